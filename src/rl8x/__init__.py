@@ -1,0 +1,1 @@
+"""rl8x: batched reinforcement learning on one device."""

@@ -1,0 +1,65 @@
+"""Names that every part shares: the keys of a rollout, the counters, and the metrics.
+
+Time, in one place. Slot t of a rollout holds what was known before acting and what acting led to:
+
+    obs_t, starts_t (obs_t begins an episode), the policy's state before acting
+    action_t, logp_t, value_t
+    reward_t, terminated_t, truncated_t, final_obs_t (the observation before any reset)
+
+Slot `horizon` holds the next observation, the next starts and the next policy state. Everything is stored time-major,
+`[horizon + 1, num_envs, ...]`; scalars have no trailing 1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OBS: Final = "obs"
+STARTS: Final = "starts"
+ACTIONS: Final = "actions"
+LOGP: Final = "logp"
+VALUES: Final = "values"
+REWARDS: Final = "rewards"
+TERMINATED: Final = "terminated"
+TRUNCATED: Final = "truncated"
+FINAL_OBS: Final = "final_obs"
+FINAL_VALUES: Final = "final_values"
+ADVANTAGES: Final = "advantages"
+RETURNS: Final = "returns"
+STATES: Final = "states"
+EPISODE_RETURNS: Final = "episode_returns"
+EPISODE_LENGTHS: Final = "episode_lengths"
+VALID: Final = "valid"
+
+COLLECTS: Final = "algorithm/collects"
+STEPS: Final = "algorithm/steps"
+UPDATES: Final = "algorithm/updates"
+ENV_STEPS: Final = "env/steps"
+ENV_EPISODES: Final = "env/episodes"
+COUNTERS: Final = (COLLECTS, STEPS, UPDATES, ENV_STEPS, ENV_EPISODES)
+
+EVAL_PREFIX: Final = "eval/"
+BEST_PREFIX: Final = "best/"
+
+
+def summary(group: str) -> tuple[str, ...]:
+    """Name the four figures that summarise a quantity, for example `returns/mean`."""
+    return tuple(f"{group}/{figure}" for figure in ("min", "max", "mean", "std"))
+
+
+COLLECT_METRICS: Final = (
+    *summary("returns"),
+    *summary("rewards"),
+    *summary("episodes/returns"),
+    *summary("episodes/lengths"),
+)
+PROFILING_METRICS: Final = (
+    "profiling/collect_ms",
+    "profiling/step_ms",
+    "profiling/eval_ms",
+    "profiling/tracking_ms",
+    "profiling/env_steps_per_s",
+)
+MEMORY_METRICS: Final = ("memory/process_mb", "memory/device_mb")
+EVAL_METRICS: Final = tuple(EVAL_PREFIX + name for name in (*COLLECT_METRICS, "episodes/count"))
+TRAINER_METRICS: Final = (*COUNTERS, *COLLECT_METRICS, *PROFILING_METRICS, *MEMORY_METRICS, *EVAL_METRICS)
