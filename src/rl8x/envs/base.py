@@ -1,0 +1,392 @@
+"""Environments: `num_envs` copies of one task, stepped together as tensors on one device.
+
+An author writes three pure functions over tensors of `[num_envs, ...]` and a few class attributes:
+
+    class Walk(Env):
+        single_observation_space = Box(-inf, inf, (1,))
+        single_action_space = Discrete(2)
+        reset_noise = 1                                           # uniform numbers a copy needs to start an episode
+
+        def initial_state(self, parameters, noise):               # noise [num_envs, reset_noise] in [0, 1)
+            return {"position": noise}
+
+        def transition(self, state, actions, parameters, noise):  # state, rewards, terminated
+            position = state["position"] + (2 * actions - 1).unsqueeze(-1)
+            return {"position": position}, -position.abs().squeeze(-1), torch.zeros_like(actions, dtype=torch.bool)
+
+        def observe(self, state, parameters):
+            return state["position"]
+
+The base class adds time limits, automatic resets in the same step, the observation before each reset, episode
+statistics, randomised parameters, seeding and snapshots. It does so twice: `restart` and `advance` are pure functions
+of what changes (the carry) and of noise, for programs that are compiled or captured; `reset` and `step` are
+Gymnasium's stateful API over them. Noise is an argument because a compiled program cannot take a generator, and
+because equal noise is what makes different ways of execution comparable.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Mapping
+from types import EllipsisType
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from rl8x.envs.parameters import EnvConfig, Parameter, ParameterValue, ResolvedConfig, resolve_config
+
+__all__ = ["Carry", "Env", "EnvConfig", "Observation", "Parameter", "ParameterValue", "State", "Step"]
+
+State: TypeAlias = dict[str, Tensor]
+"""What the physics needs from step to step, each `[num_envs, ...]`."""
+Observation: TypeAlias = "Tensor | dict[str, Observation]"
+"""A tensor `[num_envs, *shape]`, or nested dicts of them for `Dict` spaces."""
+Carry: TypeAlias = dict[str, Any]
+"""All that changes from step to step: `state`, `parameters`, `elapsed` (int64) and `returns` (float32)."""
+
+
+class Step(NamedTuple):
+    """What one step of all copies led to; every field is `[num_envs, ...]`."""
+
+    obs: Observation
+    """The next observation, after the reset where an episode ended."""
+    rewards: Tensor
+    """float32."""
+    terminated: Tensor
+    """bool: the task ended the episode."""
+    truncated: Tensor
+    """bool: the time limit was reached; both can be true in one step, as in Gymnasium."""
+    final_obs: Observation
+    """The observation before any reset, for every copy; that of `obs` where nothing ended."""
+    episode_returns: Tensor
+    """float32: the sum of the episode's rewards up to this step, before the reset."""
+    episode_lengths: Tensor
+    """int64: the episode's steps up to this one, before the reset."""
+    valid: Tensor | None = None
+    """bool, false for filler rows that are no experience; None where every row is experience."""
+    metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
+    """Further numbers, one a copy."""
+
+
+class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+    """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset."""
+
+    parameters: ClassVar[Mapping[str, Parameter]] = {}
+    """What `env_config` may set."""
+    default_time_limit: ClassVar[int | None] = None
+    """Steps until an episode is truncated; None for never."""
+    terminates: ClassVar[bool] = False
+    """Whether `transition` can ever say terminated; where nothing can end, no reset work is done."""
+    reset_noise: ClassVar[int] = 0
+    """Uniform numbers that one copy needs to start an episode."""
+    step_noise: ClassVar[int] = 0
+    """Uniform numbers that one copy needs for a step."""
+    capturable: ClassVar[bool] = True
+    """Whether `restart` and `advance` are pure, so that they can be compiled or captured."""
+    gives_final_obs: bool = True
+    """Whether `Step.final_obs` is the observation before the reset."""
+    max_num_envs: ClassVar[int | None] = None
+    max_horizon: ClassVar[int | None] = None
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
+
+    carry: Carry | None = None
+    """What the last `reset` or `step` led to; a caller of `advance` writes it back."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        time_limit: int | EllipsisType | None = ...,
+    ) -> None:
+        """Make `num_envs` copies.
+
+        Args:
+            num_envs: Number of copies.
+            device: Where their tensors live.
+            seed: Seeds the environment's own generator; None takes one from the operating system.
+            time_limit: Steps until truncation, None for never; by default the class's own.
+        """
+        self.num_envs = operator.index(num_envs)
+        if self.num_envs < 1 or (self.max_num_envs is not None and self.num_envs > self.max_num_envs):
+            limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
+            raise ValueError(f"{type(self).__name__}: num_envs must be at least 1{limit}; got {num_envs}.")
+        self.time_limit = self.default_time_limit if isinstance(time_limit, EllipsisType) else time_limit
+        if self.time_limit is not None and operator.index(self.time_limit) < 1:
+            raise ValueError(f"{type(self).__name__}: time_limit must be at least 1 or None; got {time_limit}.")
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device)
+        self._seed(seed)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
+        self._config = self._resolve({})
+        self._next_config: ResolvedConfig | None = None
+
+    # ---- what an author writes: pure functions of their arguments
+
+    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+        """Return the state at the start of an episode, from noise `[num_envs, reset_noise]` in [0, 1)."""
+        raise NotImplementedError
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Return the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`.
+
+        Args:
+            state: As `initial_state` or this function returned it; must not be changed in place.
+            actions: `[num_envs]` int64 for discrete actions, `[num_envs, size]` float32 for continuous ones.
+            parameters: 0-d where one value serves all copies, else `[num_envs]`.
+            noise: `[num_envs, step_noise]` in [0, 1).
+        """
+        raise NotImplementedError
+
+    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+        """Return what the policy sees of a state, `[num_envs, *single_observation_space.shape]`."""
+        raise NotImplementedError
+
+    # ---- pure, for programs that are compiled or captured
+
+    @property
+    def episodic(self) -> bool:
+        """Whether episodes can end."""
+        return self.time_limit is not None or self.terminates
+
+    @property
+    def noise_width(self) -> int:
+        """Uniform numbers a copy and step: for the transition, for a reset, one for each drawn parameter."""
+        return self.step_noise + self.reset_noise + len(self._config.drawn)
+
+    @property
+    def program_key(self) -> Hashable:
+        """What a compiled or captured `advance` has built in: where it differs, compile or capture again."""
+        shapes = tuple((name, value.ndim) for name, value in self._config.fixed.items())
+        return type(self), self.num_envs, str(self.device), self.time_limit, shapes, tuple(self._config.drawn.items())
+
+    def noise(self, horizon: int) -> Tensor:
+        """Draw the noise of `horizon` steps from the environment's generator, `[horizon, num_envs, noise_width]`.
+
+        On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because the generator
+        gives each launch its own stretch of the stream.
+        """
+        shape = (horizon, self.num_envs, self.noise_width)
+        return torch.rand(shape, generator=self.generator, device=self.device)
+
+    def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
+        """Start an episode in every copy, under the configuration in force.
+
+        Args:
+            noise: `[num_envs, noise_width]` in [0, 1).
+
+        Returns:
+            The carry and the first observation.
+        """
+        parameters = {**self._config.fixed, **self._draw(noise)}
+        state = self.initial_state(parameters, self._reset_columns(noise))
+        carry = {
+            "state": state,
+            "parameters": parameters,
+            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
+            "returns": torch.zeros(self.num_envs, device=self.device),
+        }
+        return carry, self.observe(state, parameters)
+
+    def advance(self, carry: Carry, actions: Tensor, noise: Tensor) -> tuple[Carry, Step]:
+        """Take one step in every copy and start a new episode where one ended.
+
+        Args:
+            carry: What `restart` or the step before returned; not changed.
+            actions: `[num_envs, ...]`, as `transition` takes them.
+            noise: `[num_envs, noise_width]` in [0, 1).
+
+        Returns:
+            The next carry and what the step led to. Tensors may be shared between the two, so change neither in place.
+        """
+        parameters = carry["parameters"]
+        step_noise = noise[:, : self.step_noise] if self.step_noise else self._no_noise
+        state, rewards, terminated = self.transition(carry["state"], actions, parameters, step_noise)
+        returns = carry["returns"] + rewards
+        elapsed = carry["elapsed"] + 1
+        final_obs = self.observe(state, parameters)
+        if not self.episodic:
+            carry = {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+            return carry, Step(final_obs, rewards, terminated, terminated, final_obs, returns, elapsed, None, {})
+        if self.time_limit is None:
+            truncated, done = torch.zeros_like(terminated), terminated
+        else:
+            truncated = elapsed >= self.time_limit
+            done = truncated | terminated if self.terminates else truncated
+        next_carry = self._reset_where(done, state, parameters, elapsed, returns, noise)
+        obs = self.observe(next_carry["state"], next_carry["parameters"])
+        return next_carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
+
+    def _reset_where(
+        self,
+        done: Tensor,
+        state: State,
+        parameters: dict[str, Tensor],
+        elapsed: Tensor,
+        returns: Tensor,
+        noise: Tensor,
+    ) -> Carry:
+        """Return the carry with a fresh episode where `done`; chosen by `torch.where`, so that nothing waits."""
+        if self._config.drawn:
+            drawn = {name: torch.where(done, value, parameters[name]) for name, value in self._draw(noise).items()}
+            parameters = {**parameters, **drawn}
+        fresh = self.initial_state(parameters, self._reset_columns(noise))
+        state = {
+            name: torch.where(done.view(-1, *(1,) * (value.ndim - 1)) if value.ndim > 1 else done, fresh[name], value)
+            for name, value in state.items()
+        }
+        return {
+            "state": state,
+            "parameters": parameters,
+            "elapsed": elapsed.masked_fill(done, 0),
+            "returns": returns.masked_fill(done, 0.0),
+        }
+
+    def _reset_columns(self, noise: Tensor) -> Tensor:
+        """Return the columns of the noise that `initial_state` takes."""
+        if self.reset_noise == noise.shape[-1]:
+            return noise
+        return noise[:, self.step_noise : self.step_noise + self.reset_noise] if self.reset_noise else self._no_noise
+
+    def _draw(self, noise: Tensor) -> dict[str, Tensor]:
+        """Draw the randomised parameters, one column of noise each."""
+        first = self.step_noise + self.reset_noise
+        return {name: draws.draw(noise[:, first + i]) for i, (name, draws) in enumerate(self._config.drawn.items())}
+
+    # ---- stateful: Gymnasium's API
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The `env_config` in force, in plain JSON form; empty for the defaults."""
+        return dict(self._config.given)
+
+    def configure(self, config: EnvConfig | None) -> None:
+        """Check an `env_config`; it takes effect at the next `reset`.
+
+        Args:
+            config: Name to a number, `num_envs` numbers or a distribution; `{}` for the defaults, None for no change.
+
+        Raises:
+            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
+        """
+        if config is not None:
+            self._next_config = self._resolve(config)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None, config: EnvConfig | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode in every copy.
+
+        Args:
+            seed: Seeds the environment's generator anew; None goes on with it.
+            options: Part of Gymnasium's signature, without a meaning here.
+            config: The `env_config` from now on; `{}` for the defaults, None for no change.
+
+        Returns:
+            The first observation and an empty info.
+        """
+        self.configure(config)
+        if self._next_config is not None:
+            self._config, self._next_config = self._next_config, None
+        if seed is not None:
+            self._seed(seed)
+        self.carry, obs = self.restart(self.noise(1)[0])
+        return _apart(obs, self.carry["state"]), {}
+
+    def step(self, actions: Tensor | np.ndarray) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Take one step in every copy; copies whose episode ended have already started the next one.
+
+        Args:
+            actions: `[num_envs, ...]`, a tensor or an array.
+
+        Returns:
+            Observation, rewards, terminated, truncated, and an info with the observations before the resets
+            (`final_obs`, for every copy) and the episodes so far (`episode`: `r` and `l`), with masks of the copies
+            whose episode ended.
+        """
+        if self.carry is None:
+            raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
+        self.carry, step = self.advance(self.carry, torch.as_tensor(actions, device=self.device), self.noise(1)[0])
+        done = step.terminated | step.truncated
+        info = {
+            "final_obs": _apart(step.final_obs, self.carry["state"]),
+            "_final_obs": done,
+            "final_info": {},
+            "_final_info": done,
+            "episode": {"r": step.episode_returns.clone(), "l": step.episode_lengths.clone(), "_r": done, "_l": done},
+            "_episode": done,
+        }
+        if step.valid is not None:
+            info["valid"] = step.valid
+        return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, step.truncated, info
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the future depends on; load it and the same actions lead to the same bits."""
+        return {
+            "generator": self.generator.get_state(),
+            "generator_device": self.device.type,
+            "carry": None if self.carry is None else _map(self.carry, Tensor.clone),
+            "config": dict(self._config.given),
+            "next_config": None if self._next_config is None else dict(self._next_config.given),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; its tensors are copied.
+
+        Raises:
+            ValueError: If it was taken from another number of copies or from another kind of device.
+        """
+        carry = state_dict["carry"]
+        if carry is not None and carry["elapsed"].shape[0] != self.num_envs:
+            raise ValueError(
+                f"{type(self).__name__}: the snapshot has {carry['elapsed'].shape[0]} copies, this environment "
+                f"{self.num_envs}; make it with the same num_envs."
+            )
+        if state_dict["generator_device"] != self.device.type:
+            raise ValueError(
+                f"{type(self).__name__}: the snapshot's generator is on {state_dict['generator_device']!r}, this "
+                f"environment on {self.device.type!r}; random streams differ between them. Make it on the same device."
+            )
+        following = state_dict["next_config"]
+        self._config = self._resolve(state_dict["config"])
+        self._next_config = None if following is None else self._resolve(following)
+        self.carry = None if carry is None else _map(carry, lambda tensor: tensor.to(self.device, copy=True))
+        self.generator.set_state(state_dict["generator"])
+
+    def _seed(self, seed: int | None) -> None:
+        """Seed the generator, from the operating system where `seed` is None."""
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(operator.index(seed))
+
+    def _resolve(self, config: EnvConfig) -> ResolvedConfig:
+        """Check an `env_config` and turn it into tensors on the environment's device."""
+        return resolve_config(
+            config, self.parameters, owner=type(self).__name__, num_envs=self.num_envs, device=self.device
+        )
+
+
+def _map(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor of nested dicts."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    return {key: _map(value, function) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _apart(obs: Observation, state: Mapping[str, Tensor]) -> Observation:
+    """Copy what an observation shares with the state, so that a user who changes it cannot change the physics."""
+    if isinstance(obs, dict):
+        return {key: _apart(value, state) for key, value in obs.items()}
+    storage = obs.untyped_storage().data_ptr()
+    return obs.clone() if any(value.untyped_storage().data_ptr() == storage for value in state.values()) else obs

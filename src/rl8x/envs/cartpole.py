@@ -1,0 +1,132 @@
+"""CartPole: balance a pole on a cart that is pushed left or right.
+
+`CartPole` is Gymnasium's CartPole-v1. `CartPoleInfinite` is the form that never ends, with an observation that is
+smooth in the angle, a third action that does nothing, and a reward for being close to the upright rest position.
+
+Source: Barto, Sutton and Anderson 1983, "Neuronlike adaptive elements that can solve difficult learning control
+problems"; the equations are those of gymnasium/envs/classic_control/cartpole.py (Gymnasium 1.4), after Florian 2007,
+"Correct equations for the dynamics of the cart-pole system".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Env, Observation, Parameter, State
+
+X_LIMIT_M = 2.4
+THETA_LIMIT_RAD = 12 * 2 * math.pi / 360
+START_SPREAD = 0.05
+
+PARAMETERS = {
+    "gravity": Parameter(default=9.8, low=0.1, high=100.0, unit="m/s^2", description="gravitational acceleration"),
+    "masscart": Parameter(default=1.0, low=0.05, high=100.0, unit="kg", description="mass of the cart"),
+    "masspole": Parameter(default=0.1, low=0.005, high=10.0, unit="kg", description="mass of the pole"),
+    "length": Parameter(default=0.5, low=0.025, high=10.0, unit="m", description="half of the pole's length"),
+    "force_mag": Parameter(default=10.0, low=0.1, high=1000.0, unit="N", description="force of a push"),
+    "tau": Parameter(default=0.02, low=0.001, high=0.1, unit="s", description="time between two states"),
+}
+
+
+def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Move cart and pole by one Euler step.
+
+        temp       = (force + m_p l theta_dot^2 sin(theta)) / m
+        theta_acc  = (g sin(theta) - cos(theta) temp) / (l (4/3 - m_p cos(theta)^2 / m))
+        x_acc      = temp - m_p l theta_acc cos(theta) / m
+
+    Args:
+        physics: x (m), x_dot (m/s), theta (rad, 0 is upright), theta_dot (rad/s), `[num_envs, 4]`.
+        force: On the cart, to the right, in N, `[num_envs]`.
+        parameters: As in `PARAMETERS`; m is the mass of cart and pole together.
+
+    Returns:
+        The next x, x_dot, theta and theta_dot, `[num_envs, 4]`.
+    """
+    _, _, theta, theta_dot = physics.unbind(-1)
+    mass = parameters["masspole"] + parameters["masscart"]
+    length = parameters["length"]
+    pole_share = parameters["masspole"] / mass
+    lever = pole_share * length
+    cos, sin = theta.cos(), theta.sin()
+    temp = force / mass + lever * theta_dot.square() * sin
+    theta_acc = (parameters["gravity"] * sin - cos * temp) / (length * (4.0 / 3.0 - pole_share * cos.square()))
+    x_acc = temp - lever * theta_acc * cos
+    rates = torch.stack((physics[:, 1], x_acc, theta_dot, theta_acc), dim=-1)
+    tau = parameters["tau"]
+    return physics + rates * (tau.unsqueeze(-1) if tau.ndim else tau)
+
+
+class CartPole(Env):
+    """Keep the pole within 12 degrees and the cart within 2.4 m; reward 1 a step.
+
+    Actions: 0 pushes left, 1 pushes right. Observations: x, x_dot, theta, theta_dot.
+    """
+
+    single_observation_space = spaces.Box(
+        np.array([-2 * X_LIMIT_M, -np.inf, -2 * THETA_LIMIT_RAD, -np.inf], dtype=np.float32),
+        np.array([2 * X_LIMIT_M, np.inf, 2 * THETA_LIMIT_RAD, np.inf], dtype=np.float32),
+    )
+    single_action_space = spaces.Discrete(2)
+    parameters = PARAMETERS
+    default_time_limit = 500
+    terminates = True
+    reset_noise = 4
+
+    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+        """Start near the upright rest position, each number uniform in +-0.05."""
+        return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Push to the left (0) or to the right (1) for one step."""
+        force = (actions * 2 - 1) * parameters["force_mag"]
+        physics = cart_pole_dynamics(state["physics"], force, parameters)
+        terminated = (physics[:, 0].abs() > X_LIMIT_M) | (physics[:, 2].abs() > THETA_LIMIT_RAD)
+        return {"physics": physics}, torch.ones_like(force), terminated
+
+    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+        """Return x, x_dot, theta and theta_dot as they are."""
+        return state["physics"]
+
+
+class CartPoleInfinite(Env):
+    """Bring cart and pole to the upright rest position and stay there; nothing ever ends.
+
+    Actions: 0 pushes left, 1 does nothing, 2 pushes right. Observations: x, x_dot, cos(theta), sin(theta), theta_dot.
+    The reward is minus the distances from the rest position, `-|x| - |x_dot| - |theta| - |theta_dot|`, with theta in
+    [-pi, pi).
+    """
+
+    single_observation_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    single_action_space = spaces.Discrete(3)
+    parameters = PARAMETERS
+    reset_noise = 4
+
+    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+        """Start near the upright rest position, each number uniform in +-0.05."""
+        return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Push to the left (0), not at all (1) or to the right (2) for one step."""
+        force = (actions - 1) * parameters["force_mag"]
+        physics = cart_pole_dynamics(state["physics"], force, parameters)
+        # A pole that turns for hours would lose the angle's precision: keep theta in [-pi, pi).
+        turns = torch.floor((physics[:, 2] + math.pi) * (0.5 / math.pi))
+        physics[:, 2] -= turns * (2 * math.pi)
+        rewards = -physics.abs().sum(-1)
+        return {"physics": physics}, rewards, torch.zeros_like(rewards, dtype=torch.bool)
+
+    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+        """Return x, x_dot, cos(theta), sin(theta) and theta_dot."""
+        x, x_dot, theta, theta_dot = state["physics"].unbind(-1)
+        return torch.stack((x, x_dot, theta.cos(), theta.sin(), theta_dot), dim=-1)

@@ -1,0 +1,160 @@
+"""What `env_config` may set: the parameters of an environment, and how a configuration becomes tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x import randomization
+from rl8x.randomization import ParameterDistribution
+
+ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
+EnvConfig: TypeAlias = Mapping[str, ParameterValue]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One number that `env_config` may set.
+
+    Attributes:
+        default: Its value where `env_config` says nothing.
+        low: The smallest legal value.
+        high: The largest legal value.
+        unit: Its unit, for example `m/s^2`; empty where it has none.
+        description: What it is, in a few words.
+    """
+
+    default: float
+    low: float
+    high: float
+    unit: str
+    description: str
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.default <= self.high:
+            raise ValueError(
+                f"a parameter's default must lie in its bounds; got {self.default} for [{self.low}, {self.high}]."
+            )
+
+    @property
+    def bounds(self) -> str:
+        """The bounds and the unit for an error message, for example `[0.1, 10] kg`."""
+        return f"[{self.low:g}, {self.high:g}]" + (f" {self.unit}" if self.unit else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedConfig:
+    """An `env_config` that has been checked, as tensors and distributions.
+
+    Attributes:
+        given: The configuration in plain JSON form.
+        fixed: Values that a reset does not change: 0-d where one serves all copies, else `[num_envs]`.
+        drawn: Distributions to draw from at each reset, in the order of their noise columns.
+    """
+
+    given: dict[str, object]
+    fixed: dict[str, Tensor]
+    drawn: dict[str, ParameterDistribution]
+
+
+def resolve_config(
+    config: EnvConfig, parameters: Mapping[str, Parameter], *, owner: str, num_envs: int, device: torch.device
+) -> ResolvedConfig:
+    """Check an `env_config` against the parameters of an environment and turn it into tensors.
+
+    Args:
+        config: Name to a number, `num_envs` numbers, a distribution, or a distribution's JSON form.
+        parameters: The legal names with their bounds.
+        owner: Name of the environment, for error messages.
+        num_envs: Number of copies.
+        device: Where the tensors go.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ValueError: If a name is unknown or a value is out of bounds or of the wrong shape.
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"{owner}: env_config must be a mapping from parameter names to values; got {config!r}.")
+    for name in config:
+        if name not in parameters:
+            raise ValueError(_unknown_name(name, parameters, owner))
+    resolved = ResolvedConfig({}, {}, {})
+    for name, parameter in parameters.items():
+        value = config.get(name, parameter.default)
+        where = f"{owner}: env_config[{name!r}]"
+        if isinstance(value, Mapping):
+            value = randomization.from_dict(value)
+        if isinstance(value, ParameterDistribution):
+            given: object = value.to_dict()
+            _resolve_distribution(value, name, parameter, where, resolved, num_envs, device)
+        else:
+            numbers = _numbers(value, where, num_envs)
+            _check_bounds(numbers, parameter, where)
+            given = numbers.tolist()
+            resolved.fixed[name] = numbers.to(device, torch.float32)
+        if name in config:
+            resolved.given[name] = given
+    return resolved
+
+
+def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:
+    if not parameters:
+        return f"{owner}: env_config has {name!r}, but this environment has no parameters."
+    near = difflib.get_close_matches(str(name), parameters, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    legal = ", ".join(f"{key} in {parameter.bounds}" for key, parameter in parameters.items())
+    return f"{owner}: env_config has no parameter {name!r}.{hint} Legal are {legal}."
+
+
+def _resolve_distribution(
+    value: ParameterDistribution,
+    name: str,
+    parameter: Parameter,
+    where: str,
+    resolved: ResolvedConfig,
+    num_envs: int,
+    device: torch.device,
+) -> None:
+    """Add a distribution to `resolved`, clipped to the parameter's bounds or refused where it can leave them."""
+    value = value.clipped(parameter.low, parameter.high)
+    low, high = value.support
+    if low < parameter.low or high > parameter.high:
+        raise ValueError(f"{where} must stay in {parameter.bounds}; {value!r} reaches from {low:g} to {high:g}.")
+    value.prepare(device)
+    if value.fixed:
+        resolved.fixed[name] = value.draw(torch.zeros(num_envs, device=device))
+    else:
+        resolved.drawn[name] = value
+
+
+def _numbers(value: object, where: str, num_envs: int) -> Tensor:
+    """Return a number or `num_envs` numbers as a float64 tensor on the CPU."""
+    need = f"{where} must be a number, {num_envs} numbers (one a copy) or a distribution"
+    if isinstance(value, str) or value is None:
+        raise ValueError(f"{need}; got {value!r}.")
+    try:
+        numbers = torch.as_tensor(value).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{need}; got {value!r}.") from None
+    if numbers.shape not in ((), (num_envs,)):
+        raise ValueError(f"{need}; got shape {list(numbers.shape)}.")
+    return numbers.clone()
+
+
+def _check_bounds(numbers: Tensor, parameter: Parameter, where: str) -> None:
+    """Raise where a value is not finite or not within the bounds."""
+    # float32 rounding of a legal bound, given as a tensor, must not make it illegal.
+    slack = 1e-6 * max(abs(parameter.low), abs(parameter.high)) if math.isfinite(parameter.high) else 0.0
+    legal = (numbers >= parameter.low - slack) & (numbers <= parameter.high + slack) & numbers.isfinite()
+    if not bool(legal.all()):
+        worst = float(numbers.reshape(-1)[int(legal.reshape(-1).logical_not().nonzero()[0])])
+        raise ValueError(f"{where} must be in {parameter.bounds}; got {worst:g}.")

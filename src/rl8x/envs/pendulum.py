@@ -1,0 +1,71 @@
+"""Pendulum: swing a pendulum up with a motor that is too weak to lift it, and hold it there.
+
+Source: the equations are those of gymnasium/envs/classic_control/pendulum.py (Gymnasium 1.4, Pendulum-v1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Env, Observation, Parameter, State
+
+MAX_SPEED = 8.0
+MAX_TORQUE = 2.0
+
+
+class Pendulum(Env):
+    """Bring a pendulum to its upper rest position and hold it there, with little torque.
+
+    Actions: the torque in N m, clipped to +-2. Observations: cos(theta), sin(theta), theta_dot; theta = 0 is upright.
+    The reward of a step is taken before it moves, `-(theta^2 + 0.1 theta_dot^2 + 0.001 torque^2)`, with theta in
+    [-pi, pi).
+    """
+
+    single_observation_space = spaces.Box(
+        np.array([-1.0, -1.0, -MAX_SPEED], dtype=np.float32), np.array([1.0, 1.0, MAX_SPEED], dtype=np.float32)
+    )
+    single_action_space = spaces.Box(-MAX_TORQUE, MAX_TORQUE, (1,), np.float32)
+    parameters = {  # noqa: RUF012 - a class variable by the base class
+        "g": Parameter(default=10.0, low=0.1, high=100.0, unit="m/s^2", description="gravitational acceleration"),
+        "m": Parameter(default=1.0, low=0.05, high=20.0, unit="kg", description="mass of the pendulum"),
+        "l": Parameter(default=1.0, low=0.05, high=20.0, unit="m", description="length of the pendulum"),
+        "dt": Parameter(default=0.05, low=0.001, high=0.2, unit="s", description="time between two states"),
+    }
+    default_time_limit = 200
+    reset_noise = 2
+
+    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+        """Start at any angle, theta uniform in +-pi, with theta_dot uniform in +-1."""
+        theta, theta_dot = (noise * 2 - 1).unbind(-1)
+        return {"theta": theta * math.pi, "theta_dot": theta_dot.contiguous()}
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Apply the torque for one step of a semi-implicit Euler scheme.
+
+        theta_dot' = theta_dot + (3 g / (2 l) sin(theta) + 3 / (m l^2) torque) dt,  within +-8 rad/s
+        theta'     = theta + theta_dot' dt
+        """
+        theta, theta_dot = state["theta"], state["theta_dot"]
+        length, dt = parameters["l"], parameters["dt"]
+        torque = actions[:, 0].clamp(-MAX_TORQUE, MAX_TORQUE)
+        rewards = -(theta.square() + 0.1 * theta_dot.square() + 0.001 * torque.square())
+        pull = 1.5 * parameters["g"] / length * theta.sin()
+        push = 3.0 / (parameters["m"] * length.square()) * torque
+        theta_dot = (theta_dot + (pull + push) * dt).clamp(-MAX_SPEED, MAX_SPEED)
+        theta = theta + theta_dot * dt
+        # Kept in [-pi, pi): float32 would lose the angle of a pendulum that has turned often.
+        theta = theta - torch.floor((theta + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
+        return {"theta": theta, "theta_dot": theta_dot}, rewards, torch.zeros_like(rewards, dtype=torch.bool)
+
+    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+        """Return cos(theta), sin(theta) and theta_dot."""
+        theta = state["theta"]
+        return torch.stack((theta.cos(), theta.sin(), state["theta_dot"]), dim=-1)

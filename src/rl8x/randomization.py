@@ -1,0 +1,303 @@
+"""Distributions that draw an environment's physical parameters, one value a copy at each reset.
+
+Every distribution is an immutable value with an inverse cumulative distribution function: `draw` turns uniform numbers
+into parameter values and nothing else, so that the environment's one generator decides everything and a program that
+contains a draw can be compiled, captured and replayed.
+
+    env.reset(config={"length": Uniform(0.25, 1.0), "gravity": Choice([9.8, 3.7])})
+
+In run files the same is written in plain JSON: `{"length": {"uniform": [0.25, 1.0]}}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+# torch.rand gives multiples of 2**-24 in [0, 1); half a step keeps an inverse CDF finite at 0.
+_HALF_STEP = 2.0**-25
+
+
+def _number(value: object, owner: str, name: str) -> float:
+    """Return `value` as a finite float, or raise naming the argument of `owner`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{owner}: `{name}` must be a finite number; got {value!r}.")
+    return float(value)
+
+
+def _numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
+    """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
+    if isinstance(values, Tensor):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ValueError(f"{owner}: `{name}` must be a list of at least one number; got {values!r}.")
+    return tuple(_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterDistribution(ABC):
+    """A distribution over the values of one parameter."""
+
+    kind: ClassVar[str]
+    """Its name in a run file."""
+    fixed: ClassVar[bool] = False
+    """Whether every draw gives the same values, so that no noise is needed."""
+
+    @property
+    @abstractmethod
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest value that can be drawn."""
+
+    @abstractmethod
+    def draw(self, noise: Tensor) -> Tensor:
+        """Turn uniform numbers into parameter values.
+
+        Args:
+            noise: Uniform numbers in [0, 1), `[num_envs]`.
+
+        Returns:
+            One value a copy, float32 `[num_envs]`.
+        """
+
+    def clipped(self, low: float, high: float) -> ParameterDistribution:
+        """Return the distribution as it is within a parameter's legal bounds; only `Normal` changes."""
+        return self
+
+    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
+        """Put constants on `device` before a program that draws is compiled or captured."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`."""
+        return {self.kind: [getattr(self, field.name) for field in dataclasses.fields(self)]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(ParameterDistribution):
+    """Draw uniformly from [low, high]."""
+
+    kind: ClassVar[str] = "uniform"
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        low, high = _number(self.low, "Uniform", "low"), _number(self.high, "Uniform", "high")
+        if low > high:
+            raise ValueError(f"Uniform: `low` must not exceed `high`; got {low} and {high}.")
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The two ends of the interval."""
+        return self.low, self.high
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Return `low + (high - low) * noise`."""
+        return noise * (self.high - self.low) + self.low
+
+
+@dataclasses.dataclass(frozen=True)
+class LogUniform(ParameterDistribution):
+    """Draw from [low, high] so that the logarithm is uniform: each decade is as likely as any other."""
+
+    kind: ClassVar[str] = "log_uniform"
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        low, high = _number(self.low, "LogUniform", "low"), _number(self.high, "LogUniform", "high")
+        if not 0 < low <= high:
+            raise ValueError(f"LogUniform: needs 0 < `low` <= `high`; got {low} and {high}.")
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The two ends of the interval."""
+        return self.low, self.high
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Return `low * (high / low) ** noise`, kept inside the interval where rounding would leave it."""
+        spread = math.log(self.high / self.low)
+        return (torch.exp(noise * spread) * self.low).clamp(self.low, self.high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal(ParameterDistribution):
+    """Draw from a normal distribution, clipped to `low` and `high` (by default the parameter's legal bounds)."""
+
+    kind: ClassVar[str] = "normal"
+    mean: float
+    std: float
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", _number(self.mean, "Normal", "mean"))
+        object.__setattr__(self, "std", _number(self.std, "Normal", "std"))
+        if self.std < 0:
+            raise ValueError(f"Normal: `std` must not be negative; got {self.std}.")
+        for name in ("low", "high"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _number(getattr(self, name), "Normal", name))
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"Normal: `low` must not exceed `high`; got {self.low} and {self.high}.")
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The clipping bounds; where one is missing, the furthest value that 24 random bits can give (5.4 std)."""
+        reach = 5.5 * self.std
+        low = self.mean - reach if self.low is None else self.low
+        high = self.mean + reach if self.high is None else self.high
+        return low, high
+
+    def clipped(self, low: float, high: float) -> Normal:
+        """Return the same distribution with the missing ones of its own bounds filled in."""
+        if not low <= self.mean <= high:
+            raise ValueError(f"{self!r}: its mean lies outside of the parameter's bounds [{low:g}, {high:g}].")
+        return Normal(
+            self.mean, self.std, low if self.low is None else self.low, high if self.high is None else self.high
+        )
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Return `mean + std * inverse_normal_cdf(noise)`, clipped."""
+        values: Tensor = torch.special.ndtri(noise.clamp(_HALF_STEP, 1.0 - _HALF_STEP)) * self.std + self.mean
+        return values.clamp(self.low, self.high) if (self.low, self.high) != (None, None) else values
+
+    def to_dict(self) -> dict[str, object]:
+        """Return `{"normal": [mean, std]}`, with the bounds where there are any."""
+        bounds = [] if (self.low, self.high) == (None, None) else [self.low, self.high]
+        return {self.kind: [self.mean, self.std, *bounds]}
+
+    def __repr__(self) -> str:
+        bounds = "" if (self.low, self.high) == (None, None) else f", low={self.low}, high={self.high}"
+        return f"Normal(mean={self.mean}, std={self.std}{bounds})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice(ParameterDistribution):
+    """Draw one of `values`, each as likely as the others or by `weights`."""
+
+    kind: ClassVar[str] = "choice"
+    values: Sequence[float]
+    weights: Sequence[float] | None = None
+    _tables: dict[torch.device, tuple[Tensor, Tensor]] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _numbers(self.values, "Choice", "values"))
+        if self.weights is not None:
+            weights = _numbers(self.weights, "Choice", "weights")
+            if len(weights) != len(self.values) or min(weights) < 0 or sum(weights) <= 0:
+                need = f"{len(self.values)} numbers >= 0 that do not sum to 0"
+                raise ValueError(f"Choice: `weights` must be {need}; got {list(weights)}.")
+            object.__setattr__(self, "weights", weights)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest of the values."""
+        return min(self.values), max(self.values)
+
+    def prepare(self, device: torch.device) -> None:
+        """Put the values and the upper edges of their shares of [0, 1) on `device`, once."""
+        if device not in self._tables:
+            # A value of weight 0 has no share: leaving it out makes drawing it impossible, whatever is rounded.
+            weights = self.weights or (1.0,) * len(self.values)
+            kept = [(value, weight) for value, weight in zip(self.values, weights, strict=True) if weight > 0]
+            shares = torch.tensor([weight for _, weight in kept], dtype=torch.float64)
+            edges = (shares.cumsum(0) / shares.sum())[:-1].float()
+            values = torch.tensor([value for value, _ in kept], dtype=torch.float32)
+            self._tables[device] = (values.to(device), edges.to(device))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Return the value in whose share of [0, 1) the noise lies."""
+        self.prepare(noise.device)
+        values, edges = self._tables[noise.device]
+        return values[torch.bucketize(noise, edges, right=True)]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return `{"choice": [values]}`, or with names where there are weights."""
+        if self.weights is None:
+            return {self.kind: list(self.values)}
+        return {self.kind: {"values": list(self.values), "weights": list(self.weights)}}
+
+    def __repr__(self) -> str:
+        return f"Choice({list(self.values)}" + ("" if self.weights is None else f", weights={list(self.weights)}") + ")"
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid(ParameterDistribution):
+    """Give copy i the i-th of `values`, over again where there are more copies; the same at every reset.
+
+    Two grids run side by side, not crossed: copy i has the i-th value of each.
+    """
+
+    kind: ClassVar[str] = "grid"
+    fixed: ClassVar[bool] = True
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _numbers(self.values, "Grid", "values"))
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest of the values."""
+        return min(self.values), max(self.values)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Return `values[i % len(values)]` for copy i, whatever the noise; at least as many copies as values."""
+        num_envs = noise.shape[0]
+        if num_envs < len(self.values):
+            raise ValueError(f"Grid: {len(self.values)} values need at least as many copies; got num_envs={num_envs}.")
+        repeats = -(-num_envs // len(self.values))
+        return torch.tensor(self.values, dtype=torch.float32, device=noise.device).repeat(repeats)[:num_envs]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return `{"grid": [values]}`."""
+        return {self.kind: list(self.values)}
+
+    def __repr__(self) -> str:
+        return f"Grid({list(self.values)})"
+
+
+KINDS: dict[str, type[ParameterDistribution]] = {cls.kind: cls for cls in (Uniform, LogUniform, Normal, Choice, Grid)}
+
+
+def from_dict(form: Mapping[str, object]) -> ParameterDistribution:
+    """Make a distribution from its plain JSON form.
+
+    Args:
+        form: One entry, from the kind to its arguments in order or by name: `{"uniform": [0.1, 0.5]}`,
+            `{"uniform": {"low": 0.1, "high": 0.5}}`, `{"choice": [1, 2, 3]}`.
+
+    Returns:
+        The distribution.
+
+    Raises:
+        ValueError: If the kind is unknown or the arguments are not its own.
+    """
+    if len(form) != 1:
+        raise ValueError(f"a distribution is written as one entry, like {{'uniform': [0.1, 0.5]}}; got {dict(form)!r}.")
+    (kind, arguments), *_ = form.items()
+    if kind not in KINDS:
+        near = difflib.get_close_matches(str(kind), KINDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown distribution {kind!r}; known are {', '.join(KINDS)}.{hint}")
+    cls = KINDS[kind]
+    try:
+        if isinstance(arguments, Mapping):
+            return cls(**arguments)
+        if not isinstance(arguments, Sequence) or isinstance(arguments, str):
+            raise TypeError(f"got {arguments!r}")
+        return cls(arguments) if cls in (Choice, Grid) else cls(*arguments)
+    except TypeError as error:
+        names = [field.name for field in dataclasses.fields(cls) if field.init]
+        raise ValueError(f"{kind!r} takes {', '.join(names)}, as a list or by name; {error}.") from None
