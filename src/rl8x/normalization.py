@@ -1,0 +1,105 @@
+"""Running moments, which bring observations, rewards and values to zero mean and unit scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl8x.functional.stats import moments
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of all that was ever seen, whatever the batches it came in.
+
+    Everything is updated in place, without a copy to the host, so that a captured program keeps reading and writing
+    the same memory. Statistics are float64 whatever the dtype of the numbers and of the module.
+
+    Args:
+        shape: Shape of one number, observation or other row; `()` for scalars.
+        epsilon: Added to the variance before its root, against division by 0 where a feature never varies.
+
+    Attributes:
+        count: Rows seen, 0-d.
+        mean: Their mean, `[*shape]`; 0 before the first.
+        var: Their variance over the count, `[*shape]`; 1 before the first.
+
+    Source: Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", eq. 2.1 (pairwise merge).
+    """
+
+    count: Tensor
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, shape: Sequence[int] = (), *, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
+        self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, batch: Tensor, mask: Tensor | None = None) -> None:
+        """Take in a batch.
+
+        Args:
+            batch: Rows in any number of leading axes, `[..., *shape]`.
+            mask: Which rows count, `[...]`, bool; None is all.
+
+        Raises:
+            ValueError: If the shapes do not fit.
+        """
+        leading = batch.shape[: batch.ndim - self.mean.ndim]
+        if batch.shape != (*leading, *self.mean.shape) or not leading:
+            raise ValueError(f"`batch` must be shaped [..., {_listed(self.mean)}]; got {list(batch.shape)}.")
+        if mask is not None and mask.shape != leading:
+            raise ValueError(f"`mask` must be shaped {list(leading)}, one a row; got {list(mask.shape)}.")
+        rows = batch.reshape(-1, *self.mean.shape)
+        self.merge(*moments(rows, None if mask is None else mask.reshape(-1)))
+
+    @torch.no_grad()
+    def merge(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
+        """Take in the moments of other rows, for example those that another process has seen.
+
+        M = M_a + M_b + (mean_b - mean_a)^2 * n_a * n_b / n,    M = n * var
+        """
+        total = self.count + count
+        share = count / total.clamp(min=1.0)  # what the new rows are of all; 0 of 0 is 0
+        difference = mean - self.mean
+        merged = self.var * (1.0 - share) + var * share + difference.square() * (share * (1.0 - share))
+        self.var.copy_(merged)
+        self.mean.add_(difference * share)
+        self.count.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """The root of variance plus epsilon, `[*shape]`, float64."""
+        return (self.var + self.epsilon).sqrt()
+
+    def normalize(self, values: Tensor, clip: float | None = None, *, center: bool = True) -> Tensor:
+        """Return `(values - mean) / std`, in the dtype of `values`.
+
+        Args:
+            values: Rows, `[..., *shape]`.
+            clip: The result lies in [-clip, clip]; None does not clip.
+            center: Whether the mean is subtracted. Rewards are only scaled: a shift would change the task.
+        """
+        centred = values - self.mean.to(values.dtype) if center else values
+        normalized = centred * self.std.reciprocal().to(values.dtype)
+        return normalized if clip is None else normalized.clamp(-clip, clip)
+
+    def denormalize(self, values: Tensor) -> Tensor:
+        """Undo `normalize` (where nothing was clipped)."""
+        return values * self.std.to(values.dtype) + self.mean.to(values.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMoments:
+        """Follow `.to(device)`, but keep every digit under `.to(dtype)`, `.half()` and `.bfloat16()`."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            self._buffers[name] = buffer.to(fn(buffer).device)
+        return self
+
+
+def _listed(tensor: Tensor) -> str:
+    return ", ".join(map(str, tensor.shape))

@@ -1,0 +1,115 @@
+"""Schedules: values of a hyperparameter that change with the environment transitions seen so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+KINDS: Final = ("step", "interp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A value for every number of transitions.
+
+    Args:
+        points: (transitions, value) pairs; the first at 0, transitions increasing.
+        kind: `"step"` holds each value until the next point; `"interp"` goes in a straight line from point to point.
+            Both hold the last value for good.
+    """
+
+    points: tuple[tuple[int, float], ...]
+    kind: str = "step"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "points", _checked_points(self.points, "schedule"))
+        _check_kind(self.kind, "schedule")
+
+    @classmethod
+    def make(cls, spec: object, *, kind: str = "step", name: str = "schedule") -> Schedule:
+        """Make a schedule from the way users write one.
+
+        Args:
+            spec: A number, a list of (transitions, value) pairs, what `to_dict` gives, or a schedule (returned).
+            kind: `"step"` or `"interp"`, for a list of pairs.
+            name: What error messages call it: the hyperparameter's name.
+
+        Raises:
+            ValueError: If the points are not in order, do not begin at 0, or are not finite numbers.
+            TypeError: If `spec` is none of these forms.
+        """
+        _check_kind(kind, name)
+        if isinstance(spec, Schedule):
+            return spec
+        if _is_number(spec):
+            return cls(_checked_points([(0, spec)], name), kind)
+        if isinstance(spec, Mapping):
+            if set(spec) != {"kind", "points"}:
+                raise ValueError(
+                    f"`{name}` as a mapping has the keys kind and points; got {', '.join(map(str, spec))}."
+                )
+            return cls.make(spec["points"], kind=spec["kind"], name=name)
+        if isinstance(spec, Sequence) and not isinstance(spec, str | bytes):
+            return cls(_checked_points(spec, name), kind)
+        raise TypeError(f"`{name}` must be a number or a list of (transitions, value) pairs; got {spec!r}.")
+
+    def __call__(self, env_steps: float) -> float:
+        """Return the value after `env_steps` transitions of the environment (all copies together)."""
+        after = bisect_right(self.points, env_steps, key=lambda point: point[0])
+        if after == 0:
+            return self.points[0][1]
+        begin, value = self.points[after - 1]
+        if self.kind == "step" or after == len(self.points):
+            return value
+        end, goal = self.points[after]
+        share = (env_steps - begin) / (end - begin)
+        return value * (1.0 - share) + goal * share
+
+    @property
+    def constant(self) -> bool:
+        """Whether the value never changes."""
+        return len({value for _, value in self.points}) == 1
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values at the points: between the smallest and the largest of them lies every value of the schedule."""
+        return tuple(value for _, value in self.points)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a form that JSON can hold and `make` reads."""
+        return {"kind": self.kind, "points": [list(point) for point in self.points]}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_kind(kind: object, name: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"`{name}`: the kind must be 'step' or 'interp'; got {kind!r}.")
+
+
+def _checked_points(points: Sequence[Any], name: str) -> tuple[tuple[int, float], ...]:
+    """Return the pairs as a tuple of tuples, or raise saying which is wrong."""
+    form = f"`{name}` must be a list of (transitions, value) pairs, as in [[0, 1e-3], [1000000, 1e-4]]"
+    if not points:
+        raise ValueError(f"{form}; got an empty list.")
+    checked: list[tuple[int, float]] = []
+    for point in points:
+        is_pair = isinstance(point, Sequence) and not isinstance(point, str | bytes) and len(point) == 2
+        if not is_pair or not all(_is_number(number) and math.isfinite(number) for number in point):
+            raise ValueError(f"{form}, finite numbers all; got {point!r}.")
+        transitions, value = point
+        if transitions != int(transitions):
+            raise ValueError(f"`{name}`: transitions are whole numbers; got {transitions!r}.")
+        if not checked and transitions != 0:
+            raise ValueError(
+                f"`{name}` must begin at 0 transitions, so that it says what holds at the start; got {transitions!r}."
+            )
+        if checked and transitions <= checked[-1][0]:
+            raise ValueError(f"`{name}`: transitions must increase; got {transitions!r} after {checked[-1][0]}.")
+        checked.append((int(transitions), float(value)))
+    return tuple(checked)
