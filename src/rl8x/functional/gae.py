@@ -37,7 +37,7 @@ def generalized_advantages(
         gae_lambda: Weight of longer sums of rewards: 0 trusts the values alone, 1 the rewards alone, in [0, 1].
 
     Returns:
-        Advantages and returns (advantages + values), each a new tensor, `[horizon, num_envs]`; the inputs stay untouched.
+        Advantages and returns (advantages + values), new tensors, `[horizon, num_envs]`; the inputs stay untouched.
 
     Raises:
         ValueError: If the shapes do not fit together.

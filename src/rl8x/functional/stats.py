@@ -84,7 +84,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
 
         1 - Var[returns - values] / Var[returns]
 
-    1 is perfect, 0 no better than a constant, below 0 worse than one. Where the returns do not vary, nothing is to explain: 0.
+    1 is perfect, 0 no better than a constant, below 0 worse than one; 0 where the returns do not vary.
 
     Args:
         values: Estimated values, any shape.

@@ -1,0 +1,48 @@
+"""Stop conditions: callables on the train statistics that say when a run ends, composed with `&`, `|` and `~`.
+
+    learned = Plateau("returns/mean", patience=20) & HitsUpperBound("env/steps", 1_000_000)
+    trainer.run(stop_conditions=[learned, WallTime("2h")])
+
+The run stops when one of the list is met. Each condition sees every row of statistics, also when another was met before.
+"""
+
+from rl8x.conditions.base import (
+    And,
+    Condition,
+    Not,
+    Or,
+    as_condition,
+    as_conditions,
+    check_names,
+)
+from rl8x.conditions.confirmed import Confirmed
+from rl8x.conditions.metrics import (
+    HitsLowerBound,
+    HitsUpperBound,
+    NonFinite,
+    Plateau,
+    StopsDecreasing,
+    StopsIncreasing,
+)
+from rl8x.conditions.spec import from_spec, to_spec
+from rl8x.conditions.wall_time import WallTime
+
+__all__ = [
+    "And",
+    "Condition",
+    "Confirmed",
+    "HitsLowerBound",
+    "HitsUpperBound",
+    "NonFinite",
+    "Not",
+    "Or",
+    "Plateau",
+    "StopsDecreasing",
+    "StopsIncreasing",
+    "WallTime",
+    "as_condition",
+    "as_conditions",
+    "check_names",
+    "from_spec",
+    "to_spec",
+]

@@ -1,0 +1,309 @@
+"""What a condition is, and how conditions compose.
+
+A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while none has ended. A
+condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run because of what
+nobody has measured. `&` and `|` follow Kleene's three-valued logic.
+
+Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which of
+its `eval/*` metrics were measured anew; without the attribute all were. Conditions that count, like `Plateau`, count
+fresh values only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rl8x import keys
+
+Stats = Mapping[str, float]
+Verdict = bool | None
+ConditionLike = Any  # a Condition, or any callable on the statistics
+
+
+class Condition(ABC):
+    """Says whether to stop, from a row of statistics.
+
+    A subclass implements `judge` and `arguments`; one that remembers something also `start`, `own_state` and
+    `load_own_state`.
+    """
+
+    @abstractmethod
+    def judge(self, stats: Stats) -> Verdict:
+        """Take in one row and return whether the condition is met; None where the row lacks what it needs."""
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """The constructor's arguments by name: what `repr` and run files show."""
+
+    def __call__(self, stats: Stats) -> bool:
+        """Take in one row and return whether to stop."""
+        return self.judge(stats) is True
+
+    @property
+    def children(self) -> tuple[Condition, ...]:
+        """The conditions that this one is composed of."""
+        return ()
+
+    @property
+    def metric_names(self) -> set[str]:
+        """The metrics that it reads."""
+        return {name for child in self.children for name in child.metric_names}
+
+    def start(self) -> None:
+        """Forget everything: a new run begins."""
+        for child in self.children:
+            child.start()
+
+    def bind(self, trainer: object) -> None:
+        """Get to know the trainer whose rows it will see; only `Confirmed` asks it for anything."""
+        for child in self.children:
+            child.bind(trainer)
+
+    def on_evaluation(self) -> Condition | None:
+        """The same condition on `eval/*` metrics, or None where one evaluation cannot decide it."""
+        return None
+
+    def own_state(self) -> dict[str, Any]:
+        """What it remembers itself, without its children; JSON can hold it."""
+        return {}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most remember nothing
+        """Remember what `own_state` returned."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it and its children remember between two rows; JSON can hold it."""
+        state = self.own_state()
+        return {**state, "children": [child.state_dict() for child in self.children]} if self.children else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken.
+
+        Raises:
+            ValueError: If the state is that of another condition.
+        """
+        own = {name: value for name, value in state.items() if name != "children"}
+        saved = state.get("children", [])
+        if set(own) != set(self.own_state()) or len(saved) != len(self.children):
+            raise ValueError(
+                f"The saved state {dict(state)!r} is not one of {self!r}. Resume with the conditions saved."
+            )
+        self.load_own_state(own)
+        for child, child_state in zip(self.children, saved, strict=True):
+            child.load_state_dict(child_state)
+
+    def reason(self, stats: Stats) -> str:
+        """Say why the run stops: the condition, and the values of the row that it read."""
+        read = [f"{name} = {stats[name]:g}" for name in sorted(self.metric_names) if name in stats]
+        return f"{self!r}: {', '.join(read)}" if read else repr(self)
+
+    def __and__(self, other: ConditionLike) -> And:
+        return And(self, other)
+
+    def __rand__(self, other: ConditionLike) -> And:
+        return And(other, self)
+
+    def __or__(self, other: ConditionLike) -> Or:
+        return Or(self, other)
+
+    def __ror__(self, other: ConditionLike) -> Or:
+        return Or(other, self)
+
+    def __invert__(self) -> Condition:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "A condition has no truth value before it sees a row: compose with &, | and ~, not with and, or, not."
+        )
+
+    def __repr__(self) -> str:
+        required = {
+            name
+            for name, parameter in inspect.signature(type(self)).parameters.items()
+            if parameter.default is inspect.Parameter.empty
+        }
+        shown = [
+            repr(value) if name in required else f"{name}={value!r}"
+            for name, value in self.arguments().items()
+            if value is not None
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class FromCallable(Condition):
+    """A plain callable on the statistics as a condition.
+
+    Args:
+        function: Called with each row; what it returns is taken as true or false. It may look up `eval/*` and
+            `episodes/*` metrics that the row lacks: then it is not met.
+    """
+
+    def __init__(self, function: Callable[[Stats], object]) -> None:
+        self.function = function
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Ask the callable."""
+        try:
+            return bool(self.function(stats))
+        except KeyError as error:
+            name = error.args[0] if error.args else None
+            if not isinstance(name, str) or name in stats:
+                raise
+            if name.startswith((keys.EVAL_PREFIX, "episodes/")):
+                return None
+            raise ValueError(_unknown(name, repr(self), list(stats))) from error
+
+    def arguments(self) -> dict[str, Any]:
+        """The callable itself."""
+        return {"function": self.function}
+
+    def __repr__(self) -> str:
+        return getattr(self.function, "__qualname__", None) or repr(self.function)
+
+
+class _Composed(Condition):
+    """Conditions that are judged together, each of them on every row."""
+
+    def __init__(self, *conditions: ConditionLike) -> None:
+        if not conditions:
+            raise ValueError(f"{type(self).__name__} needs at least one condition; got none.")
+        flat: list[Condition] = []
+        for condition in map(as_condition, conditions):
+            # a & b & c reads And(a, b, c), not And(And(a, b), c)
+            flat.extend(condition.children if type(condition) is type(self) else (condition,))
+        self.conditions = tuple(flat)
+
+    @property
+    def children(self) -> tuple[Condition, ...]:
+        """The conditions given, those of the same kind spread out."""
+        return self.conditions
+
+    def arguments(self) -> dict[str, Any]:
+        """The conditions, which the constructor takes in order."""
+        return {"conditions": self.conditions}
+
+    def on_evaluation(self) -> Condition | None:
+        """The composition of the parts' evaluation forms; None if one has none."""
+        forms = [form for form in (child.on_evaluation() for child in self.conditions) if form is not None]
+        return type(self)(*forms) if len(forms) == len(self.conditions) else None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.conditions))})"
+
+
+class And(_Composed):
+    """Met when all its conditions are."""
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Judge every part, then join the verdicts."""
+        verdicts = [condition.judge(stats) for condition in self.conditions]
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
+
+
+class Or(_Composed):
+    """Met when at least one of its conditions is."""
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Judge every part, then join the verdicts."""
+        verdicts = [condition.judge(stats) for condition in self.conditions]
+        if True in verdicts:
+            return True
+        return None if None in verdicts else False
+
+
+class Not(Condition):
+    """Met when its condition could be judged and is not met."""
+
+    def __init__(self, condition: ConditionLike) -> None:
+        self.condition = as_condition(condition)
+
+    @property
+    def children(self) -> tuple[Condition, ...]:
+        """The condition that is negated."""
+        return (self.condition,)
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Judge the condition and turn the verdict round; no verdict stays none."""
+        verdict = self.condition.judge(stats)
+        return None if verdict is None else not verdict
+
+    def arguments(self) -> dict[str, Any]:
+        """The condition that is negated."""
+        return {"condition": self.condition}
+
+    def on_evaluation(self) -> Condition | None:
+        """The negation of the condition's evaluation form."""
+        form = self.condition.on_evaluation()
+        return None if form is None else Not(form)
+
+    def __invert__(self) -> Condition:
+        return self.condition
+
+
+def as_condition(condition: ConditionLike) -> Condition:
+    """Return a condition as it is, and wrap any other callable on the statistics.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(condition, Condition):
+        return condition
+    if isinstance(condition, type) or not callable(condition):
+        raise TypeError(f"A stop condition is a Condition or a callable on the statistics; got {condition!r}.")
+    return FromCallable(condition)
+
+
+def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) -> list[Condition]:
+    """Return what a user gave as stop conditions (none, one, or several) as a list of conditions.
+
+    Raises:
+        TypeError: If one is neither a condition nor a callable.
+        ValueError: If one that remembers something occurs twice: it would see every row twice.
+    """
+    if conditions is None:
+        return []
+    if isinstance(conditions, Condition) or callable(conditions):
+        conditions = [conditions]
+    if isinstance(conditions, str) or not isinstance(conditions, Iterable):
+        raise TypeError(f"`stop_conditions` must be a list of conditions; got {conditions!r}.")
+    listed = [as_condition(condition) for condition in conditions]
+    seen: set[int] = set()
+    for condition in (part for root in listed for part in _parts(root)):
+        if id(condition) in seen and condition.own_state():
+            raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")
+        seen.add(id(condition))
+    return listed
+
+
+def _parts(condition: Condition) -> Iterable[Condition]:
+    yield condition
+    for child in condition.children:
+        yield from _parts(child)
+
+
+def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
+    """Refuse conditions on metrics that will never exist.
+
+    Args:
+        conditions: The conditions, composed ones too.
+        known: Every metric name that a row can have.
+
+    Raises:
+        ValueError: At the first unknown name, with the nearest known ones.
+    """
+    names = list(known)
+    for condition in conditions:
+        for name in sorted(condition.metric_names):
+            if name not in names:
+                raise ValueError(_unknown(name, repr(condition), names))
+
+
+def _unknown(name: str, condition: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:8]
+    return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(near) or 'none'}."

@@ -1,0 +1,92 @@
+"""A condition that is believed only after an evaluation."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Protocol, cast, runtime_checkable
+
+from rl8x import keys
+from rl8x.conditions.base import Condition, ConditionLike, Stats, Verdict, as_condition
+from rl8x.conditions.metrics import checked_count
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """What `Confirmed` asks of a trainer."""
+
+    def evaluate_now(self) -> Mapping[str, float] | None:
+        """Evaluate the present policy, log it, and return the fresh `eval/*` metrics; None if it cannot be done now."""
+
+
+class Confirmed(Condition):
+    """Evaluate before believing: met when a condition is, and fresh evaluations of the present policy agree.
+
+    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if every
+    one of `evaluations` evaluations agrees is this condition met. Where the trainer cannot evaluate just now, the next row
+    in which `condition` is met asks again.
+
+    Args:
+        condition: The condition on the rows, usually on train metrics.
+        evaluations: How many evaluations must agree, at least 1.
+        by: The condition on the evaluation's `eval/*` metrics, and the rest of the row. None: `condition` itself with
+            `eval/` before its metrics, so that `HitsUpperBound("returns/mean", 9)` is confirmed by
+            `HitsUpperBound("eval/returns/mean", 9)`. Conditions that count rows have no such form, plain callables
+            neither: give `by`.
+    """
+
+    def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
+        self.condition = as_condition(condition)
+        self.evaluations = checked_count(evaluations, "Confirmed", "evaluations")
+        self.by = None if by is None else as_condition(by)
+        test = self.condition.on_evaluation() if self.by is None else self.by
+        if test is None or (self.by is None and not _reads_evaluations(test)):
+            raise ValueError(
+                f"Confirmed: an evaluation cannot decide {self.condition!r}. "
+                "Give `by`, a condition on eval/* metrics such as HitsUpperBound('eval/returns/mean', 100)."
+            )
+        self.test: Condition = test
+        self._trainer: Evaluator | None = None
+
+    @property
+    def children(self) -> tuple[Condition, ...]:
+        """The condition, and `by` where it was given."""
+        return (self.condition,) if self.by is None else (self.condition, self.by)
+
+    def bind(self, trainer: object) -> None:
+        """Get to know the trainer that evaluates.
+
+        Raises:
+            TypeError: If it has no `evaluate_now`.
+        """
+        super().bind(trainer)
+        if not isinstance(trainer, Evaluator):
+            raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
+        self._trainer = trainer
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Judge the condition; where it is met, evaluate."""
+        verdict = self.condition.judge(stats)
+        if verdict is not True:
+            return verdict
+        if self._trainer is None:
+            raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
+        for _ in range(self.evaluations):
+            measured = self._trainer.evaluate_now()
+            if measured is None or not self.test(_joined(measured, stats)):
+                return False
+        return True
+
+    def arguments(self) -> dict[str, Any]:
+        """The condition, how many evaluations, and `by`."""
+        return {"condition": self.condition, "evaluations": self.evaluations, "by": self.by}
+
+
+def _reads_evaluations(condition: Condition) -> bool:
+    return any(name.startswith(keys.EVAL_PREFIX) for name in condition.metric_names)
+
+
+def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:
+    """The row with the evaluation in front; without the row's `fresh`, since all that was measured is."""
+    # A ChainMap only writes to its first mapping, and nobody writes here.
+    return ChainMap(cast("MutableMapping[str, float]", measured), cast("MutableMapping[str, float]", stats))

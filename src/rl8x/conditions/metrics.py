@@ -1,0 +1,226 @@
+"""Conditions on the values of metrics."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rl8x import keys
+from rl8x.conditions.base import Condition, Stats, Verdict
+
+
+def _checked_name(name: object, owner: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{owner}: `name` must be a metric's name, such as 'returns/mean'; got {name!r}.")
+    return name
+
+
+def _checked_number(value: object, owner: str, argument: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{owner}: `{argument}` must be a finite number; got {value!r}.")
+    return value if isinstance(value, int) else float(value)
+
+
+def checked_count(value: object, owner: str, argument: str) -> int:
+    """Return a whole number of at least 1, or raise naming the argument of `owner`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{owner}: `{argument}` must be a whole number of at least 1; got {value!r}.")
+    return value
+
+
+class _Bound(Condition):
+    """A condition on how a metric compares with a number."""
+
+    def __init__(self, name: str, bound: float) -> None:
+        self.name = _checked_name(name, type(self).__name__)
+        self.bound = _checked_number(bound, type(self).__name__, "bound")
+
+    @property
+    def metric_names(self) -> set[str]:
+        """The one metric."""
+        return {self.name}
+
+    def arguments(self) -> dict[str, Any]:
+        """Name and bound."""
+        return {"name": self.name, "bound": self.bound}
+
+    def on_evaluation(self) -> Condition | None:
+        """The same bound on the metric as an evaluation measures it; as it is where evaluations do not measure it."""
+        measured = self.name in keys.COLLECT_METRICS
+        return type(self)(keys.EVAL_PREFIX + self.name if measured else self.name, self.bound)
+
+
+class HitsLowerBound(_Bound):
+    """Met while the metric is at or below the bound; NaN never is."""
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Compare the row's value."""
+        value = stats.get(self.name)
+        return None if value is None else bool(value <= self.bound)
+
+
+class HitsUpperBound(_Bound):
+    """Met while the metric is at or above the bound; NaN never is.
+
+    The value of the row decides, not the best so far: a score that was high once does not count later.
+    """
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Compare the row's value."""
+        value = stats.get(self.name)
+        return None if value is None else bool(value >= self.bound)
+
+
+class _Patient(Condition):
+    """A condition that is met when something held `patience` times in a row.
+
+    Between evaluations the rows repeat the latest `eval/*` value: only fresh ones count; the verdict stays meanwhile.
+    """
+
+    def __init__(self, name: str, patience: int = 5) -> None:
+        self.name = _checked_name(name, type(self).__name__)
+        self.patience = checked_count(patience, type(self).__name__, "patience")
+        self.count = 0
+        self.reference: float | None = None
+
+    def start(self) -> None:
+        """Forget the count and the value that the next one is compared with."""
+        self.count = 0
+        self.reference = None
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Count the row's value if it is fresh."""
+        value = stats.get(self.name)
+        if value is None:
+            return None
+        fresh = getattr(stats, "fresh", None)
+        if fresh is None or not self.name.startswith(keys.EVAL_PREFIX) or self.name in fresh:
+            self.count = self.count + 1 if self.holds(float(value)) else 0
+        return self.count >= self.patience
+
+    @abstractmethod
+    def holds(self, value: float) -> bool:
+        """Compare a value with the reference, renew that, and return whether the value counts."""
+
+    @property
+    def metric_names(self) -> set[str]:
+        """The one metric."""
+        return {self.name}
+
+    def arguments(self) -> dict[str, Any]:
+        """Name and patience."""
+        return {"name": self.name, "patience": self.patience}
+
+    def own_state(self) -> dict[str, Any]:
+        """The count and the reference, which is finite or None."""
+        return {"count": self.count, "reference": self.reference}
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Take both over."""
+        self.count = state["count"]
+        self.reference = state["reference"]
+
+
+class Plateau(_Patient):
+    """Met when `patience` values in a row were each within `rtol` of the one before.
+
+        |value_t - value_{t-1}| <= rtol * |value_{t-1}|
+
+    Args:
+        name: The metric.
+        patience: How often in a row, at least 1. The first value compares with nothing.
+        rtol: Relative tolerance, at least 0.
+    """
+
+    def __init__(self, name: str, patience: int = 5, rtol: float = 1e-3) -> None:
+        super().__init__(name, patience)
+        self.rtol = _checked_number(rtol, "Plateau", "rtol")
+        if self.rtol < 0:
+            raise ValueError(f"Plateau: `rtol` must be at least 0; got {rtol!r}.")
+
+    def holds(self, value: float) -> bool:
+        """Compare with the value before; one that is not finite compares with nothing, before or after."""
+        previous, self.reference = self.reference, value if math.isfinite(value) else None
+        if previous is None or self.reference is None:
+            return False
+        return abs(value - previous) <= self.rtol * abs(previous)
+
+    def arguments(self) -> dict[str, Any]:
+        """Name, patience and tolerance."""
+        return {**super().arguments(), "rtol": self.rtol}
+
+
+class StopsDecreasing(_Patient):
+    """Met when the metric did not fall below its lowest value so far `patience` times in a row.
+
+    Args:
+        name: The metric. A value that is not finite never counts as lower.
+        patience: How often in a row, at least 1. The first finite value is the lowest so far.
+    """
+
+    def holds(self, value: float) -> bool:
+        """Compare with the lowest value so far."""
+        if not math.isfinite(value) or (self.reference is not None and value >= self.reference):
+            return True
+        self.reference = value
+        return False
+
+
+class StopsIncreasing(_Patient):
+    """Met when the metric did not rise above its highest value so far `patience` times in a row.
+
+    Args:
+        name: The metric. A value that is not finite never counts as higher.
+        patience: How often in a row, at least 1. The first finite value is the highest so far.
+    """
+
+    def holds(self, value: float) -> bool:
+        """Compare with the highest value so far."""
+        if not math.isfinite(value) or (self.reference is not None and value <= self.reference):
+            return True
+        self.reference = value
+        return False
+
+
+class NonFinite(Condition):
+    """Met when a metric is NaN or infinite.
+
+    Args:
+        names: The metrics to watch; None watches all of the row.
+    """
+
+    def __init__(self, names: Iterable[str] | None = None) -> None:
+        if isinstance(names, str):
+            names = [names]
+        self.names = None if names is None else [_checked_name(name, "NonFinite") for name in names]
+        if self.names == []:
+            raise ValueError("NonFinite: `names` must be at least one metric, or None for all; got an empty list.")
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Look at the watched values that the row has."""
+        watched = self._watched(stats)
+        return any(not math.isfinite(stats[name]) for name in watched) if watched else None
+
+    def _watched(self, stats: Stats) -> list[str]:
+        return [name for name in (stats if self.names is None else self.names) if name in stats]
+
+    @property
+    def metric_names(self) -> set[str]:
+        """The names given; none where all are watched."""
+        return set(self.names or ())
+
+    def arguments(self) -> dict[str, Any]:
+        """The names given."""
+        return {"names": self.names}
+
+    def on_evaluation(self) -> Condition | None:
+        """The same condition: it watches what an evaluation measures too."""
+        return NonFinite(self.names)
+
+    def reason(self, stats: Stats) -> str:
+        """Name the metrics that are not finite."""
+        culprits = [f"{name} = {stats[name]}" for name in self._watched(stats) if not math.isfinite(stats[name])]
+        more = f" and {len(culprits) - 5} more" if len(culprits) > 5 else ""
+        return f"{self!r}: {', '.join(culprits[:5])}{more}"

@@ -1,0 +1,147 @@
+"""Conditions as plain data, for run files.
+
+stop_conditions:
+  - hits_upper_bound: {name: env/steps, bound: 1000000}
+  - all:
+      - plateau: {name: returns/mean, patience: 20}
+      - not: {hits_lower_bound: [returns/mean, 100]}
+  - wall_time: 2h
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
+from rl8x.conditions.confirmed import Confirmed
+from rl8x.conditions.metrics import (
+    HitsLowerBound,
+    HitsUpperBound,
+    NonFinite,
+    Plateau,
+    StopsDecreasing,
+    StopsIncreasing,
+)
+from rl8x.conditions.wall_time import WallTime
+
+KINDS: Final[dict[str, type[Condition]]] = {
+    "all": And,
+    "any": Or,
+    "not": Not,
+    "hits_lower_bound": HitsLowerBound,
+    "hits_upper_bound": HitsUpperBound,
+    "plateau": Plateau,
+    "stops_decreasing": StopsDecreasing,
+    "stops_increasing": StopsIncreasing,
+    "wall_time": WallTime,
+    "non_finite": NonFinite,
+    "confirmed": Confirmed,
+}
+_NAMES: Final = {cls: name for name, cls in KINDS.items()}
+_BY_CLASS_NAME: Final = {cls.__name__: cls for cls in KINDS.values()}
+
+Find = Callable[[str], Any]
+
+
+def from_spec(spec: object, *, find: Find | None = None) -> Condition:
+    """Make a condition from plain data.
+
+    Args:
+        spec: One entry, from the kind (`"plateau"` or `"Plateau"`) to its arguments by name, in order, or the only one;
+            or the kind alone. `all` and `any` take a list of conditions, `not` one.
+        find: Finds the class of a kind with a dot in its name, a user's own condition.
+
+    Raises:
+        ValueError: If the kind is unknown or the arguments are not its own.
+        TypeError: If an argument is of the wrong type.
+    """
+    kind, arguments = _split(spec)
+    cls = _find_class(kind, find)
+    if cls in (And, Or):
+        if not isinstance(arguments, list | tuple):
+            raise ValueError(f"stop condition {kind!r} takes a list of conditions; got {arguments!r}.")
+        return cls(*(from_spec(part, find=find) for part in arguments))
+    if cls is Not:
+        return Not(from_spec(arguments, find=find))
+    if cls is NonFinite and isinstance(arguments, list | tuple):
+        return NonFinite(arguments)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    if isinstance(arguments, Mapping):
+        named = {str(name): value for name, value in arguments.items()}
+    elif isinstance(arguments, list | tuple):
+        positional = list(arguments)
+    elif arguments is not None:
+        positional = [arguments]
+    if cls is Confirmed:
+        _make_inner(positional, named, find)
+    return _construct(cls, kind, positional, named)
+
+
+def _split(spec: object) -> tuple[str, Any]:
+    if isinstance(spec, str):
+        return spec, None
+    if not isinstance(spec, Mapping) or len(spec) != 1:
+        raise ValueError(
+            "a stop condition is written as one entry, as in {plateau: {name: returns/mean, patience: 10}}; "
+            f"got {dict(spec) if isinstance(spec, Mapping) else spec!r}."
+        )
+    (kind, arguments), *_ = spec.items()
+    return str(kind), arguments
+
+
+def _find_class(kind: str, find: Find | None) -> type[Condition]:
+    known = KINDS.get(kind) or _BY_CLASS_NAME.get(kind)
+    if known is not None:
+        return known
+    if find is not None and "." in kind:
+        cls = find(kind)
+        if isinstance(cls, type) and issubclass(cls, Condition):
+            return cls
+        raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
+    near = difflib.get_close_matches(kind, [*KINDS, *_BY_CLASS_NAME], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown stop condition {kind!r}; known are {', '.join(KINDS)}.{hint}")
+
+
+def _make_inner(positional: list[Any], named: dict[str, Any], find: Find | None) -> None:
+    """Make the conditions inside of a `confirmed`, in place."""
+    if positional:
+        positional[0] = from_spec(positional[0], find=find)
+    elif "condition" not in named and len(named) == 1:
+        # {confirmed: {hits_upper_bound: [returns/mean, 9]}}: the one entry is the condition
+        positional.append(from_spec(dict(named), find=find))
+        named.clear()
+    for name in ("condition", "by"):
+        if named.get(name) is not None:
+            named[name] = from_spec(named[name], find=find)
+
+
+def _construct(cls: type[Condition], kind: str, positional: list[Any], named: dict[str, Any]) -> Condition:
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        raise ValueError(f"stop condition {kind!r} takes {', '.join(signature.parameters)}; {error}.") from None
+    return cls(*positional, **named)
+
+
+def to_spec(condition: Condition) -> Any:
+    """Return the plain data from which `from_spec` makes the condition again.
+
+    Raises:
+        ValueError: If it contains a plain callable, which has no such form.
+    """
+    if isinstance(condition, FromCallable):
+        raise ValueError(f"a plain callable has no form in a run file: {condition!r}. Write a Condition subclass.")
+    cls = type(condition)
+    kind = _NAMES.get(cls) or f"{cls.__module__}.{cls.__qualname__}"
+    if isinstance(condition, And | Or):
+        return {kind: [to_spec(part) for part in condition.children]}
+    if isinstance(condition, Not):
+        return {kind: to_spec(condition.condition)}
+    arguments = {name: value for name, value in condition.arguments().items() if value is not None}
+    return {kind: {name: to_spec(v) if isinstance(v, Condition) else v for name, v in arguments.items()}}
