@@ -1,17 +1,25 @@
 """Batched environments of tensors."""
 
+from rl8x.envs.acrobot import Acrobot
 from rl8x.envs.base import Carry, Env, EnvConfig, Observation, Parameter, State, Step
 from rl8x.envs.cartpole import CartPole, CartPoleInfinite
+from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
+from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
 from rl8x.envs.pendulum import Pendulum
 from rl8x.envs.registry import BUILTIN, make, resolve
 
 __all__ = [
     "BUILTIN",
+    "Acrobot",
     "Carry",
     "CartPole",
     "CartPoleInfinite",
+    "ContinuousDummy",
+    "DiscreteDummy",
     "Env",
     "EnvConfig",
+    "MountainCar",
+    "MountainCarContinuous",
     "Observation",
     "Parameter",
     "Pendulum",

@@ -27,7 +27,7 @@ because equal noise is what makes different ways of execution comparable.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from types import EllipsisType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -39,6 +39,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl8x.envs.parameters import EnvConfig, Parameter, ParameterValue, ResolvedConfig, resolve_config
+from rl8x.spaces import map_tensors
 
 __all__ = ["Carry", "Env", "EnvConfig", "Observation", "Parameter", "ParameterValue", "State", "Step"]
 
@@ -88,6 +89,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Uniform numbers that one copy needs for a step."""
     capturable: ClassVar[bool] = True
     """Whether `restart` and `advance` are pure, so that they can be compiled or captured."""
+    resumable: ClassVar[bool] = True
+    """Whether `load_state_dict` goes on with the same bits; where not, call `reset` after it."""
     gives_final_obs: bool = True
     """Whether `Step.final_obs` is the observation before the reset."""
     max_num_envs: ClassVar[int | None] = None
@@ -188,7 +191,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Returns:
             The carry and the first observation.
         """
-        parameters = {**self._config.fixed, **self._draw(noise)}
+        parameters = self.starting_parameters(noise)
         state = self.initial_state(parameters, self._reset_columns(noise))
         carry = {
             "state": state,
@@ -226,6 +229,10 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         next_carry = self._reset_where(done, state, parameters, elapsed, returns, noise)
         obs = self.observe(next_carry["state"], next_carry["parameters"])
         return next_carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
+
+    def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of episodes that all start now, from noise `[num_envs, noise_width]`."""
+        return {**self._config.fixed, **self._draw(noise)}
 
     def _reset_where(
         self,
@@ -335,7 +342,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return {
             "generator": self.generator.get_state(),
             "generator_device": self.device.type,
-            "carry": None if self.carry is None else _map(self.carry, Tensor.clone),
+            "carry": None if self.carry is None else map_tensors(self.carry, Tensor.clone),
             "config": dict(self._config.given),
             "next_config": None if self._next_config is None else dict(self._next_config.given),
         }
@@ -360,7 +367,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         following = state_dict["next_config"]
         self._config = self._resolve(state_dict["config"])
         self._next_config = None if following is None else self._resolve(following)
-        self.carry = None if carry is None else _map(carry, lambda tensor: tensor.to(self.device, copy=True))
+        self.carry = None if carry is None else map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
         self.generator.set_state(state_dict["generator"])
 
     def _seed(self, seed: int | None) -> None:
@@ -375,13 +382,6 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         return resolve_config(
             config, self.parameters, owner=type(self).__name__, num_envs=self.num_envs, device=self.device
         )
-
-
-def _map(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of nested dicts."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    return {key: _map(value, function) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _apart(obs: Observation, state: Mapping[str, Tensor]) -> Observation:

@@ -49,7 +49,7 @@ def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Mapping[str, 
     Returns:
         The next x, x_dot, theta and theta_dot, `[num_envs, 4]`.
     """
-    _, _, theta, theta_dot = physics.unbind(-1)
+    _, x_dot, theta, theta_dot = physics.unbind(-1)
     mass = parameters["masspole"] + parameters["masscart"]
     length = parameters["length"]
     pole_share = parameters["masspole"] / mass
@@ -58,9 +58,9 @@ def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Mapping[str, 
     temp = force / mass + lever * theta_dot.square() * sin
     theta_acc = (parameters["gravity"] * sin - cos * temp) / (length * (4.0 / 3.0 - pole_share * cos.square()))
     x_acc = temp - lever * theta_acc * cos
-    rates = torch.stack((physics[:, 1], x_acc, theta_dot, theta_acc), dim=-1)
+    rates = torch.stack((x_dot, x_acc, theta_dot, theta_acc), dim=-1)
     tau = parameters["tau"]
-    return physics + rates * (tau.unsqueeze(-1) if tau.ndim else tau)
+    return torch.addcmul(physics, rates, tau.unsqueeze(-1) if tau.ndim else tau)
 
 
 class CartPole(Env):

@@ -5,11 +5,26 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from rl8x.envs.acrobot import Acrobot
 from rl8x.envs.base import Env
 from rl8x.envs.cartpole import CartPole, CartPoleInfinite
+from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
+from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
 from rl8x.envs.pendulum import Pendulum
 
-BUILTIN: dict[str, type[Env]] = {cls.__name__: cls for cls in (CartPole, CartPoleInfinite, Pendulum)}
+BUILTIN: dict[str, type[Env]] = {
+    cls.__name__: cls
+    for cls in (
+        CartPole,
+        CartPoleInfinite,
+        Pendulum,
+        MountainCar,
+        MountainCarContinuous,
+        Acrobot,
+        DiscreteDummy,
+        ContinuousDummy,
+    )
+}
 
 
 def resolve(name: str) -> type[Env]:

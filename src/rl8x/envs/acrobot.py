@@ -1,0 +1,153 @@
+"""Acrobot: swing the tip of a two-link pendulum up, with a motor at the joint between the links only.
+
+Source: Sutton 1996, "Generalization in reinforcement learning: successful examples using sparse coarse coding", in the
+variant of Sutton and Barto's book; the equations are those of gymnasium/envs/classic_control/acrobot.py (Gymnasium 1.4,
+Acrobot-v1), with what does not change within a step computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Env, Observation, Parameter, State
+
+MAX_SPEED_1 = 4 * math.pi
+MAX_SPEED_2 = 9 * math.pi
+START_SPREAD = 0.1
+
+
+class Links(NamedTuple):
+    """What the equations of motion need of the parameters; each 0-d or `[num_envs]`."""
+
+    inertia: Tensor
+    """m1 c1^2 + m2 (l1^2 + c2^2) + 2 I: of both links about the upper joint, without the coupling."""
+    outer_inertia: Tensor
+    """m2 c2^2 + I: of the outer link about the middle joint."""
+    coupling: Tensor
+    """m2 l1 c2: how the motions of the two links couple."""
+    torque_1: Tensor
+    """(m1 c1 + m2 l1) g: gravity's torque on the inner link when it is horizontal."""
+    torque_2: Tensor
+    """m2 c2 g: gravity's torque on the outer link when it is horizontal."""
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor]) -> Links:
+        """Combine the parameters."""
+        mass_1, mass_2 = parameters["link_mass_1"], parameters["link_mass_2"]
+        com_1, com_2 = parameters["link_com_pos_1"], parameters["link_com_pos_2"]
+        length_1, moi, gravity = parameters["link_length_1"], parameters["link_moi"], parameters["gravity"]
+        return cls(
+            inertia=mass_1 * com_1.square() + mass_2 * (length_1.square() + com_2.square()) + 2 * moi,
+            outer_inertia=mass_2 * com_2.square() + moi,
+            coupling=mass_2 * length_1 * com_2,
+            torque_1=(mass_1 * com_1 + mass_2 * length_1) * gravity,
+            torque_2=mass_2 * com_2 * gravity,
+        )
+
+
+def derivatives(physics: Tensor, torque: Tensor, links: Links) -> Tensor:
+    """Return how fast the state changes.
+
+    With q = theta_1, p = theta_2 (relative to the inner link) and k the coupling:
+
+        d1    = inertia + 2 k cos(p)
+        d2    = outer_inertia + k cos(p)
+        phi2  = torque_2 sin(q + p)
+        phi1  = -k sin(p) p_dot (p_dot + 2 q_dot) + torque_1 sin(q) + phi2
+        p_acc = (torque + d2 / d1 phi1 - k sin(p) q_dot^2 - phi2) / (outer_inertia - d2^2 / d1)
+        q_acc = -(d2 p_acc + phi1) / d1
+
+    Args:
+        physics: theta_1, theta_2 (rad; 0, 0 hangs down), theta_1_dot, theta_2_dot (rad/s), `[num_envs, 4]`.
+        torque: At the joint between the links, in N m, `[num_envs]`.
+        links: The combined parameters.
+
+    Returns:
+        The derivative of `physics` by time, `[num_envs, 4]`.
+    """
+    theta_1, theta_2, speed_1, speed_2 = physics.unbind(-1)
+    coupled = links.coupling * theta_2.cos()
+    swing = links.coupling * theta_2.sin()
+    d1 = links.inertia + 2 * coupled
+    d2 = links.outer_inertia + coupled
+    share = d2 / d1
+    phi_2 = links.torque_2 * (theta_1 + theta_2).sin()
+    phi_1 = links.torque_1 * theta_1.sin() + phi_2 - swing * speed_2 * (speed_2 + 2 * speed_1)
+    acc_2 = (torque + share * phi_1 - swing * speed_1.square() - phi_2) / (links.outer_inertia - d2 * share)
+    acc_1 = -(d2 * acc_2 + phi_1) / d1
+    return torch.stack((speed_1, speed_2, acc_1, acc_2), dim=-1)
+
+
+def wrapped(angle: Tensor) -> Tensor:
+    """Return the angle turned into [-pi, pi)."""
+    return angle - torch.floor((angle + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
+
+
+class Acrobot(Env):
+    """Swing the tip one link's length above the upper joint; reward -1 a step until it is there.
+
+    Actions: 0, 1 and 2 apply -1, 0 and +1 times `torque` at the joint between the links. Observations: cos and sin of
+    both angles, both angular velocities.
+    """
+
+    single_observation_space = spaces.Box(
+        -np.array([1, 1, 1, 1, MAX_SPEED_1, MAX_SPEED_2], dtype=np.float32),
+        np.array([1, 1, 1, 1, MAX_SPEED_1, MAX_SPEED_2], dtype=np.float32),
+    )
+    single_action_space = spaces.Discrete(3)
+    parameters = {  # noqa: RUF012 - a class variable by the base class
+        "gravity": Parameter(default=9.8, low=0.1, high=100.0, unit="m/s^2", description="gravitational acceleration"),
+        "link_length_1": Parameter(default=1.0, low=0.1, high=10.0, unit="m", description="length of the inner link"),
+        "link_mass_1": Parameter(default=1.0, low=0.1, high=10.0, unit="kg", description="mass of the inner link"),
+        "link_mass_2": Parameter(default=1.0, low=0.1, high=10.0, unit="kg", description="mass of the outer link"),
+        "link_com_pos_1": Parameter(
+            default=0.5, low=0.05, high=5.0, unit="m", description="centre of mass of the inner link, from its joint"
+        ),
+        "link_com_pos_2": Parameter(
+            default=0.5, low=0.05, high=5.0, unit="m", description="centre of mass of the outer link, from its joint"
+        ),
+        "link_moi": Parameter(
+            default=1.0, low=0.1, high=10.0, unit="kg m^2", description="moment of inertia of either link"
+        ),
+        "torque": Parameter(default=1.0, low=0.0, high=10.0, unit="N m", description="torque of the motor"),
+        "dt": Parameter(default=0.2, low=0.01, high=0.2, unit="s", description="time between two states"),
+    }
+    default_time_limit = 500
+    terminates = True
+    reset_noise = 4
+
+    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+        """Start hanging down, each number uniform in +-0.1."""
+        return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Apply the torque for one Runge-Kutta step of fourth order."""
+        torque = (actions - 1) * parameters["torque"]
+        links = Links.of(parameters)
+        dt = parameters["dt"].unsqueeze(-1) if parameters["dt"].ndim else parameters["dt"]
+        start, half = state["physics"], dt * 0.5
+        slope_1 = derivatives(start, torque, links)
+        slope_2 = derivatives(start + half * slope_1, torque, links)
+        slope_3 = derivatives(start + half * slope_2, torque, links)
+        slope_4 = derivatives(start + dt * slope_3, torque, links)
+        end = start + dt / 6 * (slope_1 + 2 * (slope_2 + slope_3) + slope_4)
+        theta_1, theta_2, speed_1, speed_2 = end.unbind(-1)
+        theta_1, theta_2 = wrapped(theta_1), wrapped(theta_2)
+        speed_1, speed_2 = speed_1.clamp(-MAX_SPEED_1, MAX_SPEED_1), speed_2.clamp(-MAX_SPEED_2, MAX_SPEED_2)
+        arrived = -theta_1.cos() - (theta_1 + theta_2).cos() > 1.0
+        physics = torch.stack((theta_1, theta_2, speed_1, speed_2), dim=-1)
+        return {"physics": physics}, arrived.to(torch.float32) - 1.0, arrived
+
+    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+        """Return cos and sin of theta_1 and theta_2, and their velocities."""
+        theta_1, theta_2, speed_1, speed_2 = state["physics"].unbind(-1)
+        return torch.stack((theta_1.cos(), theta_1.sin(), theta_2.cos(), theta_2.sin(), speed_1, speed_2), dim=-1)

@@ -1,0 +1,66 @@
+"""The simplest environments there are: move a position to 0. For tests and first tries; rl8 has the same two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Env, Observation, Parameter, State
+
+
+class _Dummy(Env):
+    """A position that starts anywhere within +-`bounds`; nothing ever ends."""
+
+    single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    parameters = {  # noqa: RUF012 - a class variable by the base class
+        "bounds": Parameter(default=100.0, low=0.0, high=1e6, unit="", description="largest distance at the start"),
+    }
+    reset_noise = 1
+
+    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+        """Start anywhere, uniform in +-`bounds`."""
+        return {"position": (noise[:, 0] * 2 - 1) * parameters["bounds"]}
+
+    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+        """Return the position."""
+        return state["position"].unsqueeze(-1)
+
+    @staticmethod
+    def moved(state: State, change: Tensor) -> tuple[State, Tensor, Tensor]:
+        """Change the position; the reward is minus its new distance from 0."""
+        position = state["position"] + change
+        return {"position": position}, -position.abs(), torch.zeros_like(position, dtype=torch.bool)
+
+
+class DiscreteDummy(_Dummy):
+    """Bring a position to 0 by steps of 1; reward minus its distance from 0.
+
+    Actions: 0 moves by -1, 1 by +1. Observations: the position.
+    """
+
+    single_action_space = spaces.Discrete(2)
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Move by -1 (0) or by +1 (1)."""
+        return self.moved(state, actions * 2 - 1)
+
+
+class ContinuousDummy(_Dummy):
+    """Bring a position to 0 by steps of any size; reward minus its distance from 0.
+
+    Actions: what is added to the position. Observations: the position.
+    """
+
+    single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Add the action to the position."""
+        return self.moved(state, actions[:, 0])

@@ -1,0 +1,163 @@
+"""What rl8x needs to know about Gymnasium's spaces: types, samples, a readable name, and a plain JSON form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+_DTYPES: dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)
+
+
+def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
+    """Return the dtype of a tensor of the space's elements.
+
+    Raises:
+        ValueError: If the space has no single dtype or one that torch does not have.
+    """
+    name = np.dtype(space.dtype).name if space.dtype is not None else "none"
+    if name not in _DTYPES:
+        raise ValueError(f"{describe(space)} has no dtype for a tensor; needs one of {', '.join(_DTYPES)}.")
+    return _DTYPES[name]
+
+
+def describe(space: object) -> str:
+    """Name a space in a few characters, for example `Box([4], float32)` or `Discrete(2)`."""
+    if isinstance(space, spaces.Dict):
+        return "Dict(" + ", ".join(f"{key}: {describe(value)}" for key, value in space.spaces.items()) + ")"
+    if isinstance(space, spaces.Discrete):
+        return f"Discrete({space.n})" if space.start == 0 else f"Discrete({space.n}, start={space.start})"
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return f"{type(space).__name__}({list(space.shape)}, {np.dtype(space.dtype).name})"
+    return f"{type(space).__name__}" if isinstance(space, spaces.Space) else repr(space)
+
+
+def check_supported(space: object, name: str) -> None:
+    """Raise where rl8x cannot work with a space.
+
+    Args:
+        space: The space, or what was given in its place.
+        name: What it is, for the error message, for example `CartPole.single_action_space`.
+
+    Raises:
+        ValueError: If it is no space, or one of a kind that has no tensor form.
+    """
+    if isinstance(space, spaces.Dict):
+        for key, value in space.spaces.items():
+            check_supported(value, f"{name}[{key!r}]")
+    elif isinstance(space, SUPPORTED):
+        torch_dtype(space)
+    else:
+        kinds = ", ".join(cls.__name__ for cls in SUPPORTED)
+        raise ValueError(f"{name} must be a gymnasium.spaces.{{{kinds}}}; got {describe(space)}.")
+
+
+def sample_actions(
+    space: spaces.Space[Any], num: int, generator: torch.Generator, *, reach: float = 10.0
+) -> Tensor | dict[str, Any]:
+    """Draw `num` elements of a space uniformly, on the generator's device; not from the space's own generator.
+
+    Args:
+        space: A space of a supported kind.
+        num: How many elements.
+        generator: Source of the random numbers.
+        reach: Where a bound is infinite, this far from 0 or from the other bound.
+
+    Returns:
+        `[num, *space.shape]` of the space's dtype, or a dict of them for `Dict`.
+    """
+    device = generator.device
+    if isinstance(space, spaces.Dict):
+        return {key: sample_actions(value, num, generator, reach=reach) for key, value in space.spaces.items()}
+    dtype = torch_dtype(space)
+    noise = torch.rand((num, *(space.shape or ())), generator=generator, device=device, dtype=torch.float64)
+    if isinstance(space, spaces.Discrete):
+        return (noise * int(space.n)).to(dtype) + int(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, start = torch.as_tensor(space.nvec, device=device), torch.as_tensor(space.start, device=device)
+        return ((noise * sizes).floor() + start).to(dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return (noise * 2).to(dtype)
+    assert isinstance(space, spaces.Box)
+    low, high = finite_bounds(space, reach)
+    values = torch.as_tensor(low, device=device) + noise * torch.as_tensor(high - low, device=device)
+    return values.to(dtype)
+
+
+def finite_bounds(space: spaces.Box, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return a Box's bounds in float64; an infinite one lies `reach` from the other bound, or from 0."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    finite_low = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high - reach, -reach))
+    finite_high = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low + reach, reach))
+    return finite_low, finite_high
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor of nested dicts; anything else stays as it is."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    return {key: map_tensors(value, function) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return a plain JSON form, from which `from_dict` makes an equal space."""
+    if isinstance(space, spaces.Dict):
+        return {"kind": "Dict", "spaces": {key: to_dict(value) for key, value in space.spaces.items()}}
+    if isinstance(space, spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape)}
+    if isinstance(space, spaces.Box):
+        bounds = {"low": _bound_form(space.low), "high": _bound_form(space.high)}
+        return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name, **bounds}
+    raise ValueError(f"{describe(space)} has no JSON form; supported are {', '.join(c.__name__ for c in SUPPORTED)}.")
+
+
+def from_dict(form: Mapping[str, Any]) -> spaces.Space[Any]:
+    """Make a space from its plain JSON form."""
+    kind = form.get("kind")
+    if kind == "Dict":
+        return spaces.Dict({key: from_dict(value) for key, value in form["spaces"].items()})
+    if kind == "Discrete":
+        return spaces.Discrete(form["n"], start=form["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.asarray(form["nvec"]), start=np.asarray(form["start"]))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(form["shape"])
+    if kind == "Box":
+        dtype, shape = np.dtype(form["dtype"]), tuple(form["shape"])
+        low, high = (_bound(form[side], shape, dtype) for side in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    raise ValueError(f"unknown kind of space {kind!r}; known are {', '.join(cls.__name__ for cls in SUPPORTED)}.")
+
+
+def _bound_form(bound: np.ndarray) -> object:
+    """Return one number where all are equal, else a flat list; infinities as text, which plain JSON lacks."""
+    values = [value if math.isfinite(value) else str(value) for value in bound.reshape(-1).tolist()]
+    return values[0] if values and all(value == values[0] for value in values) else values
+
+
+def _bound(form: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return the array of a bound's JSON form."""
+    values = form if isinstance(form, list) else [form] * math.prod(shape)
+    if dtype.kind == "f":
+        values = [float(value) for value in values]
+    return np.array(values, dtype=dtype).reshape(shape)
