@@ -1,0 +1,11 @@
+"""Keep runs: in MLflow (durably, also while its server is away), in memory, or not at all.
+
+Importing this package does not import mlflow; `MLflowTracker.start()` does, in its own thread.
+"""
+
+from rl8x.tracking.memory import MemoryTracker as MemoryTracker
+from rl8x.tracking.memory import Row as Row
+from rl8x.tracking.protocol import NullTracker as NullTracker
+from rl8x.tracking.protocol import Status as Status
+from rl8x.tracking.protocol import Tracker as Tracker
+from rl8x.tracking.protocol import TrackingError as TrackingError

@@ -1,0 +1,122 @@
+"""A tracker that keeps a run in lists: for scripts that want the numbers, and for tests."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rl8x.tracking.names import artifact_name, metric_step, metric_value
+from rl8x.tracking.protocol import STATUSES, Status, TrackingError
+
+
+class Row(NamedTuple):
+    """One call of `log_metrics`."""
+
+    step: int
+    metrics: dict[str, float]
+
+
+class MemoryTracker:
+    """Keeps one run in memory.
+
+    `rows`, `params`, `tags`, `texts`, `artifacts` (names) and `status` (None before `start()`, then "RUNNING", then
+    what `finish` was told) can be read at any time. `start()` without `resume` begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.run_id: str | None = None
+        self.rows: list[Row] = []
+        self.params: dict[str, object] = {}
+        self.tags: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
+        self.artifacts: list[str] = []
+        self.status: str | None = None
+        self._known: set[tuple[int, str]] = set()
+
+    @property
+    def resume_handle(self) -> str | None:
+        """Name the run for `start(resume=...)`."""
+        return self.run_id
+
+    @property
+    def location(self) -> str:
+        """Say where the run is kept."""
+        return "memory"
+
+    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
+        """Begin a run, or go on with the one that is here.
+
+        Raises:
+            TrackingError: `resume` names another run.
+        """
+        if resume is None:
+            self._clear()
+            self.run_id = uuid.uuid4().hex
+        elif resume != self.run_id:
+            raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
+        self._known = {(row.step, name) for row in self.rows for name in row.metrics}
+        self.status = "RUNNING"
+        self.log_params(params)
+        self.set_tags(tags)
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Add hyperparameters."""
+        self.params.update(params)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        self.tags.update({name: str(value) for name, value in tags.items()})
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keep one row, without what a resumed run already had at this step.
+
+        Raises:
+            RuntimeError: The run has not been started, or is over.
+        """
+        if self.status != "RUNNING":
+            raise RuntimeError("log_metrics() needs a running run; call start() first")
+        at = metric_step(step)
+        row = {k: metric_value(k, v) for k, v in metrics.items() if (at, k) not in self._known}
+        if row:
+            self.rows.append(Row(at, row))
+
+    def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Keep the name that the file would have.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        if not Path(path).exists():
+            raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
+        name = Path(path).name
+        self.artifacts.append(artifact_name(name if artifact_path is None else f"{artifact_path}/{name}"))
+
+    def log_text(self, text: str, artifact_file: str) -> None:
+        """Keep a text."""
+        name = artifact_name(artifact_file)
+        self.texts[name] = text
+        self.artifacts.append(name)
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Do nothing: all is here."""
+        return True
+
+    def finish(self, status: Status) -> None:
+        """End the run.
+
+        Raises:
+            ValueError: `status` is none of FINISHED, FAILED, KILLED.
+        """
+        if status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
+        self.status = status
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """List the (step, value) pairs of one metric, in the order in which they were logged."""
+        return [(row.step, row.metrics[name]) for row in self.rows if name in row.metrics]

@@ -1,0 +1,119 @@
+"""Names, values and steps as MLflow takes them, checked where they are logged: one bad name spoils a whole request."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import posixpath
+import re
+from collections.abc import Mapping
+
+from rl8x.tracking.protocol import TrackingError
+
+MAX_NAME_LENGTH = 250
+MAX_PARAM_LENGTH = 6000
+MAX_TAG_LENGTH = 8000
+MAX_TEXT_NAME_LENGTH = 120
+_ILLEGAL = re.compile(r"[^/\w.\- :]")
+
+
+def legal_name(name: str) -> str:
+    """Turn any text into a name that MLflow takes: letters, digits, `_ - . : /` and space, at most 250 characters.
+
+    A legal name comes back as it is. Illegal characters become `_`, empty parts of the path go, a name that is too
+    long ends in a digest of the whole.
+
+    Raises:
+        TypeError: The name is not a string.
+        ValueError: Nothing is left of it.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a name must be a str; got {type(name).__name__} {name!r}")
+    parts = [part if part.strip(".") else "_" * len(part) for part in _ILLEGAL.sub("_", name).split("/") if part]
+    legal = "/".join(parts)
+    if not legal:
+        raise ValueError(f"a name must have at least one character that is not '/'; got {name!r}")
+    if len(legal) > MAX_NAME_LENGTH:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest}"
+    return legal
+
+
+class NameTable:
+    """Remembers which legal name each given name got, and refuses two given names for one legal name."""
+
+    def __init__(self) -> None:
+        self._legal: dict[str, str] = {}
+        self._given: dict[str, str] = {}
+
+    def knows(self, names: Mapping[str, object]) -> bool:
+        """Say whether all names have been seen and are legal as they are (the fast path of every row)."""
+        return self._legal.keys() >= names.keys() and all(self._legal[name] == name for name in names)
+
+    def add(self, name: str) -> str:
+        """Return the legal name of `name`.
+
+        Raises:
+            ValueError: Another name already became the same legal name.
+        """
+        if name in self._legal:
+            return self._legal[name]
+        legal = legal_name(name)
+        other = self._given.setdefault(legal, name)
+        if other != name:
+            raise ValueError(f"{name!r} and {other!r} are both called {legal!r} in MLflow; rename one of them")
+        self._legal[name] = legal
+        return legal
+
+    def changed(self) -> dict[str, str]:
+        """Map each given name that was illegal to its legal one."""
+        return {name: legal for name, legal in self._legal.items() if name != legal}
+
+
+def metric_value(name: str, value: object) -> float:
+    """Turn a number (or a tensor or array of one) into a float; NaN and infinities stay.
+
+    Raises:
+        TypeError: The value is no number.
+    """
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"metric {name!r} must be one number; got {type(value).__name__} {value!r:.80}") from error
+
+
+def metric_step(step: object) -> int:
+    """Turn a step into an int.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It does not fit into 64 bits.
+    """
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"step must be an integer; got {type(step).__name__} {step!r:.80}") from error
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"step must fit into 64 bits; got {number}")
+    return number
+
+
+def artifact_name(name: str) -> str:
+    """Check that an artifact's name is a relative path that stays inside the run's artifacts.
+
+    Raises:
+        TrackingError: It is absolute, empty, or leads out of its folder.
+    """
+    text = str(name)
+    bad = (
+        not text.strip()
+        or "\\" in text
+        or "\0" in text
+        or text.startswith(("/", "~"))
+        or ":" in text.split("/")[0]
+        or ".." in text.split("/")
+        or posixpath.normpath(text) == "."
+    )
+    if bad:
+        raise TrackingError(f"an artifact's name must be a relative path without '..', ':' or '\\'; got {text!r}")
+    return posixpath.normpath(text)

@@ -1,0 +1,97 @@
+"""What the trainer asks of whatever keeps a run: the `Tracker` protocol, and the tracker that keeps nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal, Protocol, runtime_checkable
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+STATUSES: tuple[Status, ...] = ("FINISHED", "FAILED", "KILLED")
+
+
+class TrackingError(ValueError):
+    """A tracking store, run or spool cannot be used as asked; the message says what to do."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Keeps the params, metrics, tags and artifacts of one run.
+
+    `start()` comes first; `start()` again after `finish()` begins another run, or with `resume` goes on with an old one.
+    """
+
+    @property
+    def run_id(self) -> str | None:
+        """Name the run in its store; None while there is none (yet)."""
+
+    @property
+    def resume_handle(self) -> str | None:
+        """Name the run for `start(resume=...)`, also where the store has not given a `run_id` yet."""
+
+    @property
+    def location(self) -> str:
+        """Say where the run is kept, in words for a user."""
+
+    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
+        """Begin a run, or go on with one.
+
+        Args:
+            params: Hyperparameters, by name.
+            tags: Tags of the run, by name.
+            resume: `resume_handle` of the run to go on with. What that run already has at a step is not logged twice.
+        """
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Add hyperparameters."""
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags; a tag set before is replaced."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log one row of metrics at a step of the clock."""
+
+    def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Keep a copy of a file or folder, in the folder `artifact_path` of the run's artifacts."""
+
+    def log_text(self, text: str, artifact_file: str) -> None:
+        """Keep a text as the artifact `artifact_file`."""
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until all that was logged has arrived; False where it has not in time."""
+
+    def finish(self, status: Status) -> None:
+        """End the run."""
+
+
+class NullTracker:
+    """Keeps nothing."""
+
+    run_id: str | None = None
+    resume_handle: str | None = None
+    location: str = "nowhere (tracking is off)"
+
+    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
+        """Do nothing."""
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Do nothing."""
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Do nothing."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Do nothing."""
+
+    def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Do nothing."""
+
+    def log_text(self, text: str, artifact_file: str) -> None:
+        """Do nothing."""
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Do nothing."""
+        return True
+
+    def finish(self, status: Status) -> None:
+        """Do nothing."""
