@@ -38,6 +38,8 @@ ENV_STEPS: Final = "env/steps"
 ENV_EPISODES: Final = "env/episodes"
 COUNTERS: Final = (COLLECTS, STEPS, UPDATES, ENV_STEPS, ENV_EPISODES)
 
+EPISODES_ENDED: Final = "episodes/ended"
+
 EVAL_PREFIX: Final = "eval/"
 BEST_PREFIX: Final = "best/"
 
@@ -52,6 +54,7 @@ COLLECT_METRICS: Final = (
     *summary("rewards"),
     *summary("episodes/returns"),
     *summary("episodes/lengths"),
+    EPISODES_ENDED,
 )
 PROFILING_METRICS: Final = (
     "profiling/collect_ms",
@@ -61,5 +64,5 @@ PROFILING_METRICS: Final = (
     "profiling/env_steps_per_s",
 )
 MEMORY_METRICS: Final = ("memory/process_mb", "memory/device_mb")
-EVAL_METRICS: Final = tuple(EVAL_PREFIX + name for name in (*COLLECT_METRICS, "episodes/count"))
+EVAL_METRICS: Final = tuple(EVAL_PREFIX + name for name in COLLECT_METRICS)
 TRAINER_METRICS: Final = (*COUNTERS, *COLLECT_METRICS, *PROFILING_METRICS, *MEMORY_METRICS, *EVAL_METRICS)

@@ -1,0 +1,129 @@
+"""How an algorithm's hyperparameters are declared: once, with default, legal range and explanation, in a frozen dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+
+
+def option(
+    default: T, help: str, *, low: float = -math.inf, high: float = math.inf, above: float = -math.inf, choices: Iterable[Any] = ()
+) -> T:
+    """Declare a hyperparameter.
+
+    Args:
+        default: Its default.
+        help: What it means, in one or two sentences; the command line's help prints it.
+        low: Smallest legal value.
+        high: Largest legal value.
+        above: Legal values are greater than this.
+        choices: The legal values, where they are few.
+    """
+    metadata = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)  # type: ignore[return-value]
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_options(config: Any) -> None:
+    """Check every field of a config against what its `option` declares.
+
+    Raises:
+        TypeError: If a value is not of the declared kind.
+        ValueError: If a value is out of its range or not among the choices.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        declared = field.metadata
+        if not declared or value is None:
+            continue
+        if declared["choices"]:
+            if value not in declared["choices"]:
+                raise ValueError(_not_a_choice(field.name, value, declared["choices"]))
+            continue
+        _check_kind(field, value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _check_range(field.name, value, declared)
+
+
+def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
+    kinds = str(field.type)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kinds.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"`{field.name}` must be a whole number; got {value!r}.")
+    if kinds in ("float", "float | None") and not number:
+        raise TypeError(f"`{field.name}` must be a number; got {value!r}.")
+    if kinds.startswith("bool") and not isinstance(value, bool):
+        raise TypeError(f"`{field.name}` must be true or false; got {value!r}.")
+    if kinds.startswith("dict") and not isinstance(value, dict):
+        raise TypeError(f"`{field.name}` must be a mapping of names to values; got {value!r}.")
+
+
+def _check_range(name: str, value: float, declared: Any) -> None:
+    low, high, above = declared["low"], declared["high"], declared["above"]
+    if low <= value <= high and value > above:
+        return
+    bounds = []
+    if above > -math.inf:
+        bounds.append(f"greater than {above:g}")
+    if low > -math.inf:
+        bounds.append(f"at least {low:g}")
+    if high < math.inf:
+        bounds.append(f"at most {high:g}")
+    raise ValueError(f"`{name}` must be {' and '.join(bounds) or 'finite'}; got {value!r}.")
+
+
+def _not_a_choice(name: str, value: Any, choices: Iterable[Any]) -> str:
+    return f"`{name}` must be one of {', '.join(map(repr, choices))}; got {value!r}."
+
+
+def check_names(names: Iterable[str], config_class: type) -> None:
+    """Refuse names that are not hyperparameters of a config class, naming the nearest that are.
+
+    Raises:
+        ValueError: At the first unknown name.
+    """
+    check_names_in(names, [field.name for field in dataclasses.fields(config_class)], config_class.__name__)
+
+
+def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> None:
+    """Refuse names that are not among the legal ones, naming the nearest that are.
+
+    Raises:
+        ValueError: At the first unknown name.
+    """
+    legal = list(legal)
+    for name in names:
+        if name not in legal:
+            near = difflib.get_close_matches(str(name), legal, n=3, cutoff=0.5) or legal
+            raise ValueError(f"{owner} has no option {name!r}. Nearest: {', '.join(near)}.")
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Turn the user's word into a device: `"auto"` is CUDA where there is one; anything else is taken as it is.
+
+    Raises:
+        ValueError: If there is no such device here.
+    """
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"`device` must be 'auto' or a device of this machine; got {str(device)!r} ({reason}).") from None
+    return resolved
+
+
+def split_seed(seed: int, count: int) -> list[int]:
+    """Derive independent seeds for the parts of a run, so that no two draw the same numbers."""
+    return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, dtype=np.uint64) >> np.uint64(1)]

@@ -1,0 +1,106 @@
+"""Cutting a rollout into sequences and those into minibatches.
+
+All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled minibatch
+costs a single gather instead of one for each key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+
+class SequencePack:
+    """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
+
+    Args:
+        horizon: Steps of the rollout.
+        num_envs: Copies in it.
+        seq_len: Steps of a sequence; 1 is single transitions.
+    """
+
+    def __init__(self, horizon: int, num_envs: int, seq_len: int) -> None:
+        self.horizon = horizon
+        self.num_envs = num_envs
+        self.seq_len = seq_len
+        self.num_sequences = horizon // seq_len * num_envs
+        self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
+        self._packed: Tensor | None = None
+        self._states: Batch = {}
+
+    def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
+        """Copy a rollout in.
+
+        Args:
+            tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to 2^24.
+            states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
+        """
+        if self._packed is None:
+            self._allocate(tensors)
+        assert self._packed is not None
+        sequences, length = self.horizon // self.seq_len, self.seq_len
+        packed = self._packed.view(sequences, self.num_envs, length, -1)
+        for name, (low, high, _, _) in self._columns.items():
+            source = tensors[name].reshape(sequences, length, self.num_envs, high - low)
+            packed[..., low:high].copy_(source.transpose(1, 2))
+        self._states = {name: state.flatten(0, 1) for name, state in states.items()}
+
+    def _allocate(self, tensors: Mapping[str, Tensor]) -> None:
+        low = 0
+        for name, tensor in tensors.items():
+            width = math.prod(tensor.shape[2:])
+            self._columns[name] = (low, low + width, tensor.shape[2:], tensor.dtype)
+            low += width
+        device = next(iter(tensors.values())).device
+        self._packed = torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
+
+    def gather(self, rows: Tensor | slice) -> tuple[Batch, Batch]:
+        """Take sequences by their numbers.
+
+        Args:
+            rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing.
+
+        Returns:
+            The tensors, each `[seq_len, batch, ...]` in its own dtype, and the states, each `[batch, *]`.
+        """
+        assert self._packed is not None
+        packed = self._packed[rows] if isinstance(rows, slice) else self._packed.index_select(0, rows)
+        packed = packed.transpose(0, 1)
+        batch = {}
+        for name, (low, high, shape, dtype) in self._columns.items():
+            column = packed[..., low] if not shape else packed[..., low:high].unflatten(-1, shape)
+            batch[name] = column.to(dtype)
+        states = {
+            name: state[rows] if isinstance(rows, slice) else state.index_select(0, rows)
+            for name, state in self._states.items()
+        }
+        return batch, states
+
+
+def minibatch_rows(
+    num_rows: int, minibatch_rows: int, generator: torch.Generator, *, shuffle: bool, device: torch.device
+) -> Iterator[Tensor | slice]:
+    """Yield the rows of each minibatch of one pass over the data, in a fresh order where shuffled.
+
+    A single minibatch of everything is never shuffled: the order of its rows does not matter.
+    """
+    if minibatch_rows == num_rows or not shuffle:
+        for low in range(0, num_rows, minibatch_rows):
+            yield slice(low, low + minibatch_rows)
+        return
+    order = torch.randperm(num_rows, generator=generator, device=device)
+    yield from order.split(minibatch_rows)
+
+
+def chunked(rows: Tensor | slice, chunk_rows: int) -> Iterator[Tensor | slice]:
+    """Cut the rows of a minibatch into chunks whose temporaries stay in the cache."""
+    if isinstance(rows, slice):
+        for low in range(rows.start, rows.stop, chunk_rows):
+            yield slice(low, min(low + chunk_rows, rows.stop))
+        return
+    yield from rows.split(chunk_rows)

@@ -1,0 +1,236 @@
+"""Gathering experience: a buffer that is allocated once, and the loop that fills it.
+
+The loop is the same for every environment, model and algorithm. What it calls for one step, `act_and_step`, is a pure function
+of tensors, so that `execution.py` can compile or capture it; the noise that sampling and resets need is drawn for the whole
+horizon beforehand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.envs.base import Carry, Env, Step
+from rl8x.functional.stats import masked_summary, summary
+from rl8x.policy import Act, Policy, State
+from rl8x.stats import Number, Stats
+
+
+class Cursor(NamedTuple):
+    """Where the environment and the policy stand between two steps.
+
+    Attributes:
+        obs: The observation to act on, `[num_envs, *obs]`.
+        starts: Where it begins an episode, `[num_envs]`, bool.
+        state: The policy's state before it, each `[num_envs, *]`.
+    """
+
+    obs: Tensor
+    starts: Tensor
+    state: State
+
+
+def act_and_step(
+    policy: Policy, env: Env, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
+) -> tuple[Carry, Cursor, Act, Step]:
+    """Act on the cursor's observation and step the environment: one slot of a rollout."""
+    act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
+    carry, step = env.advance(carry, policy.env_actions(act.actions), env_noise)
+    return carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step
+
+
+class Rollout:
+    """What `horizon` steps of all copies gave, time-major; allocated at the first write, its pointers never change.
+
+    Args:
+        horizon: Steps of each copy.
+        num_envs: Copies of the environment.
+        state_every: The policy's state is kept at every slot that is a multiple of this.
+    """
+
+    def __init__(self, horizon: int, num_envs: int, *, state_every: int = 1) -> None:
+        self.horizon = horizon
+        self.num_envs = num_envs
+        self.state_every = state_every
+        self.tensors: dict[str, Tensor] = {}
+        self.states: State = {}
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+    def write(self, key: str, t: int, value: Tensor) -> None:
+        """Copy one step of a key, `[num_envs, ...]`, into slot t."""
+        buffer = self.tensors.get(key)
+        if buffer is None:
+            buffer = value.new_zeros((self.horizon + 1, *value.shape))
+            self.tensors[key] = buffer
+        buffer[t].copy_(value)
+
+    def write_state(self, t: int, state: State) -> None:
+        """Keep the policy's state before slot t, where it begins a sequence."""
+        if t % self.state_every:
+            return
+        for name, value in state.items():
+            if name not in self.states:
+                self.states[name] = value.new_zeros((self.horizon // self.state_every, *value.shape))
+            self.states[name][t // self.state_every].copy_(value)
+
+    def as_tensordict(self) -> TensorDict:
+        """Show the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
+        views = {key: value.transpose(0, 1) for key, value in self.tensors.items()}
+        return TensorDict(views, batch_size=[self.num_envs, self.horizon + 1])
+
+
+class Collector:
+    """Runs a policy in an environment, a horizon at a time.
+
+    Args:
+        env: The environment; its `carry` follows the collector's.
+        policy: The policy that acts.
+        generator: Source of the sampling noise, on the policy's device.
+        state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is never.
+    """
+
+    def __init__(self, env: Env, policy: Policy, generator: torch.Generator, *, state_reset_every: int = 0) -> None:
+        self.env = env
+        self.policy = policy
+        self.generator = generator
+        self.state_reset_every = state_reset_every
+        self.cursor: Cursor | None = None
+        self.truncates = env.time_limit is not None or not env.capturable
+
+    def reset(self, env_config: Any = None) -> None:
+        """Start every copy afresh, with a new `env_config` where one is given."""
+        obs, _ = self.env.reset(config=env_config)
+        starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=obs.device)
+        self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
+
+    @torch.no_grad()
+    def fill(self, rollout: Rollout) -> None:
+        """Run one horizon and write it into the buffer, values of cut episodes' final observations with it."""
+        cursor, carry = self._start(), self.env.carry
+        env_noise = self.env.noise(rollout.horizon)
+        policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
+        for t in range(rollout.horizon):
+            cursor = self.refreshed(cursor, t)
+            rollout.write(keys.OBS, t, cursor.obs)
+            rollout.write(keys.STARTS, t, cursor.starts)
+            rollout.write_state(t, cursor.state)
+            carry, cursor, act, step = act_and_step(self.policy, self.env, carry, cursor, env_noise[t], policy_noise[t])
+            self._write(rollout, t, act, step)
+        self.env.carry = carry
+        self.cursor = cursor
+        self._write_last(rollout, cursor)
+
+    def _write(self, rollout: Rollout, t: int, act: Act, step: Step) -> None:
+        rollout.write(keys.ACTIONS, t, act.actions)
+        rollout.write(keys.LOGP, t, act.logp)
+        rollout.write(keys.VALUES, t, act.values)
+        rollout.write(keys.REWARDS, t, step.rewards)
+        rollout.write(keys.TERMINATED, t, step.terminated)
+        rollout.write(keys.TRUNCATED, t, step.truncated)
+        rollout.write(keys.EPISODE_RETURNS, t, step.episode_returns)
+        rollout.write(keys.EPISODE_LENGTHS, t, step.episode_lengths)
+        if step.valid is not None:
+            rollout.write(keys.VALID, t, step.valid)
+        rollout.write(keys.FINAL_VALUES, t, self._final_values(act, step))
+
+    def _write_last(self, rollout: Rollout, cursor: Cursor) -> None:
+        rollout.write(keys.OBS, rollout.horizon, cursor.obs)
+        rollout.write(keys.STARTS, rollout.horizon, cursor.starts)
+        rollout.write(keys.VALUES, rollout.horizon, self.policy.values(cursor.obs, cursor.state, cursor.starts))
+
+    def _final_values(self, act: Act, step: Step) -> Tensor:
+        """Value the observations at which time limits cut episodes, `[num_envs]`; elsewhere 0, which nothing reads.
+
+        On the CPU only the copies that were cut are evaluated. On an accelerator to look which those are would cost a copy to
+        the host, so all are.
+        """
+        cut = step.truncated & ~step.terminated
+        starts = torch.zeros_like(cut)
+        if cut.device.type != "cpu":
+            return torch.where(cut, self.policy.values(step.final_obs, act.state, starts), 0.0)
+        values = torch.zeros_like(act.values)
+        if self.truncates and bool(cut.any()):
+            rows = cut.nonzero().squeeze(1)
+            state = {name: value[rows] for name, value in act.state.items()}
+            values[rows] = self.policy.values(step.final_obs[rows], state, starts[rows])
+        return values
+
+    @torch.no_grad()
+    def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
+        """Run one horizon without keeping any of it, and return its statistics."""
+        cursor, carry = self._start(), self.env.carry
+        env_noise = self.env.noise(horizon)
+        policy_noise = None if deterministic else self.policy.noise(horizon, self.env.num_envs, self.generator)
+        steps = []
+        for t in range(horizon):
+            cursor = self.refreshed(cursor, t)
+            noise = None if policy_noise is None else policy_noise[t]
+            carry, cursor, _, step = act_and_step(self.policy, self.env, carry, cursor, env_noise[t], noise)
+            steps.append((step.rewards, step.terminated | step.truncated, step.episode_returns, step.episode_lengths))
+        self.env.carry = carry
+        self.cursor = cursor
+        return collect_stats(*(torch.stack(column) for column in zip(*steps, strict=True)))
+
+    def _start(self) -> Cursor:
+        if self.cursor is None:
+            self.reset()
+        assert self.cursor is not None
+        return self.cursor
+
+    def refreshed(self, cursor: Cursor, t: int) -> Cursor:
+        """Forget the policy's state where the schedule of state resets says so."""
+        if not self.state_reset_every or t % self.state_reset_every:
+            return cursor
+        return cursor._replace(state=self.policy.initial_state(self.env.num_envs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cursor, the environment and the generator: all that the next horizon depends on but the weights."""
+        cursor = self.cursor
+        return {
+            "env": self.env.state_dict(),
+            "generator": self.generator.get_state(),
+            "cursor": None
+            if cursor is None
+            else {"obs": cursor.obs, "starts": cursor.starts, "state": dict(cursor.state)},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.env.load_state_dict(state["env"])
+        self.generator.set_state(state["generator"].cpu())
+        cursor = state["cursor"]
+        device = self.policy.device
+        self.cursor = cursor and Cursor(
+            cursor["obs"].to(device),
+            cursor["starts"].to(device),
+            {name: value.to(device) for name, value in cursor["state"].items()},
+        )
+
+
+def collect_stats(rewards: Tensor, ended: Tensor, episode_returns: Tensor, episode_lengths: Tensor) -> Stats:
+    """Summarise a horizon: sums over it, each reward, and the episodes that ended in it.
+
+    Args:
+        rewards: `[horizon, num_envs]`.
+        ended: Where an episode ended, `[horizon, num_envs]`, bool.
+        episode_returns: Return of the episode so far, `[horizon, num_envs]`; read where it ended.
+        episode_lengths: Its length so far in steps, `[horizon, num_envs]`; read where it ended.
+    """
+    values: dict[str, Number] = {}
+    values.update(named("returns", summary(rewards.sum(0))))
+    values.update(named("rewards", summary(rewards)))
+    values.update(named("episodes/returns", masked_summary(episode_returns, ended)))
+    values.update(named("episodes/lengths", masked_summary(episode_lengths.to(torch.float32), ended)))
+    values[keys.EPISODES_ENDED] = ended.sum()
+    return Stats(values, {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/")})
+
+
+def named(group: str, figures: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+    """Pair the four figures of a summary with their metric names."""
+    return dict(zip(keys.summary(group), figures, strict=True))
