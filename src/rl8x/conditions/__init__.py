@@ -3,7 +3,7 @@
     learned = Plateau("returns/mean", patience=20) & HitsUpperBound("env/steps", 1_000_000)
     trainer.run(stop_conditions=[learned, WallTime("2h")])
 
-The run stops when one of the list is met. Each condition sees every row of statistics, also when another was met before.
+The run stops when one of the list is met. Each condition sees every row of statistics, also once another is met.
 """
 
 from rl8x.conditions.base import (

@@ -4,9 +4,9 @@ A row of statistics may lack a metric: `eval/*` before the first evaluation, `ep
 condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run because of what
 nobody has measured. `&` and `|` follow Kleene's three-valued logic.
 
-Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which of
-its `eval/*` metrics were measured anew; without the attribute all were. Conditions that count, like `Plateau`, count
-fresh values only.
+Rows keep the latest `eval/*` values between evaluations. A row may say in an attribute `fresh`, a set of names, which
+of its `eval/*` metrics were measured anew; without the attribute all were. Conditions that count, like `Plateau`,
+count fresh values only.
 """
 
 from __future__ import annotations

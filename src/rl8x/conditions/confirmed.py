@@ -22,9 +22,9 @@ class Evaluator(Protocol):
 class Confirmed(Condition):
     """Evaluate before believing: met when a condition is, and fresh evaluations of the present policy agree.
 
-    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if every
-    one of `evaluations` evaluations agrees is this condition met. Where the trainer cannot evaluate just now, the next row
-    in which `condition` is met asks again.
+    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if
+    every one of `evaluations` evaluations agrees is this condition met. Where the trainer cannot evaluate just now, the
+    next row in which `condition` is met asks again.
 
     Args:
         condition: The condition on the rows, usually on train metrics.
@@ -47,6 +47,7 @@ class Confirmed(Condition):
             )
         self.test: Condition = test
         self._trainer: Evaluator | None = None
+        self._measured: Mapping[str, float] = {}
 
     @property
     def children(self) -> tuple[Condition, ...]:
@@ -73,13 +74,22 @@ class Confirmed(Condition):
             raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
         for _ in range(self.evaluations):
             measured = self._trainer.evaluate_now()
-            if measured is None or not self.test(_joined(measured, stats)):
+            if measured is None:
+                return False
+            self._measured = measured
+            if not self.test(_joined(measured, stats)):
                 return False
         return True
 
     def arguments(self) -> dict[str, Any]:
         """The condition, how many evaluations, and `by`."""
         return {"condition": self.condition, "evaluations": self.evaluations, "by": self.by}
+
+    def reason(self, stats: Stats) -> str:
+        """Say why the condition is met, and what the last evaluation measured."""
+        names = sorted(self.condition.metric_names | self.test.metric_names)
+        row = _joined(self._measured, stats)
+        return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
 
 
 def _reads_evaluations(condition: Condition) -> bool:

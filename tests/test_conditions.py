@@ -1,0 +1,527 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x import conditions, keys
+from rl8x.conditions import (
+    And,
+    Condition,
+    Confirmed,
+    HitsLowerBound,
+    HitsUpperBound,
+    NonFinite,
+    Not,
+    Or,
+    Plateau,
+    StopsDecreasing,
+    StopsIncreasing,
+    WallTime,
+    as_condition,
+    as_conditions,
+    check_names,
+    from_spec,
+    to_spec,
+    wall_time,
+)
+
+X, EVAL = "losses/total", "eval/returns/mean"
+
+
+class Row(dict):
+    """A row that says which of its evaluation metrics are fresh."""
+
+    def __init__(self, values, fresh=None):
+        super().__init__(values)
+        if fresh is not None:
+            self.fresh = fresh
+
+
+def verdicts(condition, values, name=X):
+    return [condition({name: value}) for value in values]
+
+
+# -- a naive model: verdicts from the whole history, None where a metric is missing ---------------------------------------
+
+values_ = st.one_of(st.sampled_from([0.0, 1.0, 1.0005, 1.01, -1.0, math.nan, math.inf, -math.inf]), st.floats(-2, 2))
+
+
+@st.composite
+def rows(draw):
+    """Rows as a trainer makes them: `eval/*` missing at first, then repeated between evaluations."""
+    history, latest = [], None
+    for _ in range(draw(st.integers(1, 25))):
+        row = {keys.STEPS: float(len(history) + 1)}
+        if draw(st.integers(0, 4)):
+            row[X] = draw(values_)
+        fresh = draw(st.booleans())
+        if fresh:
+            latest = draw(values_)
+        if latest is not None:
+            row[EVAL] = latest
+        history.append(Row(row, fresh={EVAL} if fresh else set()))
+    return history
+
+
+leaves = st.one_of(
+    st.tuples(st.sampled_from(["hits_lower_bound", "hits_upper_bound"]), st.sampled_from([X, EVAL]), st.floats(-1, 1)),
+    st.tuples(
+        st.sampled_from(["plateau", "stops_decreasing", "stops_increasing"]),
+        st.sampled_from([X, EVAL]),
+        st.integers(1, 3),
+    ),
+    st.tuples(st.just("non_finite"), st.sampled_from([None, X, EVAL])),
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(["all", "any"]), st.lists(inner, min_size=1, max_size=3)),
+        st.tuples(st.just("not"), inner),
+    ),
+    max_leaves=6,
+)
+
+
+def build(tree) -> Condition:
+    kind, *rest = tree
+    if kind == "all":
+        return And(*map(build, rest[0]))
+    if kind == "any":
+        return Or(*map(build, rest[0]))
+    if kind == "not":
+        return Not(build(rest[0]))
+    if kind == "non_finite":
+        return NonFinite(None if rest[0] is None else [rest[0]])
+    return from_spec({kind: list(rest)})
+
+
+def model(tree, history):
+    """The verdict on the last row of a history, from the definitions."""
+    kind, *rest = tree
+    if kind in ("all", "any"):
+        parts = [model(part, history) for part in rest[0]]
+        decisive = kind == "any"
+        return decisive if decisive in parts else None if None in parts else not decisive
+    if kind == "not":
+        inner = model(rest[0], history)
+        return None if inner is None else not inner
+    row = history[-1]
+    if kind == "non_finite":
+        seen = [value for name, value in row.items() if rest[0] in (None, name)]
+        return any(math.isnan(value) or math.isinf(value) for value in seen) if seen else None
+    name, number = rest
+    if name not in row:
+        return None
+    if kind == "hits_lower_bound":
+        return row[name] <= number
+    if kind == "hits_upper_bound":
+        return row[name] >= number
+    series = [past[name] for past in history if name in past and (name != EVAL or name in past.fresh)]
+    return trailing(kind, series) >= number
+
+
+def trailing(kind, series):
+    """How many of the last values, in a row, count."""
+    count = 0
+    for i in range(len(series) - 1, -1, -1):
+        past = [value for value in series[:i] if math.isfinite(value)]
+        if kind == "plateau":
+            pair = series[i - 1 : i + 1] if i else []
+            holds = len(pair) == 2 and all(map(math.isfinite, pair)) and abs(pair[1] - pair[0]) <= 1e-3 * abs(pair[0])
+        elif not math.isfinite(series[i]):
+            holds = True
+        elif kind == "stops_decreasing":
+            holds = bool(past) and series[i] >= min(past)
+        else:
+            holds = bool(past) and series[i] <= max(past)
+        if not holds:
+            break
+        count += 1
+    return count
+
+
+@settings(max_examples=300, deadline=None)
+@given(tree=trees, history=rows(), cut=st.integers(0, 25))
+def test_every_condition_equals_the_model_also_when_resumed_and_restarted(tree, history, cut):
+    expected = [model(tree, history[: i + 1]) is True for i in range(len(history))]
+    condition = build(tree)
+    condition.start()
+    assert [condition(row) for row in history] == expected
+    condition.start()  # a second run remembers nothing of the first
+    first = [condition(row) for row in history[:cut]]
+    resumed = from_spec(json.loads(json.dumps(to_spec(condition))))
+    resumed.load_state_dict(json.loads(json.dumps(condition.state_dict(), allow_nan=False)))
+    assert first + [resumed(row) for row in history[cut:]] == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees)
+def test_repr_and_spec_make_the_condition_again(tree):
+    condition = build(tree)
+    assert repr(eval(repr(condition), vars(conditions))) == repr(condition)
+    assert repr(from_spec(json.loads(json.dumps(to_spec(condition))))) == repr(condition)
+
+
+# -- one by one -----------------------------------------------------------------------------------------------------------
+
+
+def test_bounds_look_at_the_row_and_not_at_the_best_so_far():
+    # Tianshou's stop_fn saw the best so far: 300, 10, 10, 10 looked like 300 four times
+    assert verdicts(HitsUpperBound(X, 195), [300, 10, 10, 195]) == [True, False, False, True]
+    assert verdicts(HitsLowerBound(X, 0.5), [0.5, 0.6, -1, math.nan]) == [True, False, True, False]
+
+
+def test_plateau_by_hand():
+    # within 10% of the one before: 1.05 (5%), 1.1 (4.8%), 1.5 (36%), 1.5, 1.5
+    assert verdicts(Plateau(X, patience=2, rtol=0.1), [1, 1.05, 1.1, 1.5, 1.5, 1.5]) == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_the_first_value_of_a_plateau_compares_with_nothing():
+    # rl8 compares the first value with 0
+    assert verdicts(Plateau(X, patience=1), [0.0, 0.0]) == [False, True]
+    assert verdicts(Plateau(X, patience=1, rtol=10), [1.0]) == [False]
+
+
+def test_plateau_at_infinity_is_none():
+    assert verdicts(
+        Plateau(X, patience=1, rtol=0.5), [math.inf, 1.0, math.inf, math.inf, math.nan, math.nan, 2, 2]
+    ) == [
+        *[False] * 7,
+        True,
+    ]
+
+
+def test_conditions_forget_when_a_new_run_starts():
+    # rl8's keep their count across runs
+    condition = StopsDecreasing(X, patience=2)
+    assert verdicts(condition, [1, 1, 1]) == [False, False, True]
+    condition.start()
+    assert verdicts(condition, [5, 5, 5]) == [False, False, True]
+
+
+def test_stops_decreasing_and_increasing_compare_with_the_best_so_far():
+    assert verdicts(StopsDecreasing(X, patience=2), [3, 1, 2, 1.5, 0.5, math.nan, 0.5]) == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert verdicts(StopsIncreasing(X, patience=2), [1, 3, 2, 2.5, 4]) == [False, False, False, True, False]
+
+
+def test_every_part_sees_every_row():
+    parts = HitsUpperBound(X, 100), Plateau(X, patience=2)
+    for composed in (And(*parts), Or(HitsLowerBound(X, 100), *parts)):
+        composed.start()
+        verdicts(composed, [1, 1, 1])
+        assert parts[1].count == 2
+
+
+def test_patience_on_evaluations_counts_evaluations():
+    condition = Plateau(EVAL, patience=2)
+    stale, fresh = Row({EVAL: 5.0}, fresh=set()), Row({EVAL: 5.0}, fresh={EVAL})
+    assert [condition(row) for row in (fresh, stale, stale, fresh, stale, fresh)] == [False] * 5 + [True]
+    assert condition(stale)  # the verdict stays until the next evaluation
+    assert not condition(Row({EVAL: 9.0}, fresh={EVAL}))
+
+
+@pytest.mark.parametrize("condition", [HitsUpperBound(EVAL, -9), ~HitsUpperBound(EVAL, 9), Not(Not(Plateau(EVAL)))])
+def test_nothing_stops_a_run_before_the_first_evaluation(condition):
+    assert not condition({X: 1.0})
+
+
+def test_plain_callables_compose():
+    def solved(stats):
+        return stats[EVAL] > 3 and stats[X] < 1
+
+    condition = solved & HitsUpperBound(X, -5)
+    assert repr(condition) == "And(test_plain_callables_compose.<locals>.solved, HitsUpperBound('losses/total', -5))"
+    assert [condition(row) for row in ({X: 0}, {X: 0, EVAL: 2}, {X: 0, EVAL: 4})] == [False, False, True]
+    assert (HitsUpperBound(X, 5) | solved)({X: 0, EVAL: 4})
+    with pytest.raises(ValueError, match=r"Unknown metric 'losses/totl' in .*Nearest: losses/total"):
+        as_condition(lambda stats: stats["losses/totl"] > 1)({X: 1.0})
+    with pytest.raises(ValueError, match="no form in a run file"):
+        to_spec(condition)
+
+
+def test_non_finite_names_the_culprit():
+    row = {X: 1.0, "monitors/kl_div": math.inf, "returns/mean": math.nan}
+    assert NonFinite()(row)
+    assert NonFinite().reason(row) == "NonFinite(): monitors/kl_div = inf, returns/mean = nan"
+    assert not NonFinite([X])(row)
+    assert not NonFinite(["absent"])(row)
+    assert repr(NonFinite(X)) == "NonFinite(names=['losses/total'])"
+
+
+def test_reasons_show_what_was_read():
+    condition = HitsUpperBound(X, 2) | HitsUpperBound(EVAL, 3)
+    assert condition.reason({X: 2.5}).endswith("HitsUpperBound('eval/returns/mean', 3)): losses/total = 2.5")
+
+
+def test_a_condition_has_no_truth_value():
+    with pytest.raises(TypeError, match="compose with &, | and ~"):
+        _ = HitsUpperBound(X, 1) and HitsUpperBound(X, 2)
+
+
+def test_same_kinds_are_spread_out():
+    a, b, c = HitsUpperBound(X, 1), HitsUpperBound(X, 2), HitsUpperBound(X, 3)
+    assert len((a & b & c).children) == 3
+    assert len((a & (b | c)).children) == 2
+    assert ~~a is a
+
+
+# -- wall time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(wall_time.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_wall_time_goes_on_after_a_resume(clock):
+    condition = WallTime("1m")
+    condition.start()
+    clock[0] += 50
+    assert not condition({})
+    saved = json.loads(json.dumps(condition.state_dict()))
+    clock[0] += 10_000  # the run lay killed meanwhile
+    resumed = WallTime("1m")
+    resumed.load_state_dict(saved)
+    clock[0] += 9
+    assert not resumed({})
+    clock[0] += 1
+    assert resumed({})
+    assert resumed.reason({}) == "WallTime('1m'): 60 s"
+    resumed.start()
+    assert not resumed({})
+
+
+def test_wall_time_without_a_start_counts_from_the_first_row(clock):
+    condition = WallTime(5)
+    clock[0] += 100
+    assert not condition({})
+    clock[0] += 5
+    assert condition({})
+
+
+@pytest.mark.parametrize(
+    ("duration", "seconds"), [(90, 90), (0.5, 0.5), ("90s", 90), ("1h30m", 5400), ("1.5 H", 5400), ("2d 1s", 172801)]
+)
+def test_durations(duration, seconds):
+    assert WallTime(duration).seconds == seconds
+
+
+@pytest.mark.parametrize("duration", ["", "soon", "2", "1h x", "-1h", 0, -3, math.nan, math.inf, True, None, "0s"])
+def test_other_durations_are_refused(duration):
+    with pytest.raises(ValueError, match=r"WallTime needs a positive number of seconds.*got"):
+        WallTime(duration)
+
+
+# -- confirmed ------------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    def __init__(self, *scores):
+        self.scores = list(scores)
+
+    def evaluate_now(self):
+        score = self.scores.pop(0)
+        return None if score is None else {EVAL: score}
+
+
+def test_confirmed_believes_an_evaluation_and_not_the_training():
+    # A transient best in training must not stop the run
+    condition = Confirmed(HitsUpperBound("returns/mean", 195))
+    trainer = Trainer(10.0, None, 200.0)
+    condition.bind(trainer)
+    stats = [{"returns/mean": value, EVAL: 1000.0} for value in (300.0, 20.0, 195.0, 195.0)]
+    assert [condition(row) for row in stats] == [False, False, False, True]
+    assert trainer.scores == []  # evaluated only where the condition was met
+    assert condition.reason(stats[-1]).endswith(": eval/returns/mean = 200, returns/mean = 195")
+
+
+def test_confirmed_asks_for_as_many_evaluations_as_must_agree():
+    condition = Confirmed(HitsUpperBound("returns/mean", 5), evaluations=3)
+    trainer = Trainer(5.0, 4.0, 6.0, 6.0, 6.0)
+    condition.bind(trainer)
+    row = {"returns/mean": 9.0}
+    assert [condition(row), len(trainer.scores), condition(row), len(trainer.scores)] == [False, 3, True, 0]
+
+
+def test_confirmed_by_another_condition_within_a_composition():
+    plateau = Plateau("returns/mean", patience=1)
+    condition = ~HitsLowerBound(keys.STEPS, 0) & Confirmed(plateau, by=HitsUpperBound(EVAL, 7))
+    condition.bind(Trainer(6.0, 8.0))
+    rows_ = [{"returns/mean": 1.0, keys.STEPS: step} for step in (1, 2, 3)]
+    assert [condition(row) for row in rows_] == [False, False, True]
+    assert condition.metric_names == {"returns/mean", keys.STEPS, EVAL}
+    again = from_spec(to_spec(condition))
+    assert repr(again) == repr(condition)
+    again.load_state_dict(condition.state_dict())
+    assert again.children[1].condition.count == 2
+
+
+def test_confirmed_keeps_counters_beside_evaluation_forms():
+    condition = Confirmed(HitsUpperBound("returns/mean", 5) & HitsUpperBound(keys.ENV_STEPS, 100))
+    assert repr(condition.test) == "And(HitsUpperBound('eval/returns/mean', 5), HitsUpperBound('env/steps', 100))"
+
+
+@pytest.mark.parametrize(
+    "inner", [Plateau(X), HitsUpperBound(keys.ENV_STEPS, 9), lambda stats: True, WallTime(9), NonFinite()]
+)
+def test_confirmed_needs_something_that_an_evaluation_can_decide(inner):
+    with pytest.raises(ValueError, match="an evaluation cannot decide"):
+        Confirmed(inner)
+
+
+def test_confirmed_needs_a_trainer_that_evaluates():
+    condition = Confirmed(HitsUpperBound("returns/mean", 5))
+    with pytest.raises(TypeError, match="needs a trainer with evaluate_now"):
+        condition.bind(object())
+    with pytest.raises(RuntimeError, match="pass it to run"):
+        condition({"returns/mean": 9.0})
+    (HitsUpperBound(X, 1) & Plateau(X)).bind(object())  # the others need nothing
+
+
+# -- what users get wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Plateau(X, patience=0),
+        lambda: Plateau(X, patience=1.5),
+        lambda: Plateau(X, patience=True),
+        lambda: Plateau(X, rtol=-1e-3),
+        lambda: Plateau(X, rtol=math.nan),
+        lambda: StopsDecreasing(X, patience=-1),
+        lambda: StopsIncreasing(X, patience="5"),
+        lambda: HitsUpperBound(X, math.nan),
+        lambda: HitsLowerBound(X, "5"),
+        lambda: HitsLowerBound(X, True),
+        lambda: NonFinite([]),
+        lambda: Confirmed(HitsUpperBound(EVAL, 1), evaluations=0),
+        lambda: And(),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make):
+    with pytest.raises(ValueError, match=r"(must be|needs) .*got"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Plateau(5), lambda: HitsUpperBound("", 5), lambda: And([Plateau(X)]), lambda: Not(Plateau)]
+)
+def test_arguments_of_other_types_are_refused(make):
+    with pytest.raises(TypeError, match="got"):
+        make()
+
+
+def test_unknown_metric_names_are_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"Unknown metric 'return/mean' in And\(.*Nearest: returns/mean"):
+        check_names([HitsUpperBound(X, 1) & Plateau("return/mean")], [X, *keys.TRAINER_METRICS])
+    check_names([HitsUpperBound(X, 1) & ~Plateau(EVAL), WallTime(3), NonFinite()], [X, *keys.TRAINER_METRICS])
+
+
+def test_what_users_give_becomes_a_list():
+    plateau = Plateau(X)
+    assert as_conditions(None) == []
+    assert as_conditions(plateau) == [plateau]
+    assert [type(part).__name__ for part in as_conditions((plateau, lambda stats: False))] == [
+        "Plateau",
+        "FromCallable",
+    ]
+    with pytest.raises(TypeError, match="a list of conditions; got 5"):
+        as_conditions(5)
+    with pytest.raises(TypeError, match="got 'plateau'"):
+        as_conditions("plateau")
+    with pytest.raises(ValueError, match=r"Plateau\(.* occurs twice and would count every row twice"):
+        as_conditions([plateau, HitsUpperBound(X, 1) & plateau])
+    bound = HitsUpperBound(X, 1)
+    as_conditions([bound, bound & plateau])  # remembers nothing: harmless
+
+
+def test_a_state_of_other_conditions_is_refused():
+    for other in (HitsUpperBound(X, 1), Plateau(X) & Plateau(X), WallTime(5)):
+        with pytest.raises(ValueError, match="Resume with the conditions saved"):
+            Plateau(X).load_state_dict(other.state_dict())
+
+
+# -- run files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ({"plateau": {"name": X, "patience": 10}}, "Plateau('losses/total', patience=10, rtol=0.001)"),
+        ({"HitsUpperBound": [X, 5]}, "HitsUpperBound('losses/total', 5)"),
+        ({"wall_time": "2h"}, "WallTime('2h')"),
+        ("non_finite", "NonFinite()"),
+        ({"non_finite": None}, "NonFinite()"),
+        ({"non_finite": [X, EVAL]}, f"NonFinite(names={[X, EVAL]!r})"),
+        ({"any": [{"wall_time": 3}, {"not": {"wall_time": 4}}]}, "Or(WallTime(3), Not(WallTime(4)))"),
+        ({"confirmed": {"hits_upper_bound": [EVAL, 5]}}, f"Confirmed(HitsUpperBound('{EVAL}', 5), evaluations=1)"),
+        (
+            {"confirmed": {"condition": {"plateau": X}, "by": {"hits_upper_bound": [EVAL, 5]}}},
+            f"Confirmed(Plateau('{X}', patience=5, rtol=0.001), evaluations=1, by=HitsUpperBound('{EVAL}', 5))",
+        ),
+    ],
+)
+def test_specs(spec, shown):
+    assert repr(from_spec(spec)) == shown
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"platteau": {"name": X}}, "unknown stop condition 'platteau'.*Did you mean 'plateau'"),
+        ({"plateau": {"name": X, "patienc": 3}}, "'plateau' takes name, patience, rtol; .*'patienc'"),
+        ({"plateau": {"patience": 3}}, "missing a required argument: 'name'"),
+        ({"plateau": X, "wall_time": 3}, "written as one entry"),
+        ([1, 2], r"written as one entry.*got \[1, 2\]"),
+        ({"all": {"plateau": X}}, "'all' takes a list of conditions"),
+        ({"all": []}, "at least one"),
+        ({"my.module.Condition": 5}, "unknown stop condition"),
+    ],
+)
+def test_wrong_specs_say_what_is_legal(spec, message):
+    with pytest.raises(ValueError, match=message):
+        from_spec(spec)
+
+
+class Countdown(Condition):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def judge(self, stats):
+        self.rows -= 1
+        return self.rows <= 0
+
+    def arguments(self):
+        return {"rows": self.rows}
+
+
+def test_conditions_of_ones_own():
+    find = {f"{__name__}.Countdown": Countdown, "my.Other": int}.__getitem__
+    condition = from_spec({"any": [{f"{__name__}.Countdown": {"rows": 2}}, {"wall_time": 9}]}, find=find)
+    assert repr(condition) == "Or(Countdown(2), WallTime(9))"
+    assert [condition({}), condition({})] == [False, True]
+    assert to_spec(Countdown(3)) == {f"{__name__}.Countdown": {"rows": 3}}
+    with pytest.raises(ValueError, match="not a subclass"):
+        from_spec({"my.Other": 3}, find=find)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.normalization import RunningMoments
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    offset=st.sampled_from([0.0, 1.0, -1e4, 1e6]),
+    masked=st.booleans(),
+)
+def test_any_split_gives_numpys_moments(seed, sizes, offset, masked):
+    generator = torch.Generator().manual_seed(seed)
+    batches = [torch.randn(size, 2, 3, generator=generator, dtype=torch.float64) + offset for size in sizes]
+    masks = [torch.rand(size, generator=generator) < 0.5 for size in sizes]
+    running = RunningMoments((2, 3))
+    for batch, mask in zip(batches, masks, strict=True):
+        running.update(batch, mask if masked else None)
+    rows = torch.cat([batch[mask] if masked else batch for batch, mask in zip(batches, masks, strict=True)]).numpy()
+    assert running.count == len(rows)
+    if len(rows):
+        assert running.mean.numpy() == pytest.approx(rows.mean(0), rel=1e-12, abs=1e-9)
+        assert running.var.numpy() == pytest.approx(rows.var(0), rel=1e-8, abs=1e-9)
+    else:
+        assert running.mean.eq(0).all()
+        assert running.var.eq(1).all()
+
+
+def test_float32_rows_with_a_large_offset():
+    rows = torch.randint(0, 9, (5000,), generator=torch.Generator().manual_seed(1)).float() + 1e7
+    running = RunningMoments()
+    for batch in rows.split(700):
+        running.update(batch)
+    assert float(running.mean) == pytest.approx(rows.double().mean().item(), rel=1e-12)
+    assert float(running.var) == pytest.approx(rows.double().var(correction=0).item(), rel=1e-6)
+
+
+def test_leading_axes_and_masks_of_any_shape():
+    batch = torch.rand(4, 5, 3)
+    mask = torch.rand(4, 5) < 0.5
+    mask[0, 0] = True
+    running = RunningMoments((3,))
+    running.update(torch.where(mask.unsqueeze(-1), batch, torch.nan), mask)
+    assert running.mean.numpy() == pytest.approx(batch[mask].double().numpy().mean(0), rel=1e-6)
+    assert running.count == mask.sum()
+
+
+def test_merging_two_processes_equals_seeing_all():
+    first, second, both = RunningMoments((2,)), RunningMoments((2,)), RunningMoments((2,))
+    rows = torch.rand(30, 2, dtype=torch.float64)
+    first.update(rows[:7])
+    second.update(rows[7:])
+    both.update(rows)
+    first.merge(second.count, second.mean, second.var)
+    assert torch.allclose(first.mean, both.mean, rtol=1e-12)
+    assert torch.allclose(first.var, both.var, rtol=1e-12)
+    assert first.count == both.count
+
+
+def test_updates_are_in_place_and_leave_the_batch_alone():
+    running = RunningMoments((2,))
+    pointers = [buffer.data_ptr() for buffer in running.buffers()]
+    batch = torch.rand(5, 2)
+    before = batch.clone()
+    running.update(batch)
+    running.update(batch, torch.ones(5, dtype=torch.bool))
+    assert [buffer.data_ptr() for buffer in running.buffers()] == pointers
+    assert torch.equal(batch, before)
+
+
+def test_normalising_by_hand():
+    running = RunningMoments(epsilon=0.0)
+    running.update(torch.tensor([1.0, 3.0]))  # mean 2, variance 1
+    assert running.normalize(torch.tensor([2.0, 4.0, -8.0])).tolist() == [0.0, 2.0, -10.0]
+    assert running.normalize(torch.tensor([2.0, 4.0, -8.0]), 1.5).tolist() == [0.0, 1.5, -1.5]
+    assert running.normalize(torch.tensor([2.0, 4.0]), center=False).tolist() == [2.0, 4.0]
+    assert running.denormalize(torch.tensor([0.0, 2.0])).tolist() == [2.0, 4.0]
+    assert running.normalize(torch.tensor([2.0])).dtype == torch.float32
+
+
+def test_before_the_first_row_nothing_changes():
+    values = torch.tensor([1.0, -2.0])
+    assert torch.allclose(RunningMoments().normalize(values), values)
+
+
+def test_a_feature_that_never_varies_stays_finite():
+    running = RunningMoments((1,))
+    running.update(torch.full((4, 1), 7.0))
+    assert running.normalize(torch.full((2, 1), 7.0)).eq(0).all()
+
+
+def test_state_survives_and_stays_float64():
+    running = RunningMoments((2,))
+    running.update(torch.rand(9, 2))
+    saved = copy.deepcopy(running.state_dict())
+    half = copy.deepcopy(running).to(torch.bfloat16)
+    assert torch.equal(half.mean, running.mean)
+    again = RunningMoments((2,))
+    again.load_state_dict(saved)
+    assert all(torch.equal(a, b) for a, b in zip(again.buffers(), running.buffers(), strict=True))
+    assert {buffer.dtype for buffer in again.buffers()} == {torch.float64}
+
+
+def test_shapes_are_checked():
+    running = RunningMoments((3,))
+    with pytest.raises(ValueError, match=r"`batch` must be shaped \[..., 3\]; got \[5, 2\]"):
+        running.update(torch.rand(5, 2))
+    with pytest.raises(ValueError, match=r"`batch` must be shaped"):
+        running.update(torch.rand(3))
+    with pytest.raises(ValueError, match=r"`mask` must be shaped \[5\], one a row; got \[4\]"):
+        running.update(torch.rand(5, 3), torch.ones(4, dtype=torch.bool))
+
+
+def test_an_empty_batch_changes_nothing():
+    running = RunningMoments((2,))
+    running.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    before = [buffer.clone() for buffer in running.buffers()]
+    running.update(torch.empty(0, 2))
+    assert all(torch.equal(a, b) for a, b in zip(running.buffers(), before, strict=True))
+    assert np.isfinite(running.var.numpy()).all()

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.schedules import Schedule
+
+POINTS = [[0, 1.0], [100, 0.5], [200, 0.0]]
+
+
+def test_a_number_holds_for_good():
+    schedule = Schedule.make(3e-4)
+    assert [schedule(0), schedule(10**12)] == [3e-4, 3e-4]
+    assert schedule.constant
+    assert not Schedule.make(POINTS).constant
+
+
+def test_steps_hold_until_the_next_point():
+    schedule = Schedule.make(POINTS)
+    assert [schedule(n) for n in (0, 99, 100, 199, 200, 10**9)] == [1.0, 1.0, 0.5, 0.5, 0.0, 0.0]
+
+
+def test_interpolation_is_a_straight_line():
+    schedule = Schedule.make(POINTS, kind="interp")
+    assert [schedule(n) for n in (0, 50, 100, 150, 200, 10**9)] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+points = st.lists(st.tuples(st.integers(1, 10**9), st.floats(-1e3, 1e3)), max_size=8, unique_by=lambda point: point[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(first=st.floats(-1e3, 1e3), rest=points, env_steps=st.integers(0, 2 * 10**9))
+def test_equals_numpy(first, rest, env_steps):
+    spec = [(0, first), *sorted(rest)]
+    where = [transitions for transitions, _ in spec]
+    values = [value for _, value in spec]
+    expected = np.interp(env_steps, where, values)
+    assert Schedule.make(spec, kind="interp")(env_steps) == pytest.approx(expected, abs=1e-9)
+    assert Schedule.make(spec)(env_steps) == values[np.searchsorted(where, env_steps, side="right") - 1]
+
+
+@pytest.mark.parametrize("kind", ["step", "interp"])
+def test_survives_json(kind):
+    schedule = Schedule.make(POINTS, kind=kind)
+    again = Schedule.make(json.loads(json.dumps(schedule.to_dict())))
+    assert again == schedule
+    assert Schedule.make(schedule) is schedule
+    assert schedule.values == (1.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ([], "got an empty list"),
+        ([[5, 1.0]], "must begin at 0 transitions.* got 5"),
+        ([[0, 1.0], [10, 0.5], [10, 0.1]], "transitions must increase; got 10 after 10"),
+        ([[0, float("nan")]], r"finite numbers all; got \[0, nan\]"),
+        ([[0, 1.0], [0.5, 1.0]], "transitions are whole numbers; got 0.5"),
+        ([[0, 1.0, 2.0]], r"got \[0, 1.0, 2.0\]"),
+        ([0, 1.0], "pairs.*got 0"),
+        (["ab"], "pairs.*got 'ab'"),
+        ([[0, True]], "finite numbers"),
+        ({"points": POINTS}, "keys kind and points; got points"),
+        ({"points": POINTS, "kind": "cosine"}, "'step' or 'interp'; got 'cosine'"),
+    ],
+)
+def test_refusals_name_the_hyperparameter(spec, message):
+    with pytest.raises(ValueError, match=f"`lr_schedule`.*{message}"):
+        Schedule.make(spec, name="lr_schedule")
+
+
+@pytest.mark.parametrize("spec", [None, "fast", True, object()])
+def test_other_types_are_refused(spec):
+    with pytest.raises(TypeError, match="`schedule` must be a number or a list"):
+        Schedule.make(spec)
+
+
+def test_the_constructor_checks_too():
+    with pytest.raises(ValueError, match="increase"):
+        Schedule(points=((0, 1.0), (0, 2.0)))
+    with pytest.raises(ValueError, match="kind"):
+        Schedule(points=((0, 1.0),), kind="linear")
