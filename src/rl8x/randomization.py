@@ -99,8 +99,8 @@ class Uniform(ParameterDistribution):
         return self.low, self.high
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `low + (high - low) * noise`."""
-        return noise * (self.high - self.low) + self.low
+        """Return `low + (high - low) * noise`, kept inside the interval where rounding would leave it."""
+        return (noise * (self.high - self.low) + self.low).clamp(self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Choice(ParameterDistribution):
         """Return the value in whose share of [0, 1) the noise lies."""
         self.prepare(noise.device)
         values, edges = self._tables[noise.device]
-        return values[torch.bucketize(noise, edges, right=True)]
+        return values[torch.bucketize(noise.contiguous(), edges, right=True)]
 
     def to_dict(self) -> dict[str, object]:
         """Return `{"choice": [values]}`, or with names where there are weights."""

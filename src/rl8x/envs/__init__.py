@@ -4,9 +4,11 @@ from rl8x.envs.acrobot import Acrobot
 from rl8x.envs.base import Carry, Env, EnvConfig, Observation, Parameter, State, Step
 from rl8x.envs.cartpole import CartPole, CartPoleInfinite
 from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
+from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
 from rl8x.envs.pendulum import Pendulum
 from rl8x.envs.registry import BUILTIN, make, resolve
+from rl8x.envs.validation import validate
 
 __all__ = [
     "BUILTIN",
@@ -18,6 +20,7 @@ __all__ = [
     "DiscreteDummy",
     "Env",
     "EnvConfig",
+    "GymnasiumEnv",
     "MountainCar",
     "MountainCarContinuous",
     "Observation",
@@ -27,4 +30,5 @@ __all__ = [
     "Step",
     "make",
     "resolve",
+    "validate",
 ]

@@ -289,6 +289,11 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         if config is not None:
             self._next_config = self._resolve(config)
 
+    def adopt_next_config(self) -> None:
+        """Put what `configure` was given last into force, as `reset` does; a `restart` must follow."""
+        if self._next_config is not None:
+            self._config, self._next_config = self._next_config, None
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, config: EnvConfig | None = None
     ) -> tuple[Observation, dict[str, Any]]:
@@ -303,8 +308,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             The first observation and an empty info.
         """
         self.configure(config)
-        if self._next_config is not None:
-            self._config, self._next_config = self._next_config, None
+        self.adopt_next_config()
         if seed is not None:
             self._seed(seed)
         self.carry, obs = self.restart(self.noise(1)[0])

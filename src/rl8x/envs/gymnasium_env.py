@@ -1,0 +1,336 @@
+"""Any Gymnasium environment as an rl8x environment: ids, factories and vector environments.
+
+    GymnasiumEnv("LunarLander-v3", num_envs=16)                        # one process, copies in turn
+    GymnasiumEnv("LunarLander-v3", num_envs=16, vectorization="async") # one process a copy
+    GymnasiumEnv(lambda: MyWrapper(gymnasium.make("Ant-v5")), num_envs=16)
+    GymnasiumEnv(my_vector_env)                                        # any gymnasium.vector.VectorEnv, in its own mode
+
+Such an environment has a state of its own, so that nothing of it is compiled or captured, and no snapshot of it can be
+taken: after `load_state_dict` it starts new episodes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from types import EllipsisType
+from typing import Any, ClassVar, TypeAlias
+
+import gymnasium
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
+from torch import Tensor
+
+from rl8x.envs.base import Carry, Env, Observation, Step
+from rl8x.spaces import check_supported, map_tensors
+
+Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
+VECTORIZATIONS = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
+"""Our names and Gymnasium's."""
+
+
+class GymnasiumEnv(Env):
+    """Adapter from Gymnasium's vector environments to tensors.
+
+    Where it makes the copies itself, they are reset in the step that ends an episode. A vector environment that is
+    given keeps its own mode. In NEXT_STEP mode the step after an episode's end only resets: its row is no experience, which
+    `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
+    In DISABLED mode the adapter resets the copies that ended, in the same step.
+    """
+
+    terminates: ClassVar[bool] = True
+    capturable: ClassVar[bool] = False
+    resumable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        env: Source,
+        num_envs: int | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        time_limit: int | EllipsisType | None = ...,
+        vectorization: str = "sync",
+        **kwargs: Any,
+    ) -> None:
+        """Make the copies, or take them over; `close` closes them either way.
+
+        Args:
+            env: A registered id, a function that makes one copy, or a vector environment.
+            num_envs: Number of copies; may be left out for a vector environment.
+            device: Where the tensors go.
+            seed: Seeds the copies at the first reset.
+            time_limit: Steps until truncation, None for never; by default that of the id.
+            vectorization: "sync", "async" (a process each), or "vector" (the id's own vectorised form).
+            **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
+        """
+        self.vector_env = _vectorised(env, num_envs, time_limit, vectorization, kwargs)
+        self.autoreset_mode = self.vector_env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self.metadata = {**self.vector_env.metadata, "autoreset_mode": self.autoreset_mode}
+        if self.autoreset_mode == AutoresetMode.DISABLED:
+            self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
+        self._source_action_space = self.vector_env.single_action_space
+        self._next_seed: int | None = None
+        self._must_reset = True
+        self._takes_tensors = False
+        try:
+            name = describe_source(env)
+            check_supported(self.vector_env.single_observation_space, f"{name}.single_observation_space")
+            check_supported(self._source_action_space, f"{name}.single_action_space")
+            self.single_observation_space = _float32(self.vector_env.single_observation_space)
+            self.single_action_space = _from_zero(_float32(self._source_action_space))
+            limit = _time_limit(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
+            super().__init__(self.vector_env.num_envs, device=device, seed=seed, time_limit=limit)
+        except BaseException:
+            self.vector_env.close()
+            raise
+        self.spec, self.render_mode = self.vector_env.spec, self.vector_env.render_mode
+
+    def _seed(self, seed: int | None) -> None:
+        super()._seed(seed)
+        self._next_seed = seed
+
+    def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
+        """Reset all copies; with the seed that was given since the last reset, copy i gets seed + i."""
+        obs, _ = self.vector_env.reset(seed=self._next_seed)
+        self._next_seed, self._must_reset = None, False
+        self._takes_tensors = isinstance(obs, Tensor)
+        carry = {
+            "state": {},
+            "parameters": {},
+            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
+            "returns": torch.zeros(self.num_envs, device=self.device),
+            "filler": torch.zeros(self.num_envs, dtype=torch.bool, device=self.device),
+        }
+        return carry, self._observation(obs)
+
+    def advance(self, carry: Carry, actions: Tensor, noise: Tensor) -> tuple[Carry, Step]:
+        """Step the simulators, which changes them: not pure, unlike the base class's."""
+        if self._must_reset:
+            raise RuntimeError(f"{type(self).__name__}: call reset() first, also after load_state_dict().")
+        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(self._raw_actions(actions))
+        obs = self._observation(raw_obs)
+        rewards = self._tensor(raw_rewards).to(torch.float32)
+        terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
+        filler = carry["filler"]
+        done = terminated | truncated
+        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
+        final_obs, valid = obs, None
+        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            valid = ~filler
+            rewards, truncated = rewards.masked_fill(filler, 0.0), truncated | filler
+            returns, elapsed = returns.masked_fill(filler, 0.0), elapsed.masked_fill(filler, 0)
+        elif bool(done.any()):
+            obs, final_obs = self._reset_done(obs, raw_obs, done, info)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, {})
+        next_carry = {
+            "state": {},
+            "parameters": {},
+            "elapsed": elapsed.masked_fill(done, 0),
+            "returns": returns.masked_fill(done, 0.0),
+            "filler": done if valid is not None else filler,
+        }
+        return next_carry, step
+
+    def _reset_done(
+        self, obs: Observation, raw_obs: Any, done: Tensor, info: Mapping[str, Any]
+    ) -> tuple[Observation, Observation]:
+        """Return the observations after and before the reset of the copies whose episode ended."""
+        if self.autoreset_mode == AutoresetMode.DISABLED:
+            mask = done.cpu().numpy().astype(np.bool_)
+            fresh, _ = self.vector_env.reset(options={"reset_mask": mask})
+            return _where(done, self._observation(fresh), obs), obs
+        final = info.get("final_obs", info.get("final_observation"))
+        if final is None:
+            if self.gives_final_obs:
+                warnings.warn(
+                    f"{self.vector_env} resets in the same step but does not give the observation before it: the value "
+                    "of a truncated episode's end is taken from the next episode's start.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            self.gives_final_obs = False
+            return obs, obs
+        return obs, self._dense(obs, final, done.nonzero().squeeze(1).tolist())
+
+    def _dense(self, obs: Observation, final: Any, rows: list[int]) -> Observation:
+        """Return `obs` with the final observations of some rows, from an object array, an array or dicts of them."""
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            dense = map_tensors(obs, Tensor.clone)
+            for row in rows:
+                _write_row(dense, row, final[row])
+            return dense  # type: ignore[no-any-return]
+        whole = self._observation(final)
+        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        mask[rows] = True
+        return _where(mask, whole, obs)
+
+    def step(self, actions: Tensor | np.ndarray) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Take one step as Gymnasium's API has it: filler rows are not marked truncated, `info["valid"]` tells them."""
+        obs, rewards, terminated, truncated, info = super().step(actions)
+        if "valid" in info:
+            truncated = truncated & info["valid"]
+            done = terminated | truncated
+            info |= {"_final_obs": done, "_final_info": done, "_episode": done}
+            info["episode"] |= {"_r": done, "_l": done}
+        return obs, rewards, terminated, truncated, info
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seeding and the configuration; the simulators' own state cannot be taken."""
+        return super().state_dict() | {"carry": None}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the seeding; new episodes start, from a seed drawn from the restored generator.
+
+        The next call must be `reset`, because the observation and the episode before the snapshot are gone.
+        """
+        super().load_state_dict(state_dict)
+        seed = torch.randint(2**31 - self.num_envs, (), generator=self.generator, device=self.device)
+        self._next_seed, self._must_reset = int(seed), True
+        warnings.warn(
+            f"{type(self).__name__}: a Gymnasium simulator's state cannot be saved, so all copies start new episodes.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the copies and their processes."""
+        self.vector_env.close(**kwargs)
+
+    def render(self) -> Any:
+        """Render the copies, where they were made with a `render_mode`."""
+        return self.vector_env.render()
+
+    def _tensor(self, value: Any) -> Tensor:
+        """Copy an array or a tensor to the device: simulators reuse their memory."""
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        return tensor.to(self.device, copy=True)
+
+    def _observation(self, raw: Any) -> Observation:
+        """Copy an observation to the device, floats as float32."""
+        if isinstance(raw, Mapping):
+            return {key: self._observation(value) for key, value in raw.items()}
+        tensor = self._tensor(raw)
+        return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
+
+    def _raw_actions(self, actions: Tensor) -> Any:
+        """Return actions as the simulators take them: their offset, their type, an array unless they give tensors."""
+        space = self._source_action_space
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
+            actions = actions + torch.as_tensor(space.start, device=actions.device)
+        if self._takes_tensors:
+            return actions.detach()
+        return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
+
+
+def describe_source(env: Source) -> str:
+    """Name what was given, for error messages."""
+    return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+
+
+def _vectorised(
+    env: Source, num_envs: int | None, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
+) -> VectorEnv[Any, Any, Any]:
+    """Return the vector environment that was given, or make one."""
+    if isinstance(env, VectorEnv):
+        if num_envs not in (None, env.num_envs):
+            raise ValueError(
+                f"GymnasiumEnv: the vector environment has {env.num_envs} copies; got num_envs={num_envs}."
+            )
+        if kwargs or not isinstance(time_limit, EllipsisType):
+            given = ", ".join([*kwargs, *([] if isinstance(time_limit, EllipsisType) else ["time_limit"])])
+            raise ValueError(f"GymnasiumEnv: a vector environment is taken as it is; set {given} where it is made.")
+        return env
+    if num_envs is None or num_envs < 1:
+        raise ValueError(f"GymnasiumEnv: num_envs must be at least 1; got {num_envs}.")
+    if vectorization not in VECTORIZATIONS:
+        known = ", ".join(map(repr, VECTORIZATIONS))
+        raise ValueError(f"GymnasiumEnv: vectorization must be one of {known}; got {vectorization!r}.")
+    if isinstance(env, str):
+        return _from_id(env, num_envs, time_limit, vectorization, kwargs)
+    if not callable(env):
+        raise TypeError(
+            f"GymnasiumEnv: env must be an id, a function that makes an environment, or a VectorEnv; got {env!r}."
+        )
+    if vectorization == "vector":
+        raise ValueError("GymnasiumEnv: a function makes one copy at a time; vectorization must be 'sync' or 'async'.")
+    vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.pop("vector_kwargs", {})}
+    make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit)
+    kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
+    return kind([make_one] * num_envs, **vector_kwargs)
+
+
+def _limited(make_one: Callable[[], gymnasium.Env[Any, Any]], time_limit: int | EllipsisType | None) -> Any:
+    """Make one copy, with a time limit of ours where one was asked for."""
+    env = make_one()
+    return TimeLimit(env, time_limit) if isinstance(time_limit, int) else env
+
+
+def _from_id(
+    name: str, num_envs: int, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
+) -> VectorEnv[Any, Any, Any]:
+    """Make a registered environment, or say which ids are near."""
+    if vectorization != "vector":
+        vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.pop("vector_kwargs", {})}
+        kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
+    if not isinstance(time_limit, EllipsisType):
+        never = sys.maxsize if vectorization == "vector" else -1
+        kwargs = {**kwargs, "max_episode_steps": never if time_limit is None else time_limit}
+    try:
+        return gymnasium.make_vec(name, num_envs, vectorization_mode=VECTORIZATIONS[vectorization], **kwargs)
+    except gymnasium.error.Error as error:
+        # A missing dependency and the like are told well by Gymnasium; a malformed id is a plain Error there.
+        if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
+            raise
+        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}") from error
+
+
+def _time_limit(env: VectorEnv[Any, Any, Any]) -> int | None:
+    """Return the time limit that the copies have, as far as they say."""
+    copies = getattr(env, "envs", None)
+    spec = copies[0].spec if copies else env.spec
+    limit = spec.max_episode_steps if spec is not None else None
+    limit = env.spec.kwargs.get("max_episode_steps", limit) if env.spec is not None else limit
+    return limit if limit is not None and 0 < limit < sys.maxsize else None
+
+
+def _float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space with float32 in place of float64."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _float32(value) for key, value in space.spaces.items()})
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+    return space
+
+
+def _from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return an action space with discrete actions counted from 0, as policies do; `_raw_actions` adds the offset."""
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else space
+
+
+def _where(mask: Tensor, yes: Observation, no: Observation) -> Observation:
+    """Choose rows of observations."""
+    if isinstance(yes, dict) and isinstance(no, dict):
+        return {key: _where(mask, value, no[key]) for key, value in yes.items()}
+    assert isinstance(yes, Tensor)
+    assert isinstance(no, Tensor)
+    return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
+
+
+def _write_row(dense: Any, row: int, value: Any) -> None:
+    """Write one copy's observation into its row."""
+    if isinstance(dense, dict):
+        for key, target in dense.items():
+            _write_row(target, row, value[key])
+    else:
+        dense[row] = torch.as_tensor(value, dtype=dense.dtype)

@@ -1,0 +1,209 @@
+"""Check an environment before training: shapes, types, purity, each fault named with the function that has it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium.spaces as spaces
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Env
+from rl8x.spaces import check_supported, describe, map_tensors, sample_actions, torch_dtype
+
+STEPS = 32
+"""Steps with random actions; the first few also check purity, the rest look for a rare termination."""
+PURITY_STEPS = 3
+
+
+def validate(env: Env) -> None:
+    """Run an environment's functions on random actions and compare what they return with what it declares.
+
+    It draws from a generator of its own and works on a copy of the environment's attributes, so that the environment,
+    its generator and its carry stay as they are. Of an environment with a state of its own (`capturable` is false)
+    only the spaces are checked, because each probe would move it.
+
+    Args:
+        env: The environment to check.
+
+    Raises:
+        ValueError: If something disagrees; the message names the function and both shapes or types.
+    """
+    name = type(env).__name__
+    check_supported(env.single_observation_space, f"{name}.single_observation_space")
+    check_supported(env.single_action_space, f"{name}.single_action_space")
+    if isinstance(env.single_action_space, spaces.Dict):
+        raise ValueError(f"{name}.single_action_space must not be a Dict; got {describe(env.single_action_space)}.")
+    if env.capturable:
+        devices = [env.device] if env.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            _Probe(env).run()
+
+
+class _Probe:
+    """Calls an environment's pure functions, each result checked."""
+
+    def __init__(self, env: Env) -> None:
+        self.env = copy.copy(env)
+        self.name = type(env).__name__
+        self.num_envs = env.num_envs
+        self.generator = torch.Generator(env.device).manual_seed(0)
+        self.attributes = {key: _snapshot(value) for key, value in vars(env).items()}
+
+    def run(self) -> None:
+        """Start all copies and step them with random actions."""
+        env = self.env
+        env.adopt_next_config()
+        noise = self.noise()
+        parameters = self.call("starting_parameters", noise)
+        reset_noise = noise[:, env.step_noise : env.step_noise + env.reset_noise]
+        state = self.call("initial_state", parameters, reset_noise, pure=True)
+        self.check_state(state, "initial_state", None)
+        self.check_observation(self.call("observe", state, parameters, pure=True), env.single_observation_space, "")
+        fresh = state
+        for t in range(STEPS):
+            actions = sample_actions(env.single_action_space, self.num_envs, self.generator)
+            step_noise = self.noise()[:, : env.step_noise]
+            before = state
+            result = self.call("transition", state, actions, parameters, step_noise, pure=t < PURITY_STEPS)
+            state, terminated = self.check_transition(result, before, actions)
+            self.check_observation(self.call("observe", state, parameters), env.single_observation_space, "")
+            state = {key: _where(terminated, fresh[key], value) for key, value in state.items()}
+
+    def noise(self) -> Tensor:
+        """Draw the noise of one step from the probe's generator."""
+        shape = (self.num_envs, self.env.noise_width)
+        return torch.rand(shape, generator=self.generator, device=self.env.device)
+
+    def fault(self, function: str, text: str) -> ValueError:
+        """Make the error that names a function of the environment."""
+        return ValueError(f"{self.name}.{function} {text}")
+
+    def call(self, function: str, *arguments: Any, pure: bool = False) -> Any:
+        """Call one function; check that it changes nothing it was given, and where asked that it repeats itself."""
+        method: Callable[..., Any] = getattr(self.env, function)
+        kept = [map_tensors(argument, Tensor.clone) for argument in arguments]
+        try:
+            result = method(*arguments)
+            again = method(*kept) if pure else None
+        except Exception as error:
+            raise self.fault(function, f"raised {type(error).__name__}: {error}") from error
+        names = {"initial_state": ("parameters", "noise"), "observe": ("state", "parameters")}
+        for i, (argument, original) in enumerate(zip(arguments, kept, strict=True)):
+            if not _equal(argument, original):
+                of = names.get(function, ("state", "actions", "parameters", "noise"))[i]
+                raise self.fault(function, f"changed `{of}` in place; return new tensors instead.")
+        if pure and not _equal(result, again):
+            raise self.fault(
+                function, "gave two results for the same arguments; draw random numbers from `noise` only."
+            )
+        self.check_attributes(function)
+        return result
+
+    def check_attributes(self, function: str) -> None:
+        """Raise where a function changed an attribute: the change would survive neither compilation nor a resume."""
+        for key, value in vars(self.env).items():
+            if key in ("_config", "_next_config"):
+                continue
+            # A new attribute may be a cache that is filled once; what then changes is none.
+            if not _same(value, self.attributes.setdefault(key, _snapshot(value))):
+                raise self.fault(
+                    function, f"changed self.{key}; what changes from step to step belongs into the state."
+                )
+
+    def check_state(self, state: Any, function: str, before: Mapping[str, Tensor] | None) -> None:
+        """Raise where a state is no dict of `[num_envs, ...]` tensors, or not like the one before."""
+        if not isinstance(state, dict):
+            raise self.fault(function, f"must return the state as a dict of tensors; got {type(state).__name__}.")
+        for key, value in state.items():
+            self.check_tensor(value, function, f"state[{key!r}]")
+        if before is None:
+            return
+        if state.keys() != before.keys():
+            raise self.fault(function, f"must keep the state's keys {sorted(before)}; got {sorted(state)}.")
+        for key, value in state.items():
+            old = before[key]
+            if value.shape != old.shape or value.dtype != old.dtype:
+                need, got = f"{list(old.shape)} {old.dtype}", f"{list(value.shape)} {value.dtype}"
+                raise self.fault(function, f"must return state[{key!r}] as before, {need}; got {got}.")
+
+    def check_tensor(self, value: Any, function: str, what: str) -> None:
+        """Raise where a value is no tensor of `num_envs` rows on the environment's device."""
+        if not isinstance(value, Tensor):
+            raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
+        if value.ndim == 0 or value.shape[0] != self.num_envs:
+            raise self.fault(function, f"must return {what} as [{self.num_envs}, ...]; got {list(value.shape)}.")
+        if value.device.type != self.env.device.type:
+            raise self.fault(function, f"must return {what} on {self.env.device}; got {value.device}.")
+
+    def check_transition(
+        self, result: Any, before: Mapping[str, Tensor], actions: Tensor | dict[str, Any]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Check what `transition` returned; return the state and where it terminated."""
+        if not isinstance(result, tuple) or len(result) != 3:
+            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise self.fault("transition", f"must return (state, rewards, terminated); got {got}.")
+        state, rewards, terminated = result
+        self.check_state(state, "transition", before)
+        for what, value, dtype in (("rewards", rewards, torch.float32), ("terminated", terminated, torch.bool)):
+            self.check_tensor(value, "transition", what)
+            if list(value.shape) != [self.num_envs] or value.dtype != dtype:
+                need, got = f"[{self.num_envs}] {dtype}", f"{list(value.shape)} {value.dtype}"
+                raise self.fault("transition", f"must return {what} as {need}; got {got}.")
+        if not bool(rewards.isfinite().all()):
+            bad = rewards[~rewards.isfinite()][0].item()
+            raise self.fault("transition", f"returned a reward of {bad} for random actions of shape {_shape(actions)}.")
+        if bool(terminated.any()) and not self.env.terminates:
+            raise self.fault("transition", "said terminated, but the class says `terminates = False`; set it to True.")
+        return state, terminated
+
+    def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
+        """Raise where an observation is not of the declared space; a Dict space is checked entry by entry."""
+        what = f"obs{path}"
+        if isinstance(space, spaces.Dict):
+            if not isinstance(obs, dict) or obs.keys() != space.spaces.keys():
+                got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+                raise self.fault("observe", f"must return {what} as a dict with {sorted(space.spaces)}; got {got}.")
+            for key, value in space.spaces.items():
+                self.check_observation(obs[key], value, f"{path}[{key!r}]")
+            return
+        self.check_tensor(obs, "observe", what)
+        shape, dtype = [self.num_envs, *(space.shape or ())], torch_dtype(space)
+        if list(obs.shape) != shape or obs.dtype != dtype:
+            need, got = f"{shape} {dtype}", f"{list(obs.shape)} {obs.dtype}"
+            raise self.fault("observe", f"must return {what} as {need}, by single_observation_space; got {got}.")
+        if obs.dtype.is_floating_point and bool(obs.isnan().any()):
+            raise self.fault("observe", f"returned NaN in {what}.")
+
+
+def _shape(actions: Tensor | dict[str, Any]) -> object:
+    return list(actions.shape) if isinstance(actions, Tensor) else sorted(actions)
+
+
+def _where(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
+
+
+def _snapshot(value: Any) -> Any:
+    """Keep a tensor's contents with the tensor itself, so that both rebinding and writing into it are seen."""
+    return (value, value.clone()) if isinstance(value, Tensor) else (value, None)
+
+
+def _same(value: Any, snapshot: tuple[Any, Tensor | None]) -> bool:
+    original, contents = snapshot
+    return value is original and (contents is None or _equal(value, contents))
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Compare nested dicts and tuples of tensors bit by bit, NaN being equal to NaN."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        if left.shape != right.shape or left.dtype != right.dtype:
+            return False
+        return bool(((left == right) | ((left != left) & (right != right))).all())
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_equal(value, right[key]) for key, value in left.items())
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return type(left) is type(right)
