@@ -1,0 +1,16 @@
+"""Distributions over actions, made from a model's features."""
+
+from rl8x.distributions.base import Actions, Distribution, Params
+from rl8x.distributions.categorical import Categorical
+from rl8x.distributions.normal import Normal
+from rl8x.distributions.registry import BUILTIN, make_distribution
+
+__all__ = [
+    "BUILTIN",
+    "Actions",
+    "Categorical",
+    "Distribution",
+    "Normal",
+    "Params",
+    "make_distribution",
+]

@@ -1,0 +1,95 @@
+"""What a policy needs of an action distribution."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+Params: TypeAlias = Any
+"""What `from_features` gives: a named tuple of tensors, its fields the subclass's own."""
+
+Actions: TypeAlias = Any
+"""A tensor `[..., *action]`, or a dict of such tensors where the action space is a `Dict` or a `Tuple`."""
+
+
+class Distribution(nn.Module):
+    """A family of distributions over an action space, one member for each row of a model's features.
+
+    It is built once, from the action space. Everything but `noise` is a pure function of tensors without a copy to the
+    host, so that it can be compiled or captured; the noise that sampling needs is drawn outside, a whole horizon at
+    once.
+
+    Args:
+        space: Space of one copy's action.
+
+    Attributes:
+        num_features: Width of the features that it is made from.
+        num_noise: Random numbers that one sample needs.
+        reparameterized: Whether `rsample` gives actions through which gradients flow.
+    """
+
+    reparameterized: ClassVar[bool] = False
+
+    num_features: int
+    num_noise: int
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        super().__init__()
+        self.space = space
+
+    @abstractmethod
+    def from_features(self, features: Tensor, mask: Any = None) -> Params:
+        """Make the distributions that a model's features stand for, once a batch.
+
+        Args:
+            features: The model's output, `[..., num_features]`.
+            mask: True where an action is legal, `[..., num_actions]`, bool; only for discrete actions.
+
+        Returns:
+            What the other methods take as `params`.
+        """
+
+    @abstractmethod
+    def sample(self, params: Params, noise: Tensor) -> tuple[Actions, Tensor]:
+        """Draw actions.
+
+        Args:
+            params: From `from_features`, `[...]`.
+            noise: A slice of what `noise()` drew, `[..., num_noise]`.
+
+        Returns:
+            Actions, `[..., *action]`, and their log-probabilities, `[...]`: the same bits as `logp` gives for them.
+        """
+
+    @abstractmethod
+    def mode(self, params: Params) -> Actions:
+        """Return the most likely actions, `[..., *action]`."""
+
+    @abstractmethod
+    def logp(self, params: Params, actions: Actions) -> Tensor:
+        """Return the log-probability (or log-density) of actions, `[...]`."""
+
+    @abstractmethod
+    def entropy(self, params: Params) -> Tensor:
+        """Return the entropy in nats, `[...]`."""
+
+    @abstractmethod
+    def kl(self, params: Params, other: Params) -> Tensor:
+        """Return the Kullback-Leibler divergence KL(params || other) in nats, `[...]`."""
+
+    def rsample(self, params: Params, noise: Tensor) -> tuple[Actions, Tensor]:
+        """Draw actions through which gradients flow to `params`, with their log-probabilities.
+
+        Raises:
+            TypeError: If the distribution is over discrete actions.
+        """
+        raise TypeError(f"{type(self).__name__} has no reparameterised samples: its actions are discrete.")
+
+    def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
+        """Draw what sampling `shape` actions needs: uniform numbers in [0, 1), float32 `[*shape, num_noise]`."""
+        return torch.rand((*shape, self.num_noise), generator=generator, device=device)

@@ -1,0 +1,8 @@
+"""Models: networks from observations to features and values."""
+
+from rl8x.models.base import Model, State
+from rl8x.models.mlp import MLPModel
+from rl8x.models.recurrent import GRUModel, LSTMModel, RecurrentModel
+from rl8x.models.registry import BUILTIN, make_model
+
+__all__ = ["BUILTIN", "GRUModel", "LSTMModel", "MLPModel", "Model", "RecurrentModel", "State", "make_model"]

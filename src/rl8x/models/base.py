@@ -1,0 +1,54 @@
+"""What a policy needs of a model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import gymnasium
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+
+
+class Model(nn.Module):
+    """A network from observations to the features of an action distribution and to values.
+
+    A model of your own is a subclass with `__init__(self, observation_space, num_features, **model_config)` that calls
+    this one's, and `forward`.
+
+    Args:
+        observation_space: Space of one copy's observation.
+        num_features: Width of the features that the action distribution needs.
+    """
+
+    recurrent: ClassVar[bool] = False
+    """Whether the model carries a state from step to step."""
+
+    def __init__(self, observation_space: gymnasium.Space[Any], num_features: int) -> None:
+        super().__init__()
+        self.observation_space = observation_space
+        self.num_features = num_features
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return the state before anything was seen, each `[num_envs, *]`; empty when feedforward."""
+        return {}
+
+    @abstractmethod
+    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Read sequences of observations.
+
+        Args:
+            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
+            state: The state before the first of them, each `[B, *]`.
+            starts: Where an observation begins an episode, `[T, B]`, bool. A recurrent model forgets there, before it
+                reads the observation.
+
+        Returns:
+            Features `[T, B, num_features]`, values `[T, B]`, and the state after the last observation, each `[B, *]`.
+        """
+
+    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Return the values alone, `[T, B]`; a subclass skips the actor's work where the two are apart."""
+        values: Tensor = self(obs, state, starts)[1]
+        return values

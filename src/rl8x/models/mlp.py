@@ -1,0 +1,65 @@
+"""The feedforward model for vectors of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+from torch import Tensor
+
+from rl8x.models.base import Model, State
+from rl8x.models.observations import FlatObservations
+from rl8x.nn.mlp import HIDDEN_GAIN, MLP, check_sizes, linear
+
+
+class MLPModel(Model):
+    """Perceptrons for actor and critic, apart from each other unless `shared`.
+
+    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 for the features, so that a policy begins near
+    uniform, and 1 for values; biases are 0.
+
+    Args:
+        observation_space: Space of one copy's observation.
+        num_features: Width of the features that the action distribution needs.
+        hidden_sizes: Widths of the hidden layers; none makes the model linear.
+        activation: Name of the activation after each hidden layer.
+        shared: Whether actor and critic have the same hidden layers.
+        policy_gain: Gain of the layer that gives features.
+        value_gain: Gain of the layer that gives values.
+
+    Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        num_features: int,
+        *,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        shared: bool = False,
+        policy_gain: float = 0.01,
+        value_gain: float = 1.0,
+    ) -> None:
+        super().__init__(observation_space, num_features)
+        check_sizes("hidden_sizes", hidden_sizes)
+        self.flat = FlatObservations(observation_space)
+        sizes = [self.flat.width, *hidden_sizes]
+        self.actor = MLP(sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
+        self.critic = None if shared else MLP(sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
+        self.policy_head = linear(sizes[-1], num_features, policy_gain)
+        self.value_head = linear(sizes[-1], 1, value_gain)
+
+    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Return features and values of observations `[T, B, *obs]`; nothing is carried from one to the next."""
+        flat = self.flat(obs)
+        hidden = self.actor(flat)
+        critic_hidden = hidden if self.critic is None else self.critic(flat)
+        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
+
+    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Return the values alone, `[T, B]`."""
+        critic = self.actor if self.critic is None else self.critic
+        values: Tensor = self.value_head(critic(self.flat(obs))).squeeze(-1)
+        return values

@@ -1,0 +1,225 @@
+"""Recurrent models: LSTM and GRU, with resets inside of a sequence.
+
+Actor and critic are two trunks of one shape, so that a weight of both lies in one tensor,
+`[num_trunks, inputs, outputs]`, and a product of both is one batched product. What depends on the observation alone is
+computed for a whole sequence at once; only the product with the hidden state is done step by step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from rl8x.models.base import Model, State
+from rl8x.models.observations import FlatObservations
+from rl8x.nn.activations import activation as make_activation
+from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, linear
+
+_TRUNKS = ("actor", "critic")
+_ALL = slice(None)
+
+
+class TrunkLinear(nn.Module):
+    """A linear layer of each trunk, `[num_trunks, rows, inputs]` to `[num_trunks, rows, outputs]`.
+
+    Args:
+        num_trunks: Trunks side by side.
+        num_inputs: Width of the input.
+        num_outputs: Width of the output.
+        num_blocks: Blocks of equal width that the output consists of, each with an orthogonal weight of its own.
+        gain: Gain of those.
+    """
+
+    def __init__(
+        self, num_trunks: int, num_inputs: int, num_outputs: int, *, num_blocks: int = 1, gain: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(orthogonal_blocks(num_trunks, num_inputs, num_outputs, num_blocks, gain))
+        self.bias = nn.Parameter(torch.zeros(num_trunks, 1, num_outputs))
+
+    def forward(self, x: Tensor, trunks: slice) -> Tensor:
+        """Apply the layers of some of the trunks."""
+        return torch.baddbmm(self.bias[trunks], x, self.weight[trunks])
+
+
+def orthogonal_blocks(num_trunks: int, num_inputs: int, num_outputs: int, num_blocks: int, gain: float) -> Tensor:
+    """Return weights `[num_trunks, num_inputs, num_outputs]` whose blocks of outputs are orthogonal each by itself."""
+    weights = torch.empty(num_trunks, num_blocks, num_outputs // num_blocks, num_inputs)
+    for block in weights.flatten(0, 1):
+        nn.init.orthogonal_(block, gain)
+    return weights.flatten(1, 2).transpose(1, 2).contiguous()
+
+
+class RecurrentModel(Model):
+    """A recurrent cell for actor and critic, apart from each other unless `shared`; optional layers before the cell.
+
+    A subclass says how many gates a unit has, and how the state moves on. The state is a dict with one
+    `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed `actor_` and `critic_` where they are apart.
+
+    Args:
+        observation_space: Space of one copy's observation.
+        num_features: Width of the features that the action distribution needs.
+        hidden_size: Units of the cell.
+        encoder_sizes: Widths of the layers before the cell.
+        activation: Name of the activation after each of those.
+        shared: Whether actor and critic have the same encoder and cell.
+        policy_gain: Gain of the layer that gives features.
+        value_gain: Gain of the layer that gives values.
+    """
+
+    recurrent: ClassVar[bool] = True
+    num_gates: ClassVar[int]
+    state_names: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        num_features: int,
+        *,
+        hidden_size: int = 256,
+        encoder_sizes: Sequence[int] = (),
+        activation: str = "relu",
+        shared: bool = False,
+        policy_gain: float = 0.01,
+        value_gain: float = 1.0,
+    ) -> None:
+        super().__init__(observation_space, num_features)
+        check_sizes("hidden_size", [hidden_size])
+        check_sizes("encoder_sizes", encoder_sizes)
+        self.hidden_size = hidden_size
+        self.num_trunks = 1 if shared else len(_TRUNKS)
+        self.flat = FlatObservations(observation_space)
+        sizes = [self.flat.width, *encoder_sizes]
+        self.encoder = nn.ModuleList(
+            TrunkLinear(self.num_trunks, *pair, gain=HIDDEN_GAIN) for pair in itertools.pairwise(sizes)
+        )
+        self.activation = make_activation(activation)
+        gates = self.num_gates
+        self.inputs = TrunkLinear(self.num_trunks, sizes[-1], gates * hidden_size, num_blocks=gates)
+        recurrence = orthogonal_blocks(self.num_trunks, hidden_size, gates * hidden_size, gates, 1.0)
+        self.recurrence = nn.Parameter(recurrence)
+        self.policy_head = linear(hidden_size, num_features, policy_gain)
+        self.value_head = linear(hidden_size, 1, value_gain)
+        self._prepare()
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return zeros, each `[num_envs, hidden_size]`."""
+        return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
+
+    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Read sequences `[T, B, *obs]`, forgetting at `starts` before reading the observation there."""
+        hidden, state = self._run(obs, state, starts, _ALL)
+        return self.policy_head(hidden[0]), self.value_head(hidden[-1]).squeeze(-1), state
+
+    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Return the values alone, `[T, B]`, by the critic's trunk."""
+        hidden, _ = self._run(obs, state, starts, slice(self.num_trunks - 1, self.num_trunks))
+        values: Tensor = self.value_head(hidden[-1]).squeeze(-1)
+        return values
+
+    def _prepare(self) -> None:
+        """Set what a cell has of its own: further parameters, biases that do not begin at 0."""
+
+    @abstractmethod
+    def _weights(self, trunks: slice) -> tuple[Tensor, ...]:
+        """Return the weights of one step for some trunks, cut out once a sequence."""
+
+    @abstractmethod
+    def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the state after one step; its first part is the output.
+
+        Args:
+            parts: The state in the order of `state_names`, each `[trunks, B, hidden_size]`.
+            inputs: What the observation contributes to the gates, `[trunks, B, num_gates * hidden_size]`.
+            weights: What `_weights` gave.
+        """
+
+    def _run(self, obs: Any, state: State, starts: Tensor, trunks: slice) -> tuple[Tensor, State]:
+        """Return the outputs of some trunks, `[trunks, T, B, hidden_size]`, and their state after the last step."""
+        steps, batch = starts.shape
+        keys = self._keys(trunks)
+        x = self.flat(obs).reshape(1, steps * batch, -1).expand(len(keys) // len(self.state_names), -1, -1)
+        for layer in self.encoder:
+            x = self.activation(layer(x, trunks))
+        inputs = self.inputs(x, trunks).unflatten(1, (steps, batch)).unbind(1)
+        resets = starts.unsqueeze(-1).unbind(0)
+        weights = self._weights(trunks)
+        parts = tuple(torch.stack([state[key] for key in keys[i :: len(self.state_names)]]) for i in self._part_range)
+        outputs = []
+        for t in range(steps):
+            parts = self._move([part.masked_fill(resets[t], 0.0) for part in parts], inputs[t], weights)
+            outputs.append(parts[0])
+        tensors = [part[k] for k in range(parts[0].shape[0]) for part in parts]
+        return torch.stack(outputs, 1), dict(zip(keys, tensors, strict=True))
+
+    @property
+    def _part_range(self) -> range:
+        return range(len(self.state_names))
+
+    def _keys(self, trunks: slice) -> list[str]:
+        if self.num_trunks == 1:
+            return list(self.state_names)
+        return [f"{trunk}_{name}" for trunk in _TRUNKS[trunks] for name in self.state_names]
+
+
+class LSTMModel(RecurrentModel):
+    """Long short-term memory for actor and critic.
+
+        i, f, o = sigmoid(W x + U h + b),  g = tanh(W_g x + U_g h + b_g)
+        c' = f c + i g,  h' = o tanh(c')
+
+    Source: Hochreiter and Schmidhuber 1997; forget gates, with a bias of 1 at first, as in Gers et al. 2000.
+    """
+
+    num_gates: ClassVar[int] = 4
+    state_names: ClassVar[tuple[str, ...]] = ("h", "c")
+
+    def _prepare(self) -> None:
+        nn.init.ones_(self.inputs.bias.detach()[..., self.hidden_size : 2 * self.hidden_size])
+
+    def _weights(self, trunks: slice) -> tuple[Tensor, ...]:
+        return (self.recurrence[trunks],)
+
+    def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, cell = parts
+        gates = torch.baddbmm(inputs, hidden, weights[0])
+        # The sigmoid gates stand together (i, f, o, then g), so that one call does all three.
+        write, keep, show = gates[..., : 3 * self.hidden_size].sigmoid().chunk(3, -1)
+        candidate = gates[..., 3 * self.hidden_size :].tanh()
+        cell = torch.addcmul(keep * cell, write, candidate)
+        return show * cell.tanh(), cell
+
+
+class GRUModel(RecurrentModel):
+    """Gated recurrent units for actor and critic, with the reset gate after the product as in cuDNN and torch.
+
+        r, z = sigmoid(W x + U h + b),  n = tanh(W_n x + b_n + r (U_n h + c_n))
+        h' = (1 - z) n + z h
+
+    Source: Cho et al. 2014, arXiv:1406.1078.
+    """
+
+    num_gates: ClassVar[int] = 3
+    state_names: ClassVar[tuple[str, ...]] = ("h",)
+
+    def _prepare(self) -> None:
+        self.candidate_bias = nn.Parameter(torch.zeros(self.num_trunks, 1, self.hidden_size))
+
+    def _weights(self, trunks: slice) -> tuple[Tensor, ...]:
+        bias = torch.nn.functional.pad(self.candidate_bias[trunks], (2 * self.hidden_size, 0))
+        return self.recurrence[trunks], bias
+
+    def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (hidden,) = parts
+        weight, bias = weights
+        products = torch.baddbmm(bias, hidden, weight)
+        split = 2 * self.hidden_size
+        reset, update = (products[..., :split] + inputs[..., :split]).sigmoid().chunk(2, -1)
+        candidate = torch.addcmul(inputs[..., split:], reset, products[..., split:]).tanh()
+        return (torch.lerp(candidate, hidden, update),)

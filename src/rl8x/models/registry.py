@@ -1,0 +1,66 @@
+"""Models by name, class or instance."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from rl8x.models.base import Model
+from rl8x.models.mlp import MLPModel
+from rl8x.models.recurrent import GRUModel, LSTMModel
+from rl8x.nn.names import check_arguments, unknown_name
+
+BUILTIN: dict[str, type[Model]] = {
+    "mlp": MLPModel,
+    "lstm": LSTMModel,
+    "gru": GRUModel,
+}
+
+
+def make_model(
+    spec: str | type[Model] | Model,
+    observation_space: gymnasium.Space[Any],
+    num_features: int,
+    model_config: Mapping[str, Any] | None = None,
+) -> Model:
+    """Make a model, or take the instance that was given.
+
+    Args:
+        spec: Built-in name, a subclass of `Model`, or an instance.
+        observation_space: Space of one copy's observation.
+        num_features: Width of the features that the action distribution needs.
+        model_config: Further arguments of the model's class; none may be given with an instance.
+
+    Raises:
+        TypeError: If `spec` is none of these.
+        ValueError: If the name or an argument is unknown, or an instance does not fit the action distribution.
+    """
+    config = dict(model_config or {})
+    if isinstance(spec, Model):
+        return _checked_instance(spec, num_features, config)
+    if isinstance(spec, str):
+        if spec not in BUILTIN:
+            raise ValueError(unknown_name("model", spec, BUILTIN))
+        spec = BUILTIN[spec]
+    if not inspect.isclass(spec) or not issubclass(spec, Model):
+        raise TypeError(
+            f"`model` must be a name ({', '.join(BUILTIN)}), a subclass of Model or an instance; got {spec!r}."
+        )
+    check_arguments(spec, config, "model_config", num_positional=2)
+    return spec(observation_space, num_features, **config)
+
+
+def _checked_instance(model: Model, num_features: int, config: Mapping[str, Any]) -> Model:
+    name = type(model).__name__
+    if config:
+        raise ValueError(
+            f"`model_config` ({', '.join(config)}) needs a model's name or class, not an instance of {name}."
+        )
+    if model.num_features != num_features:
+        raise ValueError(
+            f"the {name} given has num_features={model.num_features}, but the action distribution needs {num_features}."
+        )
+    return model

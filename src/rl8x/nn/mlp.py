@@ -1,0 +1,68 @@
+"""Multilayer perceptrons and how their weights begin."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from rl8x.nn.activations import activation as make_activation
+
+HIDDEN_GAIN = math.sqrt(2.0)
+
+
+def linear(num_inputs: int, num_outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
+    """Make a linear layer with an orthogonal weight times `gain` and a bias of 0.
+
+    Source: Saxe et al. 2014, arXiv:1312.6120.
+    """
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class MLP(nn.Sequential):
+    """Linear layers with an activation after each, `[..., sizes[0]]` to `[..., sizes[-1]]`.
+
+    Args:
+        sizes: Width of the input, of each hidden layer and of the output. One size alone makes an identity.
+        activation: Name of the activation between layers.
+        activate_last: Whether the last layer is followed by an activation too.
+        gain: Gain of the hidden layers' orthogonal weights.
+        last_gain: Gain of the last layer; None: that of the hidden ones.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        activation: str = "relu",
+        activate_last: bool = False,
+        gain: float = HIDDEN_GAIN,
+        last_gain: float | None = None,
+    ) -> None:
+        check_sizes("sizes", sizes)
+        if not sizes:
+            raise ValueError("`sizes` must have at least the width of the input; got none.")
+        layers: list[nn.Module] = []
+        for i, (num_inputs, num_outputs) in enumerate(itertools.pairwise(sizes)):
+            last = i == len(sizes) - 2
+            layers.append(linear(num_inputs, num_outputs, last_gain if last and last_gain is not None else gain))
+            if not last or activate_last:
+                layers.append(make_activation(activation))
+        super().__init__(*layers)
+        self.num_inputs, self.num_outputs = sizes[0], sizes[-1]
+
+
+def check_sizes(name: str, sizes: Sequence[int]) -> None:
+    """Refuse widths that are not whole numbers of at least 1.
+
+    Raises:
+        ValueError: At the first such width.
+    """
+    whole = isinstance(sizes, Sequence) and all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+    if isinstance(sizes, str) or not whole or any(size < 1 for size in sizes):
+        raise ValueError(f"`{name}` must be a list of whole numbers of at least 1, such as [256, 256]; got {sizes!r}.")

@@ -1,0 +1,38 @@
+"""Error messages for things that are chosen by name and made with keyword arguments."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def unknown_name(kind: str, name: object, legal: Collection[str], where: str = "") -> str:
+    """Say that there is no such thing, which ones are near, and which there are."""
+    near = difflib.get_close_matches(str(name).lower(), legal, n=2, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(repr(each) for each in near)}? " if near else ""
+    return f"no {kind} {name!r}{where}. {hint}There are {', '.join(legal)}."
+
+
+def check_arguments(cls: type, config: Mapping[str, Any], config_name: str, *, num_positional: int) -> None:
+    """Refuse keyword arguments that a class does not take.
+
+    Args:
+        cls: The class to be made.
+        config: Its keyword arguments.
+        config_name: What the user calls them.
+        num_positional: How many leading arguments of the class are supplied by the caller and not the user's to set.
+
+    Raises:
+        ValueError: At the first unknown one; the message names the nearest and the legal ones.
+    """
+    parameters = list(inspect.signature(cls).parameters.values())[num_positional:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    legal = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    for name in config:
+        if name not in legal:
+            if not legal:
+                raise ValueError(f"{cls.__name__} takes nothing in `{config_name}`; got {name!r}.")
+            raise ValueError(unknown_name("argument", name, legal, f" of {cls.__name__} in `{config_name}`"))
