@@ -124,7 +124,7 @@ def to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "shape": list(space.shape)}
+        return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
     if isinstance(space, spaces.Box):
         bounds = {"low": _bound_form(space.low), "high": _bound_form(space.high)}
         return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name, **bounds}
@@ -141,7 +141,7 @@ def from_dict(form: Mapping[str, Any]) -> spaces.Space[Any]:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(np.asarray(form["nvec"]), start=np.asarray(form["start"]))
     if kind == "MultiBinary":
-        return spaces.MultiBinary(form["shape"])
+        return spaces.MultiBinary(form["n"])
     if kind == "Box":
         dtype, shape = np.dtype(form["dtype"]), tuple(form["shape"])
         low, high = (_bound(form[side], shape, dtype) for side in ("low", "high"))

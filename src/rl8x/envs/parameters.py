@@ -90,17 +90,10 @@ def resolve_config(
     resolved = ResolvedConfig({}, {}, {})
     for name, parameter in parameters.items():
         value = config.get(name, parameter.default)
-        where = f"{owner}: env_config[{name!r}]"
-        if isinstance(value, Mapping):
-            value = randomization.from_dict(value)
-        if isinstance(value, ParameterDistribution):
-            given: object = value.to_dict()
-            _resolve_distribution(value, name, parameter, where, resolved, num_envs, device)
-        else:
-            numbers = _numbers(value, where, num_envs)
-            _check_bounds(numbers, parameter, where)
-            given = numbers.tolist()
-            resolved.fixed[name] = numbers.to(device, torch.float32)
+        try:
+            given = _resolve_value(value, name, parameter, resolved, num_envs, device)
+        except ValueError as error:
+            raise ValueError(f"{owner}: env_config[{name!r}] {error}") from None
         if name in config:
             resolved.given[name] = given
     return resolved
@@ -115,34 +108,38 @@ def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str)
     return f"{owner}: env_config has no parameter {name!r}.{hint} Legal are {legal}."
 
 
-def _resolve_distribution(
-    value: ParameterDistribution,
-    name: str,
-    parameter: Parameter,
-    where: str,
-    resolved: ResolvedConfig,
-    num_envs: int,
-    device: torch.device,
-) -> None:
-    """Add a distribution to `resolved`, clipped to the parameter's bounds or refused where it can leave them."""
-    value = value.clipped(parameter.low, parameter.high)
-    low, high = value.support
+def _resolve_value(
+    value: object, name: str, parameter: Parameter, resolved: ResolvedConfig, num_envs: int, device: torch.device
+) -> object:
+    """Add one value to `resolved` and return its plain JSON form."""
+    if isinstance(value, Mapping):
+        value = randomization.from_dict(value)
+    if not isinstance(value, ParameterDistribution):
+        numbers = _numbers(value, num_envs)
+        _check_bounds(numbers, parameter)
+        resolved.fixed[name] = numbers.to(device, torch.float32)
+        return numbers.tolist()
+    clipped = value.clipped(parameter.low, parameter.high)
+    low, high = clipped.support
     if low < parameter.low or high > parameter.high:
-        raise ValueError(f"{where} must stay in {parameter.bounds}; {value!r} reaches from {low:g} to {high:g}.")
-    value.prepare(device)
-    if value.fixed:
-        resolved.fixed[name] = value.draw(torch.zeros(num_envs, device=device))
+        raise ValueError(f"must stay in {parameter.bounds}; {value!r} reaches from {low:g} to {high:g}.")
+    clipped.prepare(device)
+    if clipped.fixed:
+        resolved.fixed[name] = clipped.draw(torch.zeros(num_envs, device=device))
     else:
-        resolved.drawn[name] = value
+        resolved.drawn[name] = clipped
+    return value.to_dict()
 
 
-def _numbers(value: object, where: str, num_envs: int) -> Tensor:
+def _numbers(value: object, num_envs: int) -> Tensor:
     """Return a number or `num_envs` numbers as a float64 tensor on the CPU."""
-    need = f"{where} must be a number, {num_envs} numbers (one a copy) or a distribution"
+    need = f"must be a number, {num_envs} numbers (one a copy) or a distribution"
     if isinstance(value, str) or value is None:
         raise ValueError(f"{need}; got {value!r}.")
     try:
-        numbers = torch.as_tensor(value).detach().to("cpu", torch.float64)
+        # In float64 from the start: the plain form of 0.6 shall be 0.6, not its nearest float32.
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+        numbers = tensor.detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{need}; got {value!r}.") from None
     if numbers.shape not in ((), (num_envs,)):
@@ -150,11 +147,11 @@ def _numbers(value: object, where: str, num_envs: int) -> Tensor:
     return numbers.clone()
 
 
-def _check_bounds(numbers: Tensor, parameter: Parameter, where: str) -> None:
+def _check_bounds(numbers: Tensor, parameter: Parameter) -> None:
     """Raise where a value is not finite or not within the bounds."""
     # float32 rounding of a legal bound, given as a tensor, must not make it illegal.
     slack = 1e-6 * max(abs(parameter.low), abs(parameter.high)) if math.isfinite(parameter.high) else 0.0
     legal = (numbers >= parameter.low - slack) & (numbers <= parameter.high + slack) & numbers.isfinite()
     if not bool(legal.all()):
         worst = float(numbers.reshape(-1)[int(legal.reshape(-1).logical_not().nonzero()[0])])
-        raise ValueError(f"{where} must be in {parameter.bounds}; got {worst:g}.")
+        raise ValueError(f"must be in {parameter.bounds}; got {worst:g}.")

@@ -87,7 +87,7 @@ class _Probe:
         kept = [map_tensors(argument, Tensor.clone) for argument in arguments]
         try:
             result = method(*arguments)
-            again = method(*kept) if pure else None
+            again = method(*(map_tensors(argument, Tensor.clone) for argument in kept)) if pure else None
         except Exception as error:
             raise self.fault(function, f"raised {type(error).__name__}: {error}") from error
         names = {"initial_state": ("parameters", "noise"), "observe": ("state", "parameters")}

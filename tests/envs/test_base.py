@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import io
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.envs import BUILTIN, CartPole, CartPoleInfinite, DiscreteDummy, MountainCar, Pendulum
+from rl8x.envs.base import Env, Parameter
+from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
+
+
+class Countdown(Env):
+    """Count down from a start drawn in 1..`most`; action 1 counts double. Terminates at 0 or below. Adds step noise."""
+
+    single_observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    single_action_space = Discrete(2)
+    parameters = {  # noqa: RUF012
+        "most": Parameter(default=4.0, low=1.0, high=100.0, unit="steps", description="largest start"),
+        "bonus": Parameter(default=0.0, low=-1.0, high=1.0, unit="", description="added to each reward"),
+    }
+    terminates = True
+    reset_noise = 1
+    step_noise = 1
+
+    def initial_state(self, parameters, noise):
+        count = torch.floor(noise[:, 0] * parameters["most"]) + 1
+        return {"count": count, "draws": torch.stack((noise[:, 0], noise[:, 0]), 1)}
+
+    def transition(self, state, actions, parameters, noise):
+        count = state["count"] - 1 - actions
+        draws = torch.cat((state["draws"][:, 1:], noise), 1)
+        return {"count": count, "draws": draws}, count.abs() + parameters["bonus"], count <= 0
+
+    def observe(self, state, parameters):
+        return torch.stack((state["count"], state["draws"][:, 1]), 1)
+
+
+def rollout(env, steps, seed=0):
+    """Step with random actions; returns all that was seen."""
+    generator = torch.Generator().manual_seed(seed)
+    seen = []
+    for _ in range(steps):
+        if isinstance(env.single_action_space, Discrete):
+            actions = torch.randint(int(env.single_action_space.n), (env.num_envs,), generator=generator)
+        else:
+            actions = torch.rand((env.num_envs, *env.single_action_space.shape), generator=generator) * 2 - 1
+        obs, rewards, terminated, truncated, info = env.step(actions)
+        seen.append(
+            (obs, rewards, terminated, truncated, info["final_obs"], info["episode"]["r"], info["episode"]["l"])
+        )
+    return seen
+
+
+def assert_equal(left, right):
+    for row_left, row_right in zip(left, right, strict=True):
+        for a, b in zip(row_left, row_right, strict=True):
+            assert torch.equal(a, b)
+
+
+class Oracle:
+    """One copy of Countdown in plain Python, fed the same noise."""
+
+    def __init__(self, noise, limit):
+        self.limit = limit
+        self.start(noise)
+
+    def start(self, noise):
+        self.count = float(np.floor(noise * 4) + 1)
+        self.draw, self.length, self.total = noise, 0, 0.0
+
+    def step(self, action, step_noise, reset_noise):
+        self.count -= 1 + action
+        self.draw = step_noise
+        self.length += 1
+        self.total += abs(self.count)
+        terminated = self.count <= 0
+        truncated = self.limit is not None and self.length >= self.limit
+        row = (abs(self.count), terminated, truncated, (self.count, self.draw), self.total, self.length)
+        if terminated or truncated:
+            self.start(reset_noise)
+        return row, (self.count, self.draw)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+def test_advance_equals_a_loop_over_copies(limit):
+    env = Countdown(16, seed=3, time_limit=limit)
+    noise = env.noise(31)
+    carry, obs = env.restart(noise[0])
+    oracles = [Oracle(float(row[1]), limit) for row in noise[0]]
+    assert obs.tolist() == [[oracle.count, oracle.draw] for oracle in oracles]
+    generator = torch.Generator().manual_seed(0)
+    ended = 0
+    for t in range(1, 31):
+        actions = torch.randint(2, (16,), generator=generator)
+        carry, step = env.advance(carry, actions, noise[t])
+        for i, oracle in enumerate(oracles):
+            row, after = oracle.step(int(actions[i]), float(noise[t, i, 0]), float(noise[t, i, 1]))
+            reward, terminated, truncated, final, total, length = row
+            assert (float(step.rewards[i]), bool(step.terminated[i])) == (reward, terminated)
+            assert bool(step.truncated[i]) == truncated
+            assert tuple(step.final_obs[i].tolist()) == final
+            assert (float(step.episode_returns[i]), int(step.episode_lengths[i])) == (total, length)
+            assert tuple(step.obs[i].tolist()) == after
+            assert (float(carry["returns"][i]), int(carry["elapsed"][i])) == (oracle.total, oracle.length)
+            ended += terminated or truncated
+    assert ended > 50
+    assert step.valid is None
+
+
+def test_dtypes_of_a_step():
+    env = Countdown(4, seed=0)
+    env.reset()
+    obs, rewards, terminated, truncated, info = env.step(np.array([0, 1, 0, 1]))
+    assert (obs.dtype, rewards.dtype) == (torch.float32, torch.float32)
+    assert (terminated.dtype, truncated.dtype) == (torch.bool, torch.bool)
+    assert info["episode"]["l"].dtype == torch.int64
+    assert torch.equal(info["_final_obs"], terminated | truncated)
+
+
+@pytest.mark.parametrize("env_class", BUILTIN.values())
+def test_advance_is_pure(env_class):
+    env = env_class(8, seed=0)
+    env.reset(config={next(iter(env.parameters)): Uniform(*[next(iter(env.parameters.values())).default] * 2)})
+    noise = env.noise(2)
+    actions = torch.as_tensor(env.action_space.sample())
+    before = {name: value.clone() for name, value in env.carry["state"].items()}
+    attributes = dict(vars(env))
+    generator = env.generator.get_state()
+    first = env.advance(env.carry, actions, noise[0])
+    second = env.advance(env.carry, actions, noise[0])
+    assert all(torch.equal(value, before[name]) for name, value in env.carry["state"].items())
+    assert vars(env) == attributes
+    assert torch.equal(env.generator.get_state(), generator)
+    for a, b in zip(first[1][:7], second[1][:7], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("env_class", [CartPole, CartPoleInfinite, Pendulum, Countdown])
+def test_advance_compiles_without_a_graph_break(env_class):
+    torch._dynamo.reset()
+    env = env_class(4, seed=0)
+    name, parameter = next(iter(env.parameters.items()))
+    env.reset(config={name: Choice([parameter.default, parameter.default * 1.1])})
+    compiled = torch.compile(env.advance, backend="eager", fullgraph=True)
+    noise = env.noise(3)
+    actions = torch.as_tensor(env.action_space.sample())
+    carry = env.carry
+    for t in range(3):
+        expected_carry, expected = env.advance(carry, actions, noise[t])
+        carry, step = compiled(carry, actions, noise[t])
+        assert torch.equal(step.obs, expected.obs)
+        assert torch.equal(step.rewards, expected.rewards)
+        assert torch.equal(carry["elapsed"], expected_carry["elapsed"])
+
+
+@pytest.mark.parametrize("env_class", BUILTIN.values())
+def test_equal_seeds_give_equal_bits(env_class):
+    one, two, other = env_class(5, seed=1, time_limit=7), env_class(5, seed=1, time_limit=7), env_class(5, seed=2)
+    assert torch.equal(one.reset()[0], two.reset()[0])
+    assert not torch.equal(two.reset()[0], other.reset()[0])
+    one.reset(seed=11)
+    two.reset(seed=11)
+    assert_equal(rollout(one, 20), rollout(two, 20))
+
+
+def test_the_generator_is_the_environments_own():
+    env = CartPole(4, seed=0)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    env.reset()
+    rollout(env, 3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(horizon=st.integers(1, 9), num_envs=st.integers(1, 40), seed=st.integers(0, 2**31))
+def test_noise_of_a_horizon_equals_noise_step_by_step(horizon, num_envs, seed):
+    at_once, stepwise = Countdown(num_envs, seed=seed), Countdown(num_envs, seed=seed)
+    noise = at_once.noise(horizon)
+    assert noise.shape == (horizon, num_envs, 2)
+    assert torch.equal(noise, torch.cat([stepwise.noise(1) for _ in range(horizon)]))
+    assert float(noise.min()) >= 0
+    assert float(noise.max()) < 1
+
+
+def test_advance_over_a_horizons_noise_equals_step():
+    one, two = Countdown(6, seed=4, time_limit=3), Countdown(6, seed=4, time_limit=3)
+    one.reset()
+    two.reset()
+    actions = torch.ones(6, dtype=torch.int64)
+    noise, carry = one.noise(10), one.carry
+    for t in range(10):
+        carry, step = one.advance(carry, actions, noise[t])
+        obs, rewards, terminated, truncated, info = two.step(actions)
+        row = (obs, rewards, terminated, truncated, info["final_obs"])
+        assert_equal([row], [(step.obs, step.rewards, step.terminated, step.truncated, step.final_obs)])
+
+
+@pytest.mark.parametrize("env_class", [*BUILTIN.values(), Countdown])
+def test_a_snapshot_goes_on_with_the_same_bits(env_class):
+    limit = None if env_class.default_time_limit is None else 6
+    name, parameter = next(iter(env_class.parameters.items()))
+    config = {name: LogUniform(parameter.default * 0.9, parameter.default * 1.1)}
+    env = env_class(5, seed=0, time_limit=limit)
+    env.reset(config=config)
+    rollout(env, 9)
+    file = io.BytesIO()
+    torch.save(env.state_dict(), file)
+    expected = rollout(env, 15)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    kept = {key: value.clone() for key, value in state["carry"]["state"].items()}
+    other = env_class(5, seed=99, time_limit=limit)
+    other.load_state_dict(state)
+    assert other.config == env.config
+    assert_equal(rollout(other, 15), expected)
+    other.reset()
+    env.reset()
+    assert torch.equal(other.carry["state"][next(iter(kept))], env.carry["state"][next(iter(kept))])
+    assert all(torch.equal(state["carry"]["state"][key], value) for key, value in kept.items())
+
+
+def test_a_snapshot_keeps_a_configuration_that_waits_for_the_reset():
+    env = CartPole(2, seed=0)
+    env.reset(config={"length": 1.0})
+    env.configure({"length": [0.3, 0.4]})
+    other = CartPole(2, seed=1)
+    other.load_state_dict(env.state_dict())
+    assert other.config == {"length": 1.0}
+    other.reset()
+    assert other.config == {"length": [0.3, 0.4]}
+    torch.testing.assert_close(other.carry["parameters"]["length"], torch.tensor([0.3, 0.4]))
+
+
+def test_a_snapshot_of_another_size_is_refused():
+    env = CartPole(3, seed=0)
+    env.reset()
+    with pytest.raises(ValueError, match="the snapshot has 3 copies, this environment 2"):
+        CartPole(2).load_state_dict(env.state_dict())
+
+
+def test_config_takes_effect_at_the_next_reset_and_stays():
+    env = CartPole(2, seed=0)
+    env.reset()
+    env.configure({"length": 0.7})
+    assert env.config == {}
+    env.step(torch.tensor([0, 1]))
+    assert float(env.carry["parameters"]["length"]) == 0.5
+    env.reset()
+    env.reset(config=None)
+    assert env.config == {"length": 0.7}
+    assert float(env.carry["parameters"]["length"]) == pytest.approx(0.7)
+    env.reset(config={})
+    assert env.config == {}
+    assert float(env.carry["parameters"]["length"]) == 0.5
+
+
+def test_one_value_is_0d_and_many_are_one_a_copy():
+    env = CartPole(3, seed=0)
+    env.reset(config={"length": 0.4, "gravity": [1.0, 2.0, 3.0], "masspole": torch.tensor([0.1, 0.2, 0.3])})
+    parameters = env.carry["parameters"]
+    assert parameters["length"].ndim == 0
+    assert parameters["gravity"].tolist() == [1.0, 2.0, 3.0]
+    assert parameters["masscart"].ndim == 0
+    assert env.noise_width == 4
+
+
+def test_drawn_parameters_change_where_an_episode_ends_and_nowhere_else():
+    env = Countdown(64, seed=0, time_limit=3)
+    env.reset(config={"most": Uniform(3, 50), "bonus": Grid([0.0, 0.5])})
+    assert env.noise_width == 3
+    assert env.carry["parameters"]["bonus"].tolist() == [0.0, 0.5] * 32
+    changed = 0
+    for _ in range(12):
+        before = env.carry["parameters"]
+        _, _, terminated, truncated, _ = env.step(torch.zeros(64, dtype=torch.int64))
+        done = terminated | truncated
+        after = env.carry["parameters"]
+        assert torch.equal(after["most"] != before["most"], done)
+        assert torch.equal(after["bonus"], before["bonus"])
+        assert float(after["most"].min()) >= 3
+        assert float(after["most"].max()) <= 50
+        # The new episode starts under its own new parameter.
+        assert bool((env.carry["state"]["count"] <= after["most"].ceil()).all())
+        changed += int(done.sum())
+    assert changed > 100
+
+
+def test_drawn_columns_do_not_touch_the_noise_of_resets():
+    plain, drawn = CartPole(8, seed=0), CartPole(8, seed=0)
+    noise = torch.rand(8, 5)
+    plain.restart(noise[:, :4])
+    drawn.configure({"length": Uniform(0.2, 0.8)})
+    drawn.adopt_next_config()
+    carry, obs = drawn.restart(noise)
+    assert torch.equal(obs, plain.restart(noise[:, :4])[1])
+    torch.testing.assert_close(carry["parameters"]["length"], 0.2 + 0.6 * noise[:, 4])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"lenght": 1.0}, "Did you mean 'length'"),
+        ({"lenght": 1.0}, r"gravity in \[0.1, 100\] m/s\^2"),
+        ({"length": 99.0}, r"env_config\['length'\] must be in \[0.025, 10\] m; got 99"),
+        ({"length": [0.5, -1.0]}, "got -1"),
+        ({"length": float("nan")}, "got nan"),
+        ({"length": [0.5, 0.5, 0.5]}, r"2 numbers \(one a copy\) or a distribution; got shape \[3\]"),
+        ({"length": "long"}, "got 'long'"),
+        ({"length": None}, "got None"),
+        ({"length": Uniform(0.1, 50)}, "reaches from 0.1 to 50"),
+        ({"length": {"unifrom": [0.1, 0.2]}}, "Did you mean 'uniform'"),
+        ({"length": {"uniform": [0.2, 0.1]}}, "must not exceed"),
+        ({"length": Grid([0.1, 0.2, 0.3])}, "at least as many copies"),
+        ({"length": Normal(20, 1)}, "mean lies outside"),
+    ],
+)
+def test_a_wrong_config_says_what_is_legal(config, message):
+    env = CartPole(2, seed=0)
+    env.reset(config={"length": 0.6})
+    state = env.generator.get_state()
+    with pytest.raises(ValueError, match=message) as caught:
+        env.reset(config=config)
+    assert str(caught.value).startswith("CartPole: env_config")
+    assert "\n" not in str(caught.value)
+    assert env.config == {"length": 0.6}
+    assert torch.equal(env.generator.get_state(), state)
+
+
+def test_config_is_kept_in_plain_form():
+    env = CartPole(2, seed=0)
+    config = {"length": Uniform(0.2, 0.8), "gravity": np.array([9.0, 10.0]), "tau": 0.01}
+    env.reset(config=config)
+    assert env.config == {"length": {"uniform": [0.2, 0.8]}, "gravity": [9.0, 10.0], "tau": 0.01}
+    again = CartPole(2, seed=0)
+    assert torch.equal(again.reset(config=env.config)[0], CartPole(2, seed=0).reset(config=config)[0])
+
+
+def test_construction_errors():
+    with pytest.raises(ValueError, match="num_envs must be at least 1; got 0"):
+        CartPole(0)
+    with pytest.raises(ValueError, match="time_limit must be at least 1 or None; got 0"):
+        CartPole(1, time_limit=0)
+    with pytest.raises(TypeError):
+        CartPole(1.5)
+    limited = type("Limited", (CartPole,), {"max_num_envs": 4})
+    with pytest.raises(ValueError, match="at least 1 and at most 4; got 5"):
+        limited(5)
+    with pytest.raises(RuntimeError, match="call reset"):
+        CartPole(1).step(torch.tensor([0]))
+    with pytest.raises(ValueError, match="default must lie in its bounds"):
+        Parameter(default=2.0, low=0.0, high=1.0, unit="", description="")
+
+
+def test_time_limit_argument():
+    assert CartPole(1).time_limit == 500
+    assert CartPole(1, time_limit=None).time_limit is None
+    assert CartPole(1, time_limit=None).episodic
+    assert not Pendulum(1, time_limit=None).episodic
+    assert DiscreteDummy(1, time_limit=3).episodic
+
+
+def test_what_a_user_does_to_an_observation_does_not_reach_the_physics():
+    one, two = CartPole(4, seed=0), CartPole(4, seed=0)
+    obs, _ = one.reset()
+    obs.mul_(100)
+    two.reset()
+    for row in rollout(one, 5):
+        row[0].add_(7)
+        row[4].add_(7)
+    assert torch.equal(one.step(torch.zeros(4, dtype=torch.int64))[1], torch.ones(4))
+    rollout(two, 5)
+    two.step(torch.zeros(4, dtype=torch.int64))
+    assert torch.equal(one.carry["state"]["physics"], two.carry["state"]["physics"])
+
+
+def test_the_program_key_tells_what_is_built_in():
+    env = CartPole(4, seed=0)
+    env.reset()
+    key = env.program_key
+    env.reset(config={"length": 0.7})
+    assert env.program_key == key  # a value is data
+    env.reset(config={"length": [0.7] * 4})
+    per_copy = env.program_key
+    env.reset(config={"length": Uniform(0.2, 0.8)})
+    assert len({key, per_copy, env.program_key}) == 3
+
+
+@pytest.mark.parametrize("env_class", BUILTIN.values())
+def test_is_a_gymnasium_vector_environment(env_class):
+    env = env_class(3, seed=0)
+    assert isinstance(env, gymnasium.vector.VectorEnv)
+    assert env.metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.SAME_STEP
+    assert env.observation_space == gymnasium.vector.utils.batch_space(env.single_observation_space, 3)
+    assert env.action_space == gymnasium.vector.utils.batch_space(env.single_action_space, 3)
+    obs, info = env.reset(seed=1, options={})
+    assert info == {}
+    assert env.observation_space.contains(obs.numpy())
+    for _ in range(5):
+        obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
+        assert env.observation_space.contains(info["final_obs"].numpy())
+        assert rewards.shape == terminated.shape == truncated.shape == (3,)
+    assert env.unwrapped is env
+    env.close()
+    assert env.closed
+    assert repr(env) == f"{env_class.__name__}(num_envs=3)"
+
+
+def test_gymnasiums_wrapper_of_vector_environments_works():
+    env = gymnasium.wrappers.vector.TransformReward(MountainCar(3, seed=0), lambda rewards: rewards * 2)
+    env.reset(seed=0)
+    assert env.step(env.action_space.sample())[1].tolist() == [-2.0, -2.0, -2.0]

@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from rl8x.envs import CartPole, GymnasiumEnv
+
+
+class Toy(gymnasium.Env):
+    """Episodes of random length, told by the observation; every number is known from the seed."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 6))
+        self.time = 0
+        return self.observation(), {}
+
+    def observation(self):
+        return np.array([self.left, self.time, self.np_random.random()])
+
+    def step(self, action):
+        self.left -= 1
+        self.time += 1
+        reward = float(self.left + 10 * action)
+        ended = self.left == 0
+        # Odd lengths terminate, even ones are truncated.
+        return self.observation(), reward, ended and self.time % 2 == 1, ended and self.time % 2 == 0, {}
+
+
+class DictToy(Toy):
+    observation_space = spaces.Dict({"x": Toy.observation_space, "more": spaces.Dict({"left": spaces.Discrete(9)})})
+    action_space = spaces.Discrete(2, start=3)
+
+    def observation(self):
+        return {"x": super().observation(), "more": {"left": self.left}}
+
+    def step(self, action):
+        assert action in (3, 4)
+        return super().step(action - 3)
+
+
+def oracle(num_envs, steps, seed, actions, factory=Toy):
+    """Step single environments in a Python loop with same-step resets: the truth for every mode."""
+    rows = []
+    envs = [factory() for _ in range(num_envs)]
+    obs = [env.reset(seed=seed + i)[0] for i, env in enumerate(envs)]
+    first, returns, lengths = list(obs), [0.0] * num_envs, [0] * num_envs
+    for t in range(steps):
+        row = []
+        for i, env in enumerate(envs):
+            final, reward, terminated, truncated, _ = env.step(actions[t][i])
+            returns[i] += reward
+            lengths[i] += 1
+            obs = final
+            entry = {"final": final, "reward": reward, "terminated": terminated, "truncated": truncated}
+            entry |= {"returns": returns[i], "length": lengths[i]}
+            if terminated or truncated:
+                obs, _ = env.reset()
+                returns[i], lengths[i] = 0.0, 0
+            row.append(entry | {"obs": obs})
+        rows.append(row)
+    return first, rows
+
+
+def random_actions(steps, num_envs, n=2):
+    return np.random.default_rng(0).integers(0, n, (steps, num_envs))
+
+
+def close_to(tensor, array):
+    np.testing.assert_allclose(tensor.numpy(), np.asarray(array, dtype=np.float32), rtol=1e-6)
+
+
+def check_same_step(env, num_envs, steps, seed):
+    actions = random_actions(steps, num_envs)
+    first, rows = oracle(num_envs, steps, seed, actions)
+    obs, _ = env.reset()
+    close_to(obs, first)
+    assert obs.dtype == torch.float32
+    carry = env.carry
+    ended = 0
+    for t, row in enumerate(rows):
+        carry, step = env.advance(carry, torch.as_tensor(actions[t]), env.noise(1)[0])
+        close_to(step.obs, [entry["obs"] for entry in row])
+        close_to(step.final_obs, [entry["final"] for entry in row])
+        close_to(step.rewards, [entry["reward"] for entry in row])
+        close_to(step.episode_returns, [entry["returns"] for entry in row])
+        assert step.terminated.tolist() == [entry["terminated"] for entry in row]
+        assert step.truncated.tolist() == [entry["truncated"] for entry in row]
+        assert step.episode_lengths.tolist() == [entry["length"] for entry in row]
+        assert step.valid is None
+        ended += int((step.terminated | step.truncated).sum())
+    assert ended > steps * num_envs / 6
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_copies_that_it_makes_equal_a_loop_over_single_ones(vectorization):
+    env = GymnasiumEnv(Toy, 3, seed=7, vectorization=vectorization)
+    assert env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    assert env.gives_final_obs
+    check_same_step(env, 3, 30, 7)
+    env.close()
+
+
+def test_a_vector_env_without_autoreset_is_reset_in_the_same_step():
+    vector_env = SyncVectorEnv([Toy] * 4, autoreset_mode=AutoresetMode.DISABLED)
+    env = GymnasiumEnv(vector_env, seed=3)
+    assert env.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    check_same_step(env, 4, 30, 3)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_next_step_mode_gives_the_same_experience_with_filler_rows_marked(kind):
+    num_envs, steps = 3, 60
+    env = GymnasiumEnv(kind([Toy] * num_envs), seed=5)
+    assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    obs, _ = env.reset()
+    carry = env.carry
+    actions = np.zeros(
+        (steps, num_envs), dtype=np.int64
+    )  # without a filler's action, so that the oracle's are the same
+    _, rows = oracle(num_envs, steps, 5, actions)
+    position = [0] * num_envs
+    was_done = torch.zeros(num_envs, dtype=torch.bool)
+    fillers = 0
+    for t in range(steps):
+        before = obs
+        carry, step = env.advance(carry, torch.as_tensor(actions[t]), env.noise(1)[0])
+        obs = step.obs
+        assert torch.equal(~step.valid, was_done)
+        for i in range(num_envs):
+            if not step.valid[i]:
+                # The row only resets: what it leads to is the first observation of the oracle's next episode.
+                fillers += 1
+                previous = rows[position[i] - 1][i]
+                close_to(before[i], previous["final"])
+                close_to(step.obs[i], previous["obs"])
+                assert float(step.rewards[i]) == 0.0
+                assert (bool(step.terminated[i]), bool(step.truncated[i])) == (False, True)
+                assert (int(step.episode_lengths[i]), float(step.episode_returns[i])) == (0, 0.0)
+                continue
+            entry = rows[position[i]][i]
+            position[i] += 1
+            close_to(step.final_obs[i], entry["final"])
+            close_to(step.obs[i], entry["final"])
+            assert float(step.rewards[i]) == entry["reward"]
+            assert bool(step.terminated[i]) == entry["terminated"]
+            assert bool(step.truncated[i]) == entry["truncated"]
+            assert int(step.episode_lengths[i]) == entry["length"]
+            assert float(step.episode_returns[i]) == pytest.approx(entry["returns"])
+        was_done = (step.terminated | step.truncated) & step.valid
+    assert fillers > 20
+    env.close()
+
+
+def test_step_hides_the_mark_of_fillers_from_gymnasiums_api():
+    env = GymnasiumEnv(SyncVectorEnv([Toy] * 2), seed=0)
+    env.reset()
+    fillers = 0
+    for _ in range(20):
+        _, _, terminated, truncated, info = env.step(np.zeros(2, dtype=np.int64))
+        assert not ((terminated | truncated) & ~info["valid"]).any()
+        assert torch.equal(info["_final_obs"], terminated | truncated)
+        assert torch.equal(info["episode"]["_r"], terminated | truncated)
+        fillers += int((~info["valid"]).sum())
+    assert fillers > 3
+
+
+def test_nested_observations_and_actions_with_an_offset():
+    env = GymnasiumEnv(DictToy, 2, seed=4)
+    assert env.single_action_space == spaces.Discrete(2)
+    assert env.single_observation_space["x"].dtype == np.float32
+    actions = random_actions(25, 2)
+    first, rows = oracle(2, 25, 4, actions + 3, DictToy)
+    obs, _ = env.reset()
+    close_to(obs["x"], [value["x"] for value in first])
+    for t, row in enumerate(rows):
+        obs, rewards, _, _, info = env.step(torch.as_tensor(actions[t]))
+        close_to(obs["x"], [entry["obs"]["x"] for entry in row])
+        assert obs["more"]["left"].tolist() == [entry["obs"]["more"]["left"] for entry in row]
+        close_to(info["final_obs"]["x"], [entry["final"]["x"] for entry in row])
+        assert info["final_obs"]["more"]["left"].tolist() == [entry["final"]["more"]["left"] for entry in row]
+        close_to(rewards, [entry["reward"] for entry in row])
+
+
+def test_continuous_actions_and_the_time_limit_of_an_id():
+    env = GymnasiumEnv("Pendulum-v1", 2, seed=1, time_limit=4)
+    assert env.time_limit == 4
+    env.reset()
+    reference = [gymnasium.make("Pendulum-v1") for _ in range(2)]
+    for i, single in enumerate(reference):
+        single.reset(seed=1 + i)
+    actions = np.random.default_rng(0).uniform(-2, 2, (4, 2, 1)).astype(np.float32)
+    for t in range(4):
+        _, rewards, terminated, truncated, info = env.step(torch.as_tensor(actions[t]))
+        expected = [single.step(actions[t, i]) for i, single in enumerate(reference)]
+        close_to(info["final_obs"], [row[0] for row in expected])
+        close_to(rewards, [row[1] for row in expected])
+        assert truncated.tolist() == [t == 3] * 2
+        assert not terminated.any()
+
+
+def test_time_limits():
+    assert GymnasiumEnv("CartPole-v1", 1).time_limit == 500
+    assert GymnasiumEnv("CartPole-v1", 1, vectorization="vector").time_limit == 500
+    assert GymnasiumEnv("CartPole-v1", 1, vectorization="vector", time_limit=7).time_limit == 7
+    assert GymnasiumEnv("CartPole-v1", 1, vectorization="vector", time_limit=None).time_limit is None
+    assert GymnasiumEnv("Pendulum-v1", 1, time_limit=None).time_limit is None
+    assert GymnasiumEnv(lambda: gymnasium.make("Pendulum-v1"), 1).time_limit == 200
+    assert GymnasiumEnv(Toy, 1).time_limit is None
+    env = GymnasiumEnv(Toy, 1, time_limit=1, seed=0)
+    env.reset()
+    assert bool(env.step(np.array([0]))[3][0])
+
+
+def test_equal_seeds_give_equal_episodes_and_a_reset_goes_on():
+    one, two = GymnasiumEnv(Toy, 2, seed=1), GymnasiumEnv(Toy, 2, seed=9)
+    first = one.reset()[0]
+    assert torch.equal(two.reset(seed=1)[0], first)
+    second = one.reset()[0]
+    assert torch.equal(two.reset()[0], second)
+    assert not torch.equal(first, second)
+    assert torch.equal(one.reset(seed=1)[0], first)
+
+
+def test_rl8x_environments_are_vector_environments_for_the_adapter():
+    # Tensors in, tensors out: the same numbers as the environment itself.
+    plain, adapted = CartPole(4, seed=2, time_limit=9), GymnasiumEnv(CartPole(4, seed=0, time_limit=9), seed=2)
+    assert torch.equal(plain.reset()[0], adapted.reset()[0])
+    for t in range(30):
+        actions = torch.tensor([0, 1, t % 2, 1])
+        expected, seen = plain.step(actions), adapted.step(actions)
+        for a, b in zip(expected[:4], seen[:4], strict=True):
+            assert torch.equal(a, b)
+        assert torch.equal(expected[4]["final_obs"], seen[4]["final_obs"])
+
+
+class Forgetful(VectorEnv):
+    """Resets in the same step and does not say from where; reuses its memory for observations."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    num_envs = 2
+    single_observation_space = spaces.Box(-9, 9, (1,))
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.obs = np.zeros((2, 1), dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.obs[:] = 0
+        return self.obs, {}
+
+    def step(self, actions):
+        self.obs += 1
+        done = self.obs[:, 0] >= 3
+        self.obs[done] = 0
+        return self.obs, np.ones(2), done, np.zeros(2, dtype=bool), {}
+
+
+def test_a_missing_final_observation_is_told_once():
+    env = GymnasiumEnv(Forgetful())
+    first, _ = env.reset()
+    assert env.gives_final_obs
+    with pytest.warns(RuntimeWarning, match="does not give the observation before it") as caught:
+        [env.step(np.zeros(2, dtype=np.int64)) for _ in range(7)]
+    assert len(caught) == 1
+    assert not env.gives_final_obs
+    assert first.tolist() == [[0.0], [0.0]]  # not the simulator's memory
+
+
+def test_an_unknown_id_names_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"no Gymnasium environment 'CartPol-v1' is registered. Did you mean CartPole-v1"
+    ):
+        GymnasiumEnv("CartPol-v1", 2)
+    with pytest.raises(ValueError, match=r"'CartPole-v9' is registered. Did you mean CartPole-v1"):
+        GymnasiumEnv("CartPole-v9", 2)
+    with pytest.raises(ValueError, match="'not an id' is registered"):
+        GymnasiumEnv("not an id", 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: GymnasiumEnv("CartPole-v1"), ValueError, "num_envs must be at least 1; got None"),
+        (
+            lambda: GymnasiumEnv("CartPole-v1", 2, vectorization="asink"),
+            ValueError,
+            "'sync', 'async', 'vector'; got 'asink'",
+        ),
+        (lambda: GymnasiumEnv(Toy, 2, vectorization="vector"), ValueError, "one copy at a time"),
+        (lambda: GymnasiumEnv(7, 2), TypeError, "env must be an id, .*; got 7"),
+        (lambda: GymnasiumEnv(Forgetful(), 3), ValueError, "has 2 copies; got num_envs=3"),
+        (
+            lambda: GymnasiumEnv(Forgetful(), time_limit=3),
+            ValueError,
+            "taken as it is; set time_limit where it is made",
+        ),
+        (lambda: GymnasiumEnv("CartPole-v1", 1).step(np.array([0])), RuntimeError, r"call reset\(\)"),
+        (lambda: GymnasiumEnv("CartPole-v1", 1).reset(config={"length": 1}), ValueError, "has no parameters"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unsupported_space_closes_the_copies():
+    class Talking(Toy):
+        action_space = spaces.Text(3)
+        closed = 0
+
+        def close(self):
+            Talking.closed += 1
+
+    with pytest.raises(ValueError, match=r"Talking.single_action_space must be .*; got Text"):
+        GymnasiumEnv(Talking, 2)
+    assert Talking.closed == 2
+
+
+def test_a_snapshot_starts_anew_from_a_seed_of_its_own():
+    env = GymnasiumEnv(Toy, 3, seed=5)
+    first, _ = env.reset()
+    env.step(np.zeros(3, dtype=np.int64))
+    state = env.state_dict()
+    resumed = []
+    for other_seed in (0, 1):
+        other = GymnasiumEnv(Toy, 3, seed=other_seed)
+        other.reset()
+        with pytest.warns(RuntimeWarning, match="cannot be saved") as caught:
+            other.load_state_dict(state)
+        assert len(caught) == 1
+        with pytest.raises(RuntimeError, match="also after load_state_dict"):
+            other.advance({}, torch.zeros(3), other.noise(1)[0])
+        resumed.append(other.reset()[0])
+    assert not env.resumable
+    assert torch.equal(*resumed)
+    assert not torch.equal(resumed[0], first)
+
+
+def test_close_ends_the_workers():
+    env = GymnasiumEnv("CartPole-v1", 2, vectorization="async", seed=0)
+    env.reset()
+    processes = env.vector_env.processes
+    assert all(process.is_alive() for process in processes)
+    env.close()
+    assert not any(process.is_alive() for process in processes)
+    env.close()
+
+
+def test_nothing_is_warned_in_normal_use():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = GymnasiumEnv("CartPole-v1", 2, seed=0)
+        env.reset()
+        for _ in range(30):
+            env.step(env.action_space.sample())
+        env.close()
+    assert repr(env) == "GymnasiumEnv(CartPole-v1, num_envs=2)"

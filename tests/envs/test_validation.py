@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl8x.envs import BUILTIN, Env, GymnasiumEnv, validate
+from rl8x.envs.base import Parameter
+from rl8x.randomization import Uniform
+
+
+class Good(Env):
+    single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    single_action_space = spaces.Discrete(3)
+    parameters = {"scale": Parameter(default=1.0, low=0.1, high=10.0, unit="", description="")}  # noqa: RUF012
+    terminates = True
+    reset_noise = 2
+    step_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"at": noise * parameters["scale"].unsqueeze(-1)}
+
+    def transition(self, state, actions, parameters, noise):
+        at = state["at"] + noise + (actions - 1).unsqueeze(-1)
+        return {"at": at}, -at.abs().sum(-1), at.abs().amax(-1) > 3
+
+    def observe(self, state, parameters):
+        return state["at"]
+
+
+class DictGood(Good):
+    single_observation_space = spaces.Dict({"at": Good.single_observation_space, "first": spaces.Discrete(10)})
+
+    def observe(self, state, parameters):
+        return {"at": state["at"], "first": state["at"][:, 0].long().clamp(0, 9)}
+
+
+class Cached(Good):
+    """Keeps a constant that it makes at the first use: that is no hidden state."""
+
+    def observe(self, state, parameters):
+        if not hasattr(self, "factor"):
+            self.factor = torch.full((), 2.0)
+        return state["at"] * self.factor
+
+
+@pytest.mark.parametrize("env_class", [*BUILTIN.values(), Good, DictGood, Cached])
+def test_good_environments_pass_and_stay_as_they_are(env_class):
+    env = env_class(6, seed=0)
+    name, parameter = next(iter(env.parameters.items()))
+    env.reset(config={name: Uniform(parameter.default, parameter.default)})
+    env.configure({name: [parameter.default] * 6})
+    generator, carry, attributes = env.generator.get_state(), env.carry, dict(vars(env))
+    kept = {key: value.clone() for key, value in carry["state"].items()}
+    torch.manual_seed(3)
+    torch_state = torch.get_rng_state()
+    validate(env)
+    assert torch.equal(env.generator.get_state(), generator)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert vars(env) == attributes
+    assert env.carry is carry
+    assert all(torch.equal(carry["state"][key], value) for key, value in kept.items())
+    assert env.config == {name: {"uniform": [parameter.default] * 2}}
+
+
+def test_an_environment_that_was_never_reset_can_be_checked():
+    env = Good(1, seed=0)
+    validate(env)
+    assert env.carry is None
+
+
+def bad(**methods):
+    return type("Bad", (Good,), methods)
+
+
+def transition_with(change):
+    def transition(self, state, actions, parameters, noise):
+        return change(self, state, actions, *Good.transition(self, state, actions, parameters, noise))
+
+    return transition
+
+
+def in_place(self, state, actions, parameters, noise):
+    result = Good.transition(self, state, actions, parameters, noise)
+    state["at"].add_(1)
+    return result
+
+
+def counting(self, state, actions, parameters, noise):
+    self.count = getattr(self, "count", 0) + 1
+    return Good.transition(self, state, actions, parameters, noise)
+
+
+def writing(self, state, parameters):
+    if not hasattr(self, "memory"):
+        self.memory = torch.zeros(1)
+    self.memory.add_(1)
+    return state["at"]
+
+
+CASES = {
+    "observation shape": (
+        bad(observe=lambda self, state, parameters: state["at"][:, :1]),
+        r"Bad.observe must return obs as \[5, 2\] torch.float32, by single_observation_space; got \[5, 1\]",
+    ),
+    "observation dtype": (
+        bad(observe=lambda self, state, parameters: state["at"].double()),
+        r"Bad.observe .* got \[5, 2\] torch.float64",
+    ),
+    "observation unbatched": (
+        bad(observe=lambda self, state, parameters: state["at"][0]),
+        r"Bad.observe must return obs as \[5, ...\]; got \[2\]",
+    ),
+    "observation no tensor": (bad(observe=lambda self, state, parameters: [1, 2]), "Bad.observe .* got list"),
+    "observation NaN": (bad(observe=lambda self, state, parameters: state["at"] / 0 * 0), "Bad.observe returned NaN"),
+    "observation random": (
+        bad(observe=lambda self, state, parameters: state["at"] + torch.rand(2)),
+        "Bad.observe gave two results for the same arguments",
+    ),
+    "dict keys": (
+        type("Bad", (DictGood,), {"observe": lambda self, state, parameters: {"at": state["at"]}}),
+        r"Bad.observe must return obs as a dict with \['at', 'first'\]; got \['at'\]",
+    ),
+    "dict entry": (
+        type("Bad", (DictGood,), {"observe": lambda self, s, p: {"at": s["at"], "first": s["at"][:, 0]}}),
+        r"Bad.observe must return obs\['first'\] as \[5\] torch.int64, .*; got \[5\] torch.float32",
+    ),
+    "initial state": (
+        bad(initial_state=lambda self, parameters, noise: noise),
+        "Bad.initial_state must return the state as a dict of tensors; got Tensor",
+    ),
+    "initial state rows": (
+        bad(initial_state=lambda self, parameters, noise: {"at": noise[:1]}),
+        r"Bad.initial_state must return state\['at'\] as \[5, ...\]; got \[1, 2\]",
+    ),
+    "initial state random": (
+        bad(initial_state=lambda self, parameters, noise: {"at": torch.rand(5, 2)}),
+        "Bad.initial_state gave two results",
+    ),
+    "initial state numpy random": (
+        bad(initial_state=lambda self, parameters, noise: {"at": noise + random.random()}),
+        "Bad.initial_state gave two results",
+    ),
+    "initial state changes noise": (
+        bad(initial_state=lambda self, parameters, noise: {"at": noise.mul_(2)}),
+        "Bad.initial_state changed `noise` in place",
+    ),
+    "state keys": (
+        bad(transition=transition_with(lambda self, s, a, state, r, t: (state | {"more": r}, r, t))),
+        r"Bad.transition must keep the state's keys \['at'\]; got \['at', 'more'\]",
+    ),
+    "state shape": (
+        bad(transition=transition_with(lambda self, s, a, state, r, t: ({"at": state["at"][:, :1]}, r, t))),
+        r"Bad.transition must return state\['at'\] as before, \[5, 2\] torch.float32; got \[5, 1\]",
+    ),
+    "rewards shape": (
+        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r.unsqueeze(1), t))),
+        r"Bad.transition must return rewards as \[5\] torch.float32; got \[5, 1\]",
+    ),
+    "rewards dtype": (
+        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r.long(), t))),
+        r"Bad.transition must return rewards as .*; got \[5\] torch.int64",
+    ),
+    "rewards infinite": (
+        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r / 0, t))),
+        "Bad.transition returned a reward of -inf",
+    ),
+    "terminated dtype": (
+        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r, t.float()))),
+        r"Bad.transition must return terminated as \[5\] torch.bool; got \[5\] torch.float32",
+    ),
+    "two results": (
+        bad(transition=transition_with(lambda self, s, a, state, r, t: (state, r))),
+        r"Bad.transition must return \(state, rewards, terminated\); got 2 values",
+    ),
+    "undeclared termination": (bad(terminates=False), "Bad.transition said terminated, but .*`terminates = False`"),
+    "in place": (bad(transition=in_place), "Bad.transition changed `state` in place"),
+    "counter": (bad(transition=counting), "Bad.transition changed self.count"),
+    "memory": (bad(observe=writing), "Bad.observe changed self.memory"),
+    "exception": (
+        bad(transition=lambda self, state, actions, parameters, noise: state["velocity"]),
+        "Bad.transition raised KeyError: 'velocity'",
+    ),
+    "missing": (
+        type("Bad", (Env,), {k: vars(Good)[k] for k in ("single_observation_space", "single_action_space")}),
+        "Bad.initial_state raised NotImplementedError",
+    ),
+    "action space": (bad(single_action_space=spaces.Text(4)), "Bad.single_action_space must be .*; got Text"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_faults_name_the_function(case):
+    env_class, message = CASES[case]
+    env = env_class(5, seed=0)
+    state = env.generator.get_state()
+    with pytest.raises(ValueError, match=message) as caught:
+        validate(env)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(env.generator.get_state(), state)
+
+
+def test_a_simulator_with_its_own_state_is_not_moved():
+    env = GymnasiumEnv("CartPole-v1", 2, seed=0)
+    env.reset()
+    before = env.vector_env.envs[0].unwrapped.state.copy()
+    validate(env)
+    np.testing.assert_array_equal(env.vector_env.envs[0].unwrapped.state, before)
+    env.close()

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import math
+from statistics import NormalDist
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.randomization import KINDS, Choice, Grid, LogUniform, Normal, Uniform, from_dict
+
+LEVELS = torch.tensor([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
+
+
+def test_uniform_quantiles():
+    # The draw is the inverse CDF: the value at level q is low + q (high - low).
+    torch.testing.assert_close(Uniform(2, 6).draw(LEVELS), torch.tensor([2.04, 2.4, 3.0, 4.0, 5.0, 5.6, 5.96]))
+
+
+def test_log_uniform_quantiles():
+    # Over three decades, a third of the probability a decade: level 1/3 is 0.1.
+    levels = torch.tensor([0.0, 1 / 3, 2 / 3, 1 - 2**-24])
+    torch.testing.assert_close(LogUniform(0.01, 10).draw(levels), torch.tensor([0.01, 0.1, 1.0, 10.0]))
+
+
+def test_normal_quantiles():
+    expected = [NormalDist(3.0, 0.5).inv_cdf(float(level)) for level in LEVELS]
+    torch.testing.assert_close(Normal(3, 0.5).draw(LEVELS), torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_normal_is_finite_at_the_ends_and_clipped():
+    ends = torch.tensor([0.0, 1 - 2**-24])
+    values = Normal(0, 1).draw(ends)
+    assert values.isfinite().all()
+    low, high = Normal(0, 1).support
+    assert low < float(values[0]) < -5
+    assert 5 < float(values[1]) < high
+    assert Normal(0, 1, low=-1, high=2).draw(ends).tolist() == [-1.0, 2.0]
+    assert Normal(0, 1).clipped(-3, 4) == Normal(0, 1, low=-3, high=4)
+    assert Normal(0, 1, low=-1).clipped(-3, 4) == Normal(0, 1, low=-1, high=4)
+    with pytest.raises(ValueError, match="mean lies outside"):
+        Normal(5, 1).clipped(-3, 4)
+
+
+def test_choice_gives_each_value_its_share():
+    noise = (torch.arange(1000) + 0.5) / 1000
+    values = Choice([3, 1, 2]).draw(noise)
+    # The second of the three values has the share [1/3, 2/3), with the points 0.3335 to 0.6665.
+    assert values.unique(return_counts=True)[1].tolist() == [334, 333, 333]
+    weighted = Choice([3, 1, 2, 7], weights=[0, 1, 0, 3]).draw(noise)
+    assert weighted.unique().tolist() == [1.0, 7.0]
+    assert int((weighted == 1).sum()) == 250
+    ends = torch.tensor([0.0, 0.25, 0.24999, 1 - 2**-24])
+    assert Choice([3, 1, 2, 7], weights=[0, 1, 0, 3]).draw(ends).tolist() == [1.0, 7.0, 1.0, 7.0]
+
+
+def test_grid_ignores_noise_and_cycles():
+    assert Grid([1, 2, 3]).draw(torch.rand(7)).tolist() == [1, 2, 3, 1, 2, 3, 1]
+    assert Grid([1, 2, 3]).fixed
+    with pytest.raises(ValueError, match="3 values need at least as many copies; got num_envs=2"):
+        Grid([1, 2, 3]).draw(torch.rand(2))
+
+
+finite = st.floats(-1e3, 1e3, allow_nan=False)
+positive = st.floats(1e-3, 1e3)
+
+
+@st.composite
+def distributions(draw):
+    kind = draw(st.sampled_from(["uniform", "log_uniform", "normal", "choice", "grid"]))
+    if kind == "uniform":
+        return Uniform(*sorted([draw(finite), draw(finite)]))
+    if kind == "log_uniform":
+        return LogUniform(*sorted([draw(positive), draw(positive)]))
+    if kind == "normal":
+        bounds = draw(st.sampled_from([(None, None), (-5.0, None), (None, 5.0), (-5.0, 5.0)]))
+        return Normal(draw(finite), draw(positive), *bounds)
+    values = draw(st.lists(finite, min_size=1, max_size=6))
+    if kind == "grid":
+        return Grid(values)
+    weights = draw(st.none() | st.lists(positive, min_size=len(values), max_size=len(values)))
+    return Choice(values, weights)
+
+
+@settings(max_examples=150, deadline=None)
+@given(distribution=distributions(), seed=st.integers(0, 2**31))
+def test_draws_stay_in_the_support_and_the_json_form_is_the_same_distribution(distribution, seed):
+    noise = torch.rand(64, generator=torch.Generator().manual_seed(seed))
+    noise[:2] = torch.tensor([0.0, 1 - 2**-24])
+    kept = noise.clone()
+    values = distribution.draw(noise)
+    assert values.shape == (64,)
+    assert values.dtype == torch.float32
+    assert torch.equal(noise, kept)
+    low, high = (torch.tensor(bound, dtype=torch.float32) for bound in distribution.support)
+    assert bool((values >= low).all())
+    assert bool((values <= high).all())
+    again = from_dict(json.loads(json.dumps(distribution.to_dict())))
+    assert again == distribution
+    assert hash(again) == hash(distribution)
+    assert torch.equal(again.draw(noise), values)
+
+
+@settings(max_examples=50, deadline=None)
+@given(distribution=distributions())
+def test_more_noise_never_gives_less(distribution):
+    # An inverse CDF is monotone, for Choice in the order of its values.
+    if isinstance(distribution, Grid):
+        return
+    if isinstance(distribution, Choice):
+        distribution = Choice(sorted(distribution.values), distribution.weights)
+    values = distribution.draw(torch.linspace(0, 1 - 2**-24, 200))
+    assert bool((values[1:] >= values[:-1]).all())
+
+
+def test_representations():
+    assert repr(Uniform(0.1, 0.5)) == "Uniform(low=0.1, high=0.5)"
+    assert repr(Normal(1, 2)) == "Normal(mean=1.0, std=2.0)"
+    assert repr(Normal(1, 2, high=3)) == "Normal(mean=1.0, std=2.0, low=None, high=3.0)"
+    assert repr(Choice([1, 2])) == "Choice([1.0, 2.0])"
+    assert repr(Grid([1, 2])) == "Grid([1.0, 2.0])"
+    assert Uniform(0.1, 0.5).to_dict() == {"uniform": [0.1, 0.5]}
+    assert Choice([1, 2], [3, 4]).to_dict() == {"choice": {"values": [1.0, 2.0], "weights": [3.0, 4.0]}}
+    assert set(KINDS) == {"uniform", "log_uniform", "normal", "choice", "grid"}
+
+
+def test_forms_by_name():
+    assert from_dict({"uniform": {"low": 1, "high": 2}}) == Uniform(1, 2)
+    assert from_dict({"normal": [0, 1]}) == Normal(0, 1)
+    assert from_dict({"choice": [1, 2, 3]}) == Choice([1, 2, 3])
+    assert from_dict({"grid": {"values": [1, 2]}}) == Grid([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Uniform(2, 1), "`low` must not exceed `high`; got 2.0 and 1.0"),
+        (lambda: Uniform("a", 1), "`low` must be a finite number; got 'a'"),
+        (lambda: Uniform(0, math.inf), "`high` must be a finite number; got inf"),
+        (lambda: LogUniform(0, 1), "0 < `low` <= `high`; got 0.0 and 1.0"),
+        (lambda: Normal(0, -1), "`std` must not be negative; got -1.0"),
+        (lambda: Normal(0, 1, 2, 1), "`low` must not exceed `high`"),
+        (lambda: Choice([]), "at least one number; got "),
+        (lambda: Choice([1, math.nan]), r"values\[1\]"),
+        (lambda: Choice([1, 2], [1]), r"2 numbers >= 0 that do not sum to 0; got \[1.0\]"),
+        (lambda: Choice([1, 2], [0, 0]), "do not sum to 0"),
+        (lambda: Grid("12"), "list of at least one number; got '12'"),
+        (lambda: from_dict({"unifrom": [0, 1]}), "Did you mean 'uniform'"),
+        (lambda: from_dict({"uniform": [0, 1], "grid": [1]}), "one entry"),
+        (lambda: from_dict({"uniform": [1]}), "takes low, high"),
+        (lambda: from_dict({"uniform": {"lo": 1, "high": 2}}), "takes low, high"),
+        (lambda: from_dict({"uniform": 3}), "takes low, high, as a list or by name; got 3"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl8x.spaces import (
+    check_supported,
+    describe,
+    finite_bounds,
+    from_dict,
+    map_tensors,
+    sample_actions,
+    to_dict,
+    torch_dtype,
+)
+
+CASES = [
+    spaces.Box(-1, 1, (3,), np.float32),
+    spaces.Box(np.array([-np.inf, 0.1]), np.array([2.5, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    spaces.Discrete(4),
+    spaces.Discrete(3, start=-1),
+    spaces.MultiDiscrete([2, 5]),
+    spaces.MultiDiscrete([2, 5], start=[1, -2]),
+    spaces.MultiBinary(3),
+    spaces.MultiBinary([2, 3]),
+    spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})}),
+]
+
+
+@pytest.mark.parametrize("space", CASES)
+def test_the_json_form_is_the_same_space(space):
+    assert from_dict(json.loads(json.dumps(to_dict(space), allow_nan=False))) == space
+
+
+@pytest.mark.parametrize("space", CASES)
+def test_samples_belong_to_the_space(space):
+    samples = sample_actions(space, 50, torch.Generator().manual_seed(0))
+
+    def row(tree, i):
+        return {key: row(value, i) for key, value in tree.items()} if isinstance(tree, dict) else tree[i].numpy()
+
+    for i in range(50):
+        value = row(samples, i)
+        assert space.contains(value if isinstance(value, dict) or value.ndim else value[()]), value
+    again = sample_actions(space, 50, torch.Generator().manual_seed(0))
+    assert str(samples) == str(again)
+
+
+def test_samples_reach_every_action():
+    counts = sample_actions(spaces.Discrete(3, start=5), 3000, torch.Generator().manual_seed(0)).bincount()
+    assert counts[:5].tolist() == [0] * 5
+    assert all(900 < count < 1100 for count in counts[5:].tolist())
+
+
+def test_dtypes():
+    assert torch_dtype(spaces.Discrete(2)) == torch.int64
+    assert torch_dtype(spaces.Box(0, 255, (2,), np.uint8)) == torch.uint8
+    assert torch_dtype(spaces.MultiBinary(2)) == torch.int8
+    with pytest.raises(ValueError, match="Text has no dtype"):
+        torch_dtype(spaces.Text(3))
+
+
+def test_descriptions():
+    assert describe(spaces.Box(-1, 1, (3,), np.float32)) == "Box([3], float32)"
+    assert describe(spaces.Discrete(3, start=1)) == "Discrete(3, start=1)"
+    assert describe(CASES[-1]) == "Dict(a: Discrete(2), b: Dict(c: Box([], float32)))"
+    assert describe(7) == "7"
+
+
+def test_unsupported_spaces_are_named():
+    check_supported(CASES[-1], "Env.single_observation_space")
+    with pytest.raises(ValueError, match=r"Env.single_action_space must be a gymnasium.spaces.*; got Text"):
+        check_supported(spaces.Text(3), "Env.single_action_space")
+    with pytest.raises(ValueError, match=r"space\['a'\] must be .*; got Tuple"):
+        check_supported(spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2)])}), "space")
+    with pytest.raises(ValueError, match="got None"):
+        check_supported(None, "space")
+    with pytest.raises(ValueError, match="no JSON form"):
+        to_dict(spaces.Text(3))
+    with pytest.raises(ValueError, match="unknown kind of space 'Txt'"):
+        from_dict({"kind": "Txt"})
+
+
+def test_infinite_bounds_become_reachable():
+    low, high = finite_bounds(
+        spaces.Box(np.array([-np.inf, 1, -np.inf]), np.array([np.inf, np.inf, 2]), dtype=np.float64), 10.0
+    )
+    assert low.tolist() == [-10, 1, -8]
+    assert high.tolist() == [10, 11, 2]
+
+
+def test_map_tensors_keeps_the_rest():
+    tree = {"a": torch.ones(2), "b": {"c": torch.zeros(1), "d": 3}, "e": None}
+    doubled = map_tensors(tree, lambda tensor: tensor + 1)
+    assert doubled["a"].tolist() == [2, 2]
+    assert doubled["b"]["c"].tolist() == [1]
+    assert (doubled["b"]["d"], doubled["e"]) == (3, None)
+    assert tree["a"].tolist() == [1, 1]
