@@ -1,0 +1,1 @@
+"""The command line, `rl8x`."""

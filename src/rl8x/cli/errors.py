@@ -1,0 +1,49 @@
+"""What the command line says when something goes wrong: one line for a user's mistake, a traceback for a bug."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+
+class UserError(click.ClickException):
+    """A mistake of the user's: one line, exit code 2."""
+
+    exit_code = 2
+
+
+def is_users_mistake(error: BaseException) -> bool:
+    """Whether an exception is one of our refusals of what a user gave, rather than a bug of ours or of their code.
+
+    Refusals are raised on purpose, by rl8x itself: what comes out of torch or out of a user's own environment needs its
+    traceback to be understood.
+    """
+    if not isinstance(error, ValueError | TypeError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
+
+
+@contextmanager
+def users_mistakes() -> Iterator[None]:
+    """Turn our refusals within the block into `UserError`; let everything else through."""
+    try:
+        yield
+    except Exception as error:
+        if is_users_mistake(error):
+            raise UserError(str(error)) from error
+        raise
+
+
+def report(message: str, *, debug: bool) -> None:
+    """Print one line to standard error, after the traceback where that is wanted."""
+    if debug:
+        traceback.print_exc()
+    print(f"rl8x: error: {' '.join(message.split())}", file=sys.stderr, flush=True)

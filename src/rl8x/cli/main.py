@@ -1,0 +1,98 @@
+"""The entry point: finds the command, imports only that, and turns mistakes into one line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from rl8x._version import __version__
+from rl8x.cli.errors import UserError, report
+
+# Command -> its module, where a variable of its name holds it, and what --help says without importing that.
+COMMANDS: Final = {
+    "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
+    "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
+    "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
+    "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
+}
+
+_HELP: Final = """Train reinforcement-learning policies on batched tensor environments, tracked in MLflow.
+
+\b
+rl8x envs                                    what there is to train on
+rl8x train CartPole --stop "wall_time: 1m"   train for a minute
+rl8x train -f run.yaml                       train what a run file says
+rl8x ui                                      look at the runs
+"""
+
+
+class _Commands(click.Group):
+    """Commands that are imported when they are used: torch and MLflow take seconds."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {cmd_name!r}; there are {', '.join(COMMANDS)}.{hint}", ctx)
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    help=_HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`rl8x COMMAND --help` explains a command.",
+)
+@click.version_option(__version__, prog_name="rl8x")
+@click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show tracebacks of mistakes too; works after any command."
+)
+def rl8x() -> None:
+    """The command line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        argv: The words after `rl8x`; None takes them from the process.
+
+    Returns:
+        The exit code: 0, 2 after a user's mistake, 130 after Ctrl-C. A bug raises, so that Python shows its traceback
+        and exits with 1.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        code: Any = rl8x.main([word for word in words if word != "--debug"], "rl8x", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 2
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "rl8x"
+        report(f"{error.format_message()} Try '{command} --help'.", debug=debug)
+        return 2
+    except (UserError, click.ClickException) as error:
+        report(error.format_message(), debug=debug)
+        return 2
+    except click.Abort:
+        print("rl8x: interrupted", file=sys.stderr)
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""`rl8x train`: a run from a run file, by options, or both."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+from rl8x import keys
+from rl8x.algorithms import AlgorithmConfig, PPOConfig
+from rl8x.cli.errors import UserError, is_users_mistake, users_mistakes
+from rl8x.cli.options import GroupedCommand, field_options, given
+from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
+from rl8x.config.files import SUFFIXES
+from rl8x.config.run import renamed_keys
+
+if TYPE_CHECKING:
+    from rl8x.trainers import Trainer, TrainStats
+
+# Fields that have a form of their own on the command line
+_OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
+_RUN_FIELDS: Final = [field for field in dataclasses.fields(RunConfig) if field.name not in _OWN_FORM]
+_COMMON_NAMES: Final = {field.name for field in dataclasses.fields(AlgorithmConfig)}
+_SUMMARY: Final = (
+    keys.STEPS,
+    keys.ENV_STEPS,
+    keys.ENV_EPISODES,
+    "returns/mean",
+    "episodes/returns/mean",
+    "eval/returns/mean",
+    "eval/episodes/returns/mean",
+)
+_EXAMPLES: Final = """\b
+rl8x train CartPole --stop "wall_time: 1m"
+rl8x train CartPole --num-envs 4096 --lr 3e-4 --steps-per-eval 5 --stop "hits_upper_bound: [eval/returns/mean, 475]"
+rl8x train -f run.yaml algorithm_config.lr=1e-3 env_config.length='{uniform: [0.25, 1]}'
+rl8x train my_module.MyEnv algorithm_config.model_config.hidden='[64, 64]' --max-steps 100
+rl8x train CartPole --lr 3e-4 --dry-run > run.yaml
+
+\b
+A run file has the same keys, in YAML, TOML or JSON:
+  env: CartPole
+  env_config: {length: {uniform: [0.25, 1.0]}}
+  algorithm_config: {num_envs: 4096, lr: 3e-4}
+  steps_per_eval: 5
+  stop_conditions:
+    - plateau: {name: returns/mean, patience: 20}
+    - any: [{wall_time: 10m}, {hits_upper_bound: [env/steps, 1e8]}]
+"""
+
+
+def _groups() -> dict[str, str]:
+    groups = dict.fromkeys(("file", "stop", "dry_run"), "The run")
+    groups |= {field.name: "The run" for field in _RUN_FIELDS}
+    for name in ("tracking", "tracking_uri", "experiment_name", "run_name", "progress"):
+        groups[name] = "Tracking and display"
+    for field in dataclasses.fields(PPOConfig):
+        groups[field.name] = "Every algorithm" if field.name in _COMMON_NAMES else "PPO"
+    return groups
+
+
+@click.command(
+    "train", cls=GroupedCommand, groups=_groups(), epilog=_EXAMPLES, context_settings={"max_content_width": 120}
+)
+@click.argument("words", nargs=-1, metavar="[ENV] [KEY=VALUE]...")
+@click.option("-f", "--file", metavar="FILE", help="Run file: YAML, TOML or JSON. What stands after it wins.")
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="CONDITION",
+    help="End the run when this is met, as in 'wall_time: 1h' or 'plateau: {name: returns/mean}'; may be repeated. "
+    "Kinds: hits_upper_bound, hits_lower_bound, plateau, stops_decreasing, stops_increasing, wall_time, non_finite, "
+    "confirmed, all, any, not.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, print the run as a run file, and train nothing.")
+def train(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], dry_run: bool, **options: Any) -> int:
+    """Train a policy in ENV: a built-in environment (see `rl8x envs`) or a dotted path to a class.
+
+    KEY=VALUE sets any key of a run file, with dots for what is inside: algorithm_config.lr=3e-4. Later wins: the run
+    file, then KEY=VALUE, then options. Without a stop condition the run goes on until Ctrl-C.
+    """
+    _find_modules_here()
+    with users_mistakes():
+        run = read_run(words, file, stop, given(options))
+        trainer = run.make_trainer()
+    if dry_run:
+        click.echo(dump_run(run.to_dict()), nl=False)
+        return 0
+    signal.signal(signal.SIGTERM, _terminate)
+    stats = _train(run, trainer)
+    _summarize(stats, str(trainer.tracker.location) if run.tracking else None)
+    return 0
+
+
+train.params.extend(field_options(_RUN_FIELDS))
+train.params.extend(field_options(dataclasses.fields(PPOConfig)))
+
+
+def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], options: Mapping[str, Any]) -> RunConfig:
+    """Put a run together from what stood on the command line.
+
+    Args:
+        words: At most one environment, and `key=value` overrides.
+        file: A run file.
+        stop: Stop conditions in YAML; they replace the file's.
+        options: Values of the options that were given, by field.
+    """
+    data = renamed_keys(load_run_file(file)) if file is not None else {}
+    envs = [word for word in words if "=" not in word]
+    if len(envs) > 1:
+        raise UserError(f"one environment at most; got {' and '.join(envs)}.")
+    if envs and envs[0].lower().endswith(SUFFIXES):
+        raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
+    data = apply_overrides(data, [word for word in words if "=" in word])
+    if envs:
+        data["env"] = envs[0]
+    if stop:
+        data["stop_conditions"] = [parse_value(text) for text in stop]
+    of_run = {field.name for field in _RUN_FIELDS}
+    data.update({name: value for name, value in options.items() if name in of_run})
+    hyperparameters = {name: value for name, value in options.items() if name not in of_run}
+    if hyperparameters:
+        inner = data.get("algorithm_config") or {}
+        if "seed" in hyperparameters:
+            data.pop("seed", None)
+        data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
+    return RunConfig.from_dict(data)
+
+
+def _train(run: RunConfig, trainer: Trainer) -> TrainStats:
+    """Run the trainer; what is refused before the first collect is the user's mistake, what breaks later is a bug."""
+    try:
+        return run.train(trainer)
+    except Exception as error:
+        if trainer.state[keys.COLLECTS] == 0 and is_users_mistake(error):
+            raise UserError(str(error)) from error
+        raise
+
+
+def _summarize(stats: TrainStats, location: str | None) -> None:
+    click.echo(f"stopped by {stats.stop_reason}")
+    for name in _SUMMARY:
+        if name in stats:
+            click.echo(f"  {name:<28} {stats[name]:,.6g}" if stats[name] % 1 else f"  {name:<28} {stats[name]:,.0f}")
+    if location:
+        click.echo(f"kept in {location}")
+
+
+def _find_modules_here() -> None:
+    """Let dotted paths name modules of the working directory; last, so that they hide nothing."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    """End as Ctrl-C does, so that the run is marked as killed."""
+    raise SystemExit(128 + signum)

@@ -1,0 +1,250 @@
+"""Reading run files and `key=value` overrides into plain data, and importing what they name.
+
+Nothing in a run file is evaluated. YAML is read in its version 1.2: `3e-4` is a number, `no` is a word, `010` is ten,
+and a key that occurs twice is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
+_MAX_DEPTH: Final = 32
+_MAX_VALUES: Final = 100_000
+_DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's core schema, where PyYAML reads 1.1: `3e-4` as text, `no` as false, `1:30` as 90."""
+
+    yaml_implicit_resolvers: Final = {}  # type: ignore[misc]
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} occurs twice", key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return node
+
+
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(node.value)
+
+
+def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    return float(re.sub(r"\.(inf|nan)", r"\1", node.value.lower()))
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+(_[0-9]+)*", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$", re.ASCII), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes what `_Loader` would not read as text."""
+
+    yaml_implicit_resolvers: Final = _Loader.yaml_implicit_resolvers  # type: ignore[misc]
+
+
+def dump_run(data: Mapping[str, Any]) -> str:
+    """Write plain data as YAML that `load_run_file` reads as the same."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
+
+
+def load_run_file(path: str | Path) -> dict[str, Any]:
+    """Read a run file by its suffix: .yaml, .yml, .toml or .json.
+
+    Args:
+        path: The file, UTF-8.
+
+    Returns:
+        Its mapping, of None, booleans, numbers, texts, lists and mappings alone.
+
+    Raises:
+        ValueError: If it cannot be read, or is no mapping of that kind.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{path}: a run file ends in {', '.join(SUFFIXES)}; got {path.suffix or 'no suffix'!r}.")
+    try:
+        data = _parse(path.read_text(encoding="utf-8"), path.suffix.lower())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start}).") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}.") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply.") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {one_line(error)}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: a run file is a mapping, such as `env: CartPole`; got {shortened(data)}.")
+    _check_plain(data, str(path))
+    return data
+
+
+def _parse(text: str, suffix: str) -> Any:
+    """Parse a text; everything that is wrong with it is a ValueError."""
+    if suffix == ".json":
+        return json.loads(text, object_pairs_hook=_unique)
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    data = _parse_yaml(text)
+    return {} if data is None else data
+
+
+def _parse_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{error.problem or error.context}{where}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(one_line(error)) from None
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        # PyYAML trips over some tags that do not fit their values (`!!set 5`)
+        raise ValueError(f"not plain YAML ({one_line(error)})") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return data
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """Refuse what is not plain data, or so deep or large (an alias within itself) that it cannot be meant."""
+    budget = [_MAX_VALUES]
+
+    def walk(value: Any, path: str, depth: int) -> None:
+        budget[0] -= 1
+        if depth > _MAX_DEPTH or budget[0] < 0:
+            raise ValueError(f"{where}: {path or 'the file'} is nested too deeply or too large.")
+        if isinstance(value, dict):
+            for name, item in value.items():
+                if not isinstance(name, str):
+                    raise ValueError(f"{where}: {path}: keys are texts; got {name!r}. Put it in quotes.")
+                walk(item, f"{path}.{name}" if path else name, depth + 1)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                walk(item, f"{path}[{index}]", depth + 1)
+        elif value is not None and not isinstance(value, bool | int | float | str):
+            raise ValueError(f"{where}: {path} is a {type(value).__name__}, which means nothing here; got {value!r}.")
+
+    walk(value, "", 0)
+
+
+def parse_value(text: str) -> Any:
+    """Read a value from the command line: a YAML number, word, list or mapping in one line; what is no YAML is text.
+
+    Raises:
+        ValueError: If it is a list or mapping that is not well formed.
+    """
+    try:
+        value = _parse_yaml(text)
+        _check_plain(value, repr(text))
+    except (ValueError, RecursionError) as error:
+        if text.lstrip()[:1] in ("[", "{"):
+            raise ValueError(f"{shortened(text)} is not a list or mapping in YAML: {one_line(error)}.") from None
+        return text
+    return value
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the data with `key=value` overrides put in.
+
+    Args:
+        data: A run's data; it stays as it is.
+        overrides: Texts such as `algorithm_config.lr=3e-4`: dots lead into mappings, which are made where they are
+            missing.
+
+    Raises:
+        ValueError: If one has another form, or leads into something that is not a mapping.
+    """
+    result = _copied(data)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        names = [name.strip() for name in path.split(".")]
+        if not equals or not all(names):
+            raise ValueError(f"an override is written key=value, as in algorithm_config.lr=3e-4; got {override!r}.")
+        inner: dict[str, Any] = result
+        for depth, name in enumerate(names[:-1]):
+            if inner.get(name) is None:
+                inner[name] = {}
+            inner = inner[name]
+            if not isinstance(inner, dict):
+                raise ValueError(f"{override!r}: {'.'.join(names[: depth + 1])} is {shortened(inner)}, not a mapping.")
+        inner[names[-1]] = parse_value(text)
+    return result
+
+
+def _copied(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copied(value) if isinstance(value, Mapping) else value for name, value in data.items()}
+
+
+def is_dotted(text: str) -> bool:
+    """Whether a text has the form of a dotted path, `module.attribute`."""
+    return _DOTTED.fullmatch(text) is not None
+
+
+def import_named(path: str) -> Any:
+    """Import what a dotted path names: an attribute of a module.
+
+    Args:
+        path: For example `my_package.my_module.MyEnv`.
+
+    Raises:
+        ValueError: If it is no dotted path, or there is no such module or attribute.
+    """
+    if not is_dotted(path):
+        raise ValueError(f"a dotted path looks like package.module.Name; got {shortened(path)}.")
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"cannot import {path!r}: {one_line(error)}. Is it installed, or in the working directory?"
+        ) from None
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, dir(module), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"module {module_name!r} has no {name!r}.{hint}")
+    return getattr(module, name)
+
+
+def one_line(error: object) -> str:
+    """Return a message in one line, without a full stop at its end."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def shortened(value: object) -> str:
+    """Return the repr of a value, cut where it is long."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

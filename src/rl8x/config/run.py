@@ -1,0 +1,236 @@
+"""What a training run is made of, as one config: read from a run file or the command line, built into a trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rl8x import algorithms
+from rl8x.algorithms import AlgorithmConfig
+from rl8x.algorithms.config import check_names as check_hyperparameters
+from rl8x.algorithms.config import check_options, option
+from rl8x.conditions import Condition, as_conditions, check_names, from_spec
+from rl8x.config.files import apply_overrides, import_named, is_dotted, load_run_file, one_line, shortened
+
+if TYPE_CHECKING:
+    from rl8x.trainers import Trainer, TrainStats
+
+# rl8's names for the same
+ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
+HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A training run."""
+
+    env: str = option("", "Environment: a built-in name (`rl8x envs` lists them) or a dotted path to a class.")
+    env_kwargs: dict[str, Any] = option({}, "Keyword arguments of the environment's constructor, such as time_limit.")
+    env_config: dict[str, Any] = option(
+        {}, "Values of the environment's parameters: numbers, or distributions such as {length: {uniform: [0.25, 1]}}."
+    )
+    eval_env_config: dict[str, Any] | None = option(None, "The same for evaluations. None: as in training.")
+    algorithm: str = option("PPO", "Algorithm: a built-in name or a dotted path to an AlgorithmConfig class.")
+    algorithm_config: dict[str, Any] = option({}, "Hyperparameters of the algorithm by name.")
+    seed: int | None = option(None, "The algorithm's seed, where algorithm_config has none.", low=0)
+    steps_per_eval: int | None = option(None, "An evaluation after every so many steps. None: never.", low=1)
+    max_steps: int | None = option(None, "The run ends after so many steps at the latest. None: no limit.", low=1)
+    stop_conditions: Sequence[Any] = option(
+        (), "The run ends when one of these is met, such as {hits_upper_bound: [returns/mean, 475]}."
+    )
+    eval_env: str | bool = option(
+        "auto",
+        "Evaluate whole episodes in an environment of its own (true) or in the training's (false). "
+        "auto: an own one for tasks whose episodes end.",
+        choices=("auto", True, False),
+    )
+    num_eval_envs: int | None = option(None, "Copies, and so episodes, of an own evaluation environment.", low=1)
+    tracking: bool = option(True, "Whether params and metrics are kept in MLflow.")
+    tracking_uri: str | None = option(
+        None, "MLflow's tracking URI. None: the one set in the process, else mlruns/ in the working directory."
+    )
+    experiment_name: str | None = option(None, "MLflow experiment. None: the tracker's default.")
+    run_name: str | None = option(None, "Name of the run in MLflow. None: one is made up.")
+    progress: str = option(
+        "auto",
+        "What is shown while it runs. auto: a bar on a terminal, lines elsewhere.",
+        choices=("auto", "bar", "lines", "none"),
+    )
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked without building the environment."""
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
+        check_options(self)
+        if not self.env:
+            raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
+        self.conditions()
+        self.make_algorithm_config()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
+        """Make a run's config from plain data.
+
+        Args:
+            data: The fields by name; rl8's names `env_cls`, `model_cls`, ... are understood.
+
+        Raises:
+            ValueError: If a key is unknown or a value is not legal.
+            TypeError: If a value is of the wrong type.
+        """
+        data = renamed_keys(data)
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in data:
+            if name not in names:
+                raise ValueError(_unknown_key(name, names))
+        if isinstance(data.get("algorithm_config"), Mapping):
+            data["algorithm_config"] = _renamed(data["algorithm_config"], HYPERPARAMETER_ALIASES)
+        return cls(**data)
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+        """Read a run file, put `key=value` overrides in, and check the result."""
+        return cls.from_dict(apply_overrides(renamed_keys(load_run_file(path)), overrides))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are not at their defaults; `from_dict` makes the same config of them."""
+        given = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            factory = field.default_factory
+            if value != (field.default if factory is dataclasses.MISSING else factory()):
+                given[field.name] = list(value) if isinstance(value, tuple) else value
+        return given
+
+    def conditions(self) -> list[Condition]:
+        """Make the stop conditions."""
+        conditions = []
+        for index, spec in enumerate(self.stop_conditions):
+            try:
+                conditions.append(from_spec(spec, find=import_named))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"stop_conditions[{index}]: {one_line(error)}.") from None
+        return as_conditions(conditions)
+
+    def make_algorithm_config(self) -> AlgorithmConfig:
+        """Make the algorithm's config of its hyperparameters."""
+        cls = _algorithm_config_class(self.algorithm)
+        check_hyperparameters(self.algorithm_config, cls)
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        values = {name: _coerced(fields[name], value) for name, value in self.algorithm_config.items()}
+        if self.seed is not None and values.setdefault("seed", self.seed) != self.seed:
+            raise ValueError(
+                f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of the two."
+            )
+        return cls(**values)
+
+    def make_trainer(self) -> Trainer:
+        """Build environment, algorithm, tracker and trainer, and check that all fit together."""
+        from rl8x.envs.parameters import resolve_config
+        from rl8x.trainers import Trainer
+
+        env = import_named(self.env) if is_dotted(self.env) else self.env
+        algorithm = self.make_algorithm_config().build(env, **self.env_kwargs)
+        for config in (self.env_config, self.eval_env_config or {}):
+            made = algorithm.env
+            resolve_config(
+                config, made.parameters, owner=type(made).__name__, num_envs=made.num_envs, device=made.device
+            )
+        eval_env: Any = self.eval_env
+        trainer = Trainer(algorithm, tracker=self._make_tracker(), eval_env=eval_env, num_eval_envs=self.num_eval_envs)
+        check_names(self.conditions(), trainer.metric_names)
+        return trainer
+
+    def train(self, trainer: Trainer) -> TrainStats:
+        """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""
+        progress: Any = self.progress
+        return trainer.run(
+            env_config=self.env_config or None,
+            eval_env_config=self.eval_env_config,
+            steps_per_eval=self.steps_per_eval,
+            stop_conditions=self.conditions(),
+            max_steps=self.max_steps,
+            progress=progress,
+        )
+
+    def _make_tracker(self) -> Any:
+        if not self.tracking:
+            from rl8x.tracking import NullTracker
+
+            return NullTracker()
+        from rl8x.tracking import MLflowTracker
+
+        chosen = {name: getattr(self, name) for name in ("experiment_name", "run_name", "tracking_uri")}
+        return MLflowTracker(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
+    """Return the config classes of the built-in algorithms by the algorithm's name."""
+    return {
+        name.removesuffix("Config"): cls
+        for name, cls in vars(algorithms).items()
+        if isinstance(cls, type) and issubclass(cls, AlgorithmConfig) and cls is not AlgorithmConfig
+    }
+
+
+def _algorithm_config_class(name: str) -> type[AlgorithmConfig]:
+    known = algorithm_configs()
+    if name.removesuffix("Config") in known:
+        return known[name.removesuffix("Config")]
+    if not is_dotted(name):
+        near = difflib.get_close_matches(name.upper(), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no built-in algorithm {shortened(name)}; there are {', '.join(known)}.{hint}")
+    cls = import_named(name)
+    if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
+        raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}.")
+    return cls
+
+
+def renamed_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's data with rl8x's names for rl8's."""
+    return _renamed(data, ALIASES)
+
+
+def _renamed(data: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    renamed = {}
+    for name, value in data.items():
+        target = aliases.get(name, name)
+        if target in renamed or (target != name and target in data):
+            raise ValueError(f"{name!r} is another name of {target!r}, and both are given. Keep one.")
+        renamed[target] = value
+    return renamed
+
+
+def _unknown_key(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    for cls in algorithm_configs().values():
+        if name in {field.name for field in dataclasses.fields(cls)}:
+            return f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`."
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown key {shortened(name)}.{hint} Legal are {', '.join(names)}."
+
+
+def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Check a value's type as far as `check_options` does not, and read `1e6` as a whole number where one is needed."""
+    kinds = str(field.type)
+    optional = kinds.endswith("None")
+    if value is None and not optional:
+        # a key without a value, such as `env_config:`
+        if field.default_factory is not dataclasses.MISSING:
+            return field.default_factory()
+        if field.default == ():
+            return ()
+        raise TypeError(f"`{field.name}` must have a value; got none.")
+    if kinds.startswith("int") and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kinds in ("str", "str | None") and value is not None and not isinstance(value, str):
+        raise TypeError(f"`{field.name}` must be a text; got {shortened(value)}. Put it in quotes.")
+    if kinds.startswith("Sequence"):
+        return tuple(value) if isinstance(value, list | tuple) else (value,)
+    if "type[" in kinds and isinstance(value, str) and is_dotted(value):
+        return import_named(value)
+    return value

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import json
+import math
+import string
+import sys
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from rl8x.config import (
+    RunConfig,
+    algorithm_configs,
+    apply_overrides,
+    dump_run,
+    import_named,
+    load_run_file,
+    parse_value,
+)
+
+RUN = {
+    "env": "CartPole",
+    "env_config": {"length": {"uniform": [0.25, 1.0]}},
+    "algorithm_config": {"num_envs": 64, "lr": 3e-4, "model_config": {"hidden": [64, 64]}},
+    "steps_per_eval": 5,
+    "stop_conditions": [{"plateau": {"name": "returns/mean", "patience": 10}}, {"wall_time": "10m"}],
+}
+YAML = """
+env: CartPole
+env_config: {length: {uniform: [0.25, 1.0]}}
+algorithm_config:
+  num_envs: 64
+  lr: 3e-4            # YAML 1.1 would read a text
+  model_config: {hidden: [64, 64]}
+steps_per_eval: 5
+stop_conditions:
+  - plateau: {name: returns/mean, patience: 10}
+  - wall_time: 10m
+"""
+TOML = """
+env = "CartPole"
+steps_per_eval = 5
+stop_conditions = [{plateau = {name = "returns/mean", patience = 10}}, {wall_time = "10m"}]
+[env_config]
+length = {uniform = [0.25, 1.0]}
+[algorithm_config]
+num_envs = 64
+lr = 3e-4
+model_config = {hidden = [64, 64]}
+"""
+
+
+def write(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+# -- reading --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("r.yaml", YAML), ("r.yml", YAML), ("r.toml", TOML), ("r.json", json.dumps(RUN))]
+)
+def test_the_same_run_in_every_format(tmp_path, name, text):
+    path = write(tmp_path, name, text)
+    assert load_run_file(path) == RUN
+    run = RunConfig.from_file(path)
+    assert [repr(condition) for condition in run.conditions()] == [
+        "Plateau('returns/mean', patience=10, rtol=0.001)",
+        "WallTime('10m')",
+    ]
+    config = run.make_algorithm_config()
+    assert (config.num_envs, config.lr, config.model_config) == (64, 3e-4, {"hidden": [64, 64]})
+    assert RunConfig.from_dict(run.to_dict()) == run
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1e6", 1e6),
+        ("-1.5E+3", -1500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("1_000", 1000),
+        ("010", 10),
+        ("+7", 7),
+        ("true", True),
+        ("no", "no"),
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("2026-01-02", "2026-01-02"),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        (".inf", math.inf),
+        ("-.inf", -math.inf),
+        ("[1, 2e0]", [1, 2.0]),
+        ("{a: {b: x}}", {"a": {"b": "x"}}),
+        ("'5'", "5"),
+        ("10m", "10m"),
+        ("a: b: c", "a: b: c"),
+        ("@x", "@x"),
+        ("my.module.Env", "my.module.Env"),
+    ],
+)
+def test_values_are_yaml_1_2(text, value):
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+
+
+plain = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**9), 10**9),
+        st.floats(allow_nan=False),
+        st.text(string.printable, max_size=12),
+        st.sampled_from(["3e-4", "no", "true", "null", "1:30", "010", "<<", "=", "", "2026-01-02", "1_0"]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.text(min_size=1, max_size=8), plain, max_size=4))
+def test_what_is_written_is_read_as_the_same(tmp_path, data):
+    assert load_run_file(write(tmp_path, "run.yaml", dump_run(data))) == data
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("r.yaml", "env: CartPole\nenv: Pendulum", "the key 'env' occurs twice at line 2, column 1"),
+        ("r.yaml", "env: [", "line 1"),
+        ("r.yaml", "env: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("r.yaml", "env: !!timestamp 2026-01-02", "env is a date"),
+        ("r.yaml", "env: !!set {a}", "env is a set"),
+        ("r.yaml", "a: &x [*x]", "nested too deeply"),
+        ("r.yaml", "a: " + "[" * 600, "nested too deeply"),
+        ("r.yaml", "1: 2", "keys are texts; got 1"),
+        ("r.yaml", "- 1", r"is a mapping, such as `env: CartPole`; got \[1\]"),
+        ("r.yaml", "a: " + "1" * 5000, "digits"),
+        ("r.yaml", b"env: \xff", "not a text in UTF-8"),
+        ("r.yaml", "env: \x00", "not allowed"),
+        ("r.json", '{"env": "A", "env": "B"}', "the key 'env' occurs twice"),
+        ("r.json", '{"env": ', "line 1 column 9"),
+        ("r.json", "[" * 50_000, "nested too deeply"),
+        ("r.toml", "env = 1\nenv = 2", "Cannot overwrite a value"),
+        ("r.toml", "a = 2026-01-02", "a is a date"),
+        ("r.txt", "env: A", "ends in .yaml, .yml, .toml, .json; got '.txt'"),
+    ],
+)
+def test_files_that_cannot_be_read_say_where(tmp_path, name, text, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        load_run_file(write(tmp_path, name, text))
+    assert str(tmp_path / name) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.yaml: cannot be read: No such file"):
+        load_run_file(tmp_path / "none.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        load_run_file(tmp_path / "folder.yaml")
+
+
+def test_anchors_and_merges_work(tmp_path):
+    text = "a: &base {x: 1, y: 2}\nb: {<<: *base, y: 3}\nc: {<<: *base}"
+    assert load_run_file(write(tmp_path, "r.yaml", text))["b"] == {"x": 1, "y": 3}
+
+
+def test_an_empty_file_is_an_empty_run(tmp_path):
+    assert load_run_file(write(tmp_path, "r.yaml", "# nothing\n")) == {}
+
+
+# -- overrides ------------------------------------------------------------------------------------------
+
+
+def test_overrides_lead_into_mappings_and_leave_the_data_alone():
+    before = json.dumps(RUN)
+    data = apply_overrides(
+        RUN, ["algorithm_config.lr=1e-3", "env_config.gravity=[1, 2]", "a.b.c=x=y", "steps_per_eval="]
+    )
+    assert data["algorithm_config"] == {**RUN["algorithm_config"], "lr": 1e-3}
+    assert data["env_config"] == {"length": {"uniform": [0.25, 1.0]}, "gravity": [1, 2]}
+    assert data["a"] == {"b": {"c": "x=y"}}
+    assert data["steps_per_eval"] is None
+    assert json.dumps(RUN) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lr", "written key=value"),
+        ("=5", "written key=value"),
+        ("a..b=5", "written key=value"),
+        ("steps_per_eval.x=5", "steps_per_eval is 5, not a mapping"),
+        ("a=[1, 2", "not a list or mapping in YAML"),
+        ("a={b: !!python/name:os.system x}", "not a list or mapping in YAML"),
+    ],
+)
+def test_wrong_overrides(override, message):
+    with pytest.raises(ValueError, match=message):
+        apply_overrides(RUN, [override])
+
+
+# -- the run --------------------------------------------------------------------------------------------
+
+
+def test_rl8s_names_are_understood():
+    run = RunConfig.from_dict(
+        {"env_cls": "Pendulum", "algorithm_cls": "PPOConfig", "algorithm_config": {"model_cls": "lstm"}}
+    )
+    assert (run.env, run.make_algorithm_config().model) == ("Pendulum", "lstm")
+    with pytest.raises(ValueError, match="'env_cls' is another name of 'env', and both are given"):
+        RunConfig.from_dict({"env": "Pendulum", "env_cls": "CartPole"})
+
+
+def test_dotted_paths_are_imported():
+    from rl8x.algorithms import PPOConfig
+    from rl8x.models import MLPModel
+
+    run = RunConfig.from_dict(
+        {"env": "A", "algorithm": "rl8x.algorithms.PPOConfig", "algorithm_config": {"model": "rl8x.models.MLPModel"}}
+    )
+    assert run.make_algorithm_config() == PPOConfig(model=MLPModel)
+    assert algorithm_configs()["PPO"] is PPOConfig
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere_at_all.Env", "No module named 'nowhere_at_all'.*working directory"),
+        ("rl8x.keys.OBSS", "module 'rl8x.keys' has no 'OBSS'. Did you mean 'OBS'"),
+        ("Env", "looks like package.module.Name; got 'Env'"),
+        ("os.system('ls')", "looks like package.module.Name"),
+        ("..x", "looks like package.module.Name"),
+    ],
+)
+def test_wrong_paths(path, message):
+    with pytest.raises(ValueError, match=message):
+        import_named(path)
+
+
+def test_a_module_that_breaks_when_imported_shows_its_own_error(tmp_path, monkeypatch):
+    write(tmp_path, "breaks_on_import.py", "1 / 0")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(ZeroDivisionError):
+        import_named("breaks_on_import.Env")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "no environment is named"),
+        ({"env": ""}, "no environment is named"),
+        ({"env": 5}, "`env` must be a text; got 5"),
+        ({"env": None}, "`env` must have a value"),
+        ({"env": "A", "steps_per_evl": 5}, "unknown key 'steps_per_evl'. Did you mean 'steps_per_eval'"),
+        ({"env": "A", "num_envs": 5}, "'num_envs': it is a hyperparameter. Put it under `algorithm_config`"),
+        ({"env": "A", "steps_per_eval": 0}, "`steps_per_eval` must be at least 1; got 0"),
+        ({"env": "A", "max_steps": "many"}, "`max_steps` must be a whole number; got 'many'"),
+        ({"env": "A", "env_config": [1]}, "`env_config` must be a mapping"),
+        ({"env": "A", "tracking": "yes"}, "`tracking` must be true or false; got 'yes'"),
+        ({"env": "A", "eval_env": "maybe"}, "`eval_env` must be one of 'auto', True, False; got 'maybe'"),
+        ({"env": "A", "progress": "much"}, "`progress` must be one of"),
+        ({"env": "A", "algorithm": "PPQ"}, "no built-in algorithm 'PPQ'; there are PPO.*Did you mean 'PPO'"),
+        ({"env": "A", "algorithm": "rl8x.keys.OBS"}, "must name a subclass"),
+        ({"env": "A", "algorithm_config": {"learning_rate": 1}}, "has no option 'learning_rate'"),
+        ({"env": "A", "algorithm_config": {"num_env": 1}}, "has no option 'num_env'. Nearest: num_envs"),
+        ({"env": "A", "algorithm_config": {"lr": "fast"}}, "`lr` must be a number; got 'fast'"),
+        ({"env": "A", "algorithm_config": {"lr": -1}}, "`lr` must be greater than 0; got -1"),
+        ({"env": "A", "seed": 1, "algorithm_config": {"seed": 2}}, "`seed` is 1, but algorithm_config has 2"),
+        (
+            {"env": "A", "stop_conditions": [{"wall_time": 1}, {"platea": 2}]},
+            r"stop_conditions\[1\]: unknown.*'plateau'",
+        ),
+        ({"env": "A", "stop_conditions": [{"plateau": {"name": "x", "patience": 0}}]}, "patience.*at least 1; got 0"),
+    ],
+)
+def test_wrong_runs_say_what_is_legal(data, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        RunConfig.from_dict(data)
+
+
+def test_whole_numbers_may_be_written_with_an_exponent_and_empty_keys_mean_the_default():
+    run = RunConfig.from_dict({"env": "A", "max_steps": 1e6, "env_config": None, "stop_conditions": None, "seed": 3})
+    assert run == RunConfig(env="A", max_steps=1_000_000, seed=3)
+    assert type(run.max_steps) is int
+    assert run.make_algorithm_config().seed == 3
+    assert run.to_dict() == {"env": "A", "max_steps": 1_000_000, "seed": 3}
+
+
+def test_one_condition_needs_no_list():
+    run = RunConfig.from_dict({"env": "A", "stop_conditions": {"wall_time": 5}})
+    assert repr(run.conditions()) == "[WallTime(5)]"
+
+
+KEYS = [
+    "env",
+    "env_cls",
+    "env_config",
+    "algorithm",
+    "algorithm_config",
+    "stop_conditions",
+    "max_steps",
+    "seed",
+    "eval_env",
+]
+KINDS = ["plateau", "all", "any", "not", "hits_upper_bound", "wall_time", "confirmed", "non_finite", "name", "patience"]
+values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-5, 9),
+        st.floats(),
+        st.sampled_from(["CartPole", "PPO", "mlp", "x.y", "rl8x.keys.OBS", "2h", "returns/mean", "auto", ""]),
+        st.text(max_size=6),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from([*KINDS, "num_envs", "lr", "model", "lr_schedule", "device"]), inner, max_size=3
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from([*KEYS, "other"]), values, max_size=5), st.booleans())
+@example({"stop_conditions": [{"confirmed": {"by": {"all": []}}}]}, True)
+@example({"stop_conditions": [{"not": {"not": None}}]}, True)
+@example({"algorithm_config": {"lr_schedule": {"kind": [], "points": 3}}}, True)
+def test_any_plain_data_is_accepted_or_refused_in_one_line(data, complete):
+    if complete:
+        data = {"env": "CartPole", **{key: value for key, value in data.items() if key != "env_cls"}}
+    try:
+        run = RunConfig.from_dict(data)
+    except (ValueError, TypeError) as refusal:
+        assert str(refusal).strip()
+        assert len(str(refusal).splitlines()) == 1
+    else:
+        assert RunConfig.from_dict(run.to_dict()).to_dict() == run.to_dict() or "nan" in repr(run)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.one_of(
+        st.binary(max_size=60),
+        st.text(max_size=60).map(str.encode),
+        st.text("abe: [],{}&*!|>-?%@\"'\n\t#<1.", max_size=60).map(str.encode),
+    ),
+    suffix=st.sampled_from(["yaml", "toml", "json"]),
+)
+def test_any_bytes_are_read_or_refused_in_one_line(tmp_path, text, suffix):
+    try:
+        data = load_run_file(write(tmp_path, f"r.{suffix}", text))
+    except ValueError as refusal:
+        assert len(str(refusal).splitlines()) == 1
+    else:
+        assert isinstance(data, dict)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=40))
+def test_any_override_is_accepted_or_refused_in_one_line(text):
+    for override in (text, f"a.b={text}"):
+        try:
+            apply_overrides({"a": {}}, [override])
+        except ValueError as refusal:
+            assert len(str(refusal).splitlines()) == 1
