@@ -5,7 +5,10 @@ Importing this package does not import mlflow; `MLflowTracker.start()` does, in 
 
 from rl8x.tracking.memory import MemoryTracker as MemoryTracker
 from rl8x.tracking.memory import Row as Row
+from rl8x.tracking.mlflow_tracker import MLflowTracker as MLflowTracker
 from rl8x.tracking.protocol import NullTracker as NullTracker
 from rl8x.tracking.protocol import Status as Status
 from rl8x.tracking.protocol import Tracker as Tracker
 from rl8x.tracking.protocol import TrackingError as TrackingError
+from rl8x.tracking.runs import FoundRun as FoundRun
+from rl8x.tracking.runs import find_run as find_run

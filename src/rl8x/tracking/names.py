@@ -13,7 +13,6 @@ from rl8x.tracking.protocol import TrackingError
 MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 8000
-MAX_TEXT_NAME_LENGTH = 120
 _ILLEGAL = re.compile(r"[^/\w.\- :]")
 
 
@@ -45,10 +44,14 @@ class NameTable:
     def __init__(self) -> None:
         self._legal: dict[str, str] = {}
         self._given: dict[str, str] = {}
+        self._plain: set[str] = set()
 
-    def knows(self, names: Mapping[str, object]) -> bool:
-        """Say whether all names have been seen and are legal as they are (the fast path of every row)."""
-        return self._legal.keys() >= names.keys() and all(self._legal[name] == name for name in names)
+    def __contains__(self, name: object) -> bool:
+        return name in self._legal
+
+    def plain(self, names: Mapping[str, object]) -> bool:
+        """Say whether all names have been seen before and are legal as they are (the fast path of every row)."""
+        return names.keys() <= self._plain
 
     def add(self, name: str) -> str:
         """Return the legal name of `name`.
@@ -63,11 +66,9 @@ class NameTable:
         if other != name:
             raise ValueError(f"{name!r} and {other!r} are both called {legal!r} in MLflow; rename one of them")
         self._legal[name] = legal
+        if legal == name:
+            self._plain.add(name)
         return legal
-
-    def changed(self) -> dict[str, str]:
-        """Map each given name that was illegal to its legal one."""
-        return {name: legal for name, legal in self._legal.items() if name != legal}
 
 
 def metric_value(name: str, value: object) -> float:

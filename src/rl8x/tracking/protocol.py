@@ -18,7 +18,7 @@ class TrackingError(ValueError):
 class Tracker(Protocol):
     """Keeps the params, metrics, tags and artifacts of one run.
 
-    `start()` comes first; `start()` again after `finish()` begins another run, or with `resume` goes on with an old one.
+    `start()` comes first; `start()` after `finish()` begins another run, or with `resume` goes on with an old one.
     """
 
     @property

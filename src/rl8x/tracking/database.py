@@ -1,0 +1,55 @@
+"""Make MLflow's sqlite database once, whole or not at all, and ready for several writers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from rl8x.tracking.location import Location, make_mlruns
+from rl8x.tracking.locks import FileLock
+
+
+def ensure_database(location: Location) -> None:
+    """Create the database of an sqlite location, unless it is there.
+
+    It is made beside its place and renamed into it, under a lock: MLflow needs seconds for its migrations, does not
+    guard them against a second process, and cannot go on with a database whose creation was killed.
+    """
+    database = location.database
+    assert database is not None
+    if _has_tables(database):
+        return
+    make_mlruns(database.parent)
+    with FileLock(database.with_name(f".{database.name}.lock")):
+        if _has_tables(database):
+            return
+        beside = database.with_name(f".{database.name}.new")
+        for leftover in (beside, *(beside.with_name(beside.name + end) for end in ("-wal", "-shm", "-journal"))):
+            leftover.unlink(missing_ok=True)
+        _make(beside, location.artifact_root or Path("mlruns"))
+        os.replace(beside, database)
+
+
+def _has_tables(database: Path) -> bool:
+    """Say whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
+    with contextlib.suppress(OSError):
+        return database.stat().st_size > 0
+    return False
+
+
+def _make(database: Path, artifact_root: Path) -> None:
+    from mlflow.store.tracking import sqlalchemy_store
+
+    make_store: Any = sqlalchemy_store.SqlAlchemyStore
+    uri = f"sqlite:///{database}"
+    make_store(uri, str(artifact_root)).engine.dispose()
+    make_store._engine_map.pop(uri, None)  # the file is about to have another name
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        # Readers (the UI) and one writer then do not wait for each other; the mode stays with the file.
+        # MLflow itself waits 20 s for a lock, in each session.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.commit()

@@ -1,0 +1,137 @@
+"""Where runs are kept: the user's tracking URI, or `mlruns/` in the working directory."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rl8x.tracking.protocol import TrackingError
+
+_SQL = ("sqlite", "postgresql", "mysql", "mssql")
+_REMOTE = ("http", "https", "databricks", "databricks-uc")
+_HIDDEN = "***"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A tracking store.
+
+    Attributes:
+        uri: Its tracking URI, absolute.
+        database: The file, where it is an sqlite store.
+        artifact_root: Folder for the artifacts of a new experiment; None leaves it to MLflow.
+    """
+
+    uri: str
+    database: Path | None = None
+    artifact_root: Path | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Say whether it is reached by HTTP."""
+        return urlsplit(self.uri).scheme in ("http", "https") or self.uri.startswith("databricks")
+
+    @property
+    def shown(self) -> str:
+        """Write the URI without its password."""
+        return without_password(self.uri)
+
+
+def mlruns_dir() -> Path:
+    """Name the folder that keeps runs and spools where the user chose no other."""
+    return Path.cwd() / "mlruns"
+
+
+def user_tracking_uri() -> str | None:
+    """Return the tracking URI that the user set, in this process or by `MLFLOW_TRACKING_URI`."""
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is not None and hasattr(mlflow, "is_tracking_uri_set") and mlflow.is_tracking_uri_set():
+        return str(mlflow.get_tracking_uri())
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def locate(tracking_uri: str | None = None) -> Location:
+    """Find the store to use: `tracking_uri`, else the user's, else `mlruns/mlflow.db` in the working directory.
+
+    Raises:
+        TrackingError: The URI is of no known kind, or an old file store is in the way.
+    """
+    uri = tracking_uri or user_tracking_uri()
+    if uri is None:
+        return _default_location()
+    scheme = uri if uri in _REMOTE else urlsplit(uri).scheme
+    base = scheme.split("+")[0]
+    if base == "sqlite":
+        return _sqlite_location(uri)
+    if base in ("", "file") or len(base) == 1:
+        return _file_store(uri)
+    known = {*_SQL, *_REMOTE, "uc", *(point.name for point in entry_points(group="mlflow.tracking_store"))}
+    if base not in known:
+        near = difflib.get_close_matches(base, known, n=2)
+        hint = f"; did you mean {' or '.join(near)}" if near else ""
+        raise TrackingError(f"tracking_uri has the unknown scheme {base!r}; legal: {', '.join(sorted(known))}{hint}")
+    return Location(uri)
+
+
+def _default_location() -> Location:
+    root = mlruns_dir()
+    database = root / "mlflow.db"
+    if not database.exists():
+        for folder in sorted(root.glob("[0-9]*")):
+            if folder.name.isdigit() and (folder / "meta.yaml").exists():
+                raise TrackingError(
+                    f"found MLflow's old file store in {root} ({folder.name}/meta.yaml), which MLflow 3 cannot write: "
+                    f"run `mlflow migrate-filestore`, or choose another store by tracking_uri or MLFLOW_TRACKING_URI"
+                )
+    return Location(f"sqlite:///{database}", database, root / "artifacts")
+
+
+def _sqlite_location(uri: str) -> Location:
+    driver, _, rest = uri.partition("://")
+    path, _, query = rest.partition("?")
+    name = path[1:]
+    if not path.startswith("/") or name in ("", ":memory:"):
+        raise TrackingError(f"an sqlite tracking_uri must name a file, as in sqlite:///mlruns/mlflow.db; got {uri!r}")
+    database = Path(name).absolute()
+    absolute = f"{driver}:///{database}" + (f"?{query}" if query else "")
+    # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
+    root = database.parent / "artifacts" if database.parent.name == "mlruns" else None
+    return Location(absolute, database, root)
+
+
+def _file_store(uri: str) -> Location:
+    if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1"):
+        return Location(uri)
+    raise TrackingError(
+        f"tracking_uri {uri!r} is MLflow's old file store, which MLflow 3 cannot write: "
+        f"use a database, as in sqlite:///mlruns/mlflow.db (`mlflow migrate-filestore` moves old runs)"
+    )
+
+
+def make_mlruns(folder: Path) -> None:
+    """Make a folder for runs that git ignores; an existing one is left as it is.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x") as file:
+            file.write("*\n")
+
+
+def without_password(uri: str) -> str:
+    """Replace the password of a URI, so that it can be shown and kept in a file."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", rf"\1:{_HIDDEN}@", uri)
+
+
+def has_hidden_password(uri: str) -> bool:
+    """Say whether `without_password` took something out of this URI."""
+    return f":{_HIDDEN}@" in uri

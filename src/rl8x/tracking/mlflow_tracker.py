@@ -1,0 +1,307 @@
+"""Keep a run in MLflow, through a spool that outlives the process and a thread that sends it."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import logging
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
+from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
+from rl8x.tracking.protocol import STATUSES, Status, TrackingError
+from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
+from rl8x.tracking.sender import Sender
+from rl8x.tracking.spool import Op, Spool
+from rl8x.tracking.store import MLflowStore, source_tags
+from rl8x.tracking.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_EXPERIMENT = "rl8x"
+_BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be through with the run's spool
+
+
+class MLflowTracker:
+    """Keeps one run in MLflow; nothing that was logged is lost, and training never waits for the store.
+
+    Each call writes a line to a spool on the disk; a thread sends the lines. While the store is away the lines wait,
+    and `rl8x sync` sends what is left when the process has ended. `start()` begins the run: in the user's active run
+    if there is one, else in the user's tracking URI, else in `mlruns/mlflow.db` in the working directory.
+
+    Args:
+        experiment_name: Experiment of a new run; default what MLflow's environment variables say, else "rl8x".
+        run_name: Name of a new run; MLflow makes one up by default.
+        tracking_uri: Store to use instead of the user's.
+        spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
+        tags: Tags for each run that is started.
+        finish_timeout_s: Seconds that `finish` waits at most until all has arrived.
+        outage_timeout_s: Seconds that `finish` waits for a store that does not answer.
+        request_timeout_s: Seconds after which an HTTP request counts as failed.
+        interval_s: Seconds between two requests with what was logged in between.
+    """
+
+    def __init__(
+        self,
+        experiment_name: str | None = None,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        spool_dir: str | os.PathLike[str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        *,
+        finish_timeout_s: float = 30.0,
+        outage_timeout_s: float = 5.0,
+        request_timeout_s: int = 10,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._experiment_name = experiment_name
+        self._run_name = run_name
+        self._tracking_uri = tracking_uri
+        self._spool_dir = spool_dir
+        self._tags = dict(tags or {})
+        self._finish_timeout_s = finish_timeout_s
+        self._outage_timeout_s = outage_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._interval_s = interval_s
+        self._location: Location | None = None
+        self._spool: Spool | None = None
+        self._last_spool: Spool | None = None
+        self._writer: Writer | None = None
+        self._metric_names = NameTable()
+        self._last_time = 0
+        self._pid = os.getpid()
+
+    @property
+    def run_id(self) -> str | None:
+        """Name the run in MLflow; None until the store has made it."""
+        spool = self._last_spool
+        return None if spool is None else spool.ack.run_id or spool.header.get("run_id")
+
+    @property
+    def resume_handle(self) -> str | None:
+        """Name the run for `start(resume=...)`: its ID, or the spool's where the store has not made the run yet."""
+        spool = self._last_spool
+        return None if spool is None else self.run_id or f"{HANDLE_PREFIX}{spool.header['spool_id']}"
+
+    @property
+    def location(self) -> str:
+        """Say where runs are kept."""
+        return (self._location or locate(self._tracking_uri)).shown
+
+    @property
+    def spool_folder(self) -> Path | None:
+        """Name the folder that has what is not in the store yet."""
+        return None if self._last_spool is None else self._last_spool.folder
+
+    # Beginning and end.
+
+    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
+        """Begin a run, or go on with one; returns at once, and what takes time happens in the writer's thread.
+
+        Args:
+            params: Hyperparameters, by name.
+            tags: Tags of the run, by name.
+            resume: `resume_handle` of a run to go on with. Metrics that it has at a step are not logged there again.
+
+        Raises:
+            RuntimeError: A run has been started and not finished.
+            TrackingError: The store cannot be used, or the run to resume is not there or still being written.
+        """
+        if self._spool is not None:
+            raise RuntimeError("this tracker has a run already; call finish() before the next start()")
+        if importlib.util.find_spec("mlflow") is None:
+            raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
+        self._pid = os.getpid()
+        self._metric_names = NameTable()
+        spool, fresh = self._open_spool(resume)
+        assert self._location is not None
+        self._spool = self._last_spool = spool
+        self.log_params(params)
+        self.set_tags({**self._tags, **tags})
+        location, timeout_s = self._location, self._request_timeout_s
+        sender = Sender(spool, lambda: MLflowStore(location, request_timeout_s=timeout_s), fresh=fresh)
+        own_tags = {legal_name(name) for name in (*self._tags, *tags)}
+        prepare = (lambda: _add_source_tags(spool, own_tags)) if fresh and spool.header["owns"] else None
+        self._writer = Writer(sender, location.shown, interval_s=self._interval_s, prepare=prepare)
+        atexit.register(self._at_exit)
+
+    def _open_spool(self, resume: str | None) -> tuple[Spool, bool]:
+        """Make the spool of a new run, or open or make the one of a run to resume."""
+        root = self._spool_root()
+        header = self._header()
+        active = None if resume is not None else user_run_id(self._tracking_uri)
+        if active is not None:
+            run_id, uri = active
+            self._location = locate(uri)
+            owner = {"run_id": run_id, "owns": False, "uri": self._location.shown}
+            return Spool.create(root, {**header, **owner}), True
+        folder = None if resume is None else find_spool(root, resume)
+        if folder is not None:
+            spool = Spool.open(folder, _BUSY_WAIT_S)
+            uri = self._tracking_uri or user_tracking_uri() or spool.header["uri"]
+            self._location = locate(uri)
+            fresh = False
+        else:
+            self._location = locate(self._tracking_uri)
+            header["uri"] = self._location.shown
+            if resume is not None and resume.startswith(HANDLE_PREFIX):
+                header["spool_id"] = resume.removeprefix(HANDLE_PREFIX)
+            elif resume is not None:
+                check_run_exists(self._location, resume)
+                header["run_id"] = resume
+            spool = Spool.create(root, header)
+            fresh = resume is None
+        if resume is not None:
+            spool.append({"op": "resume", "t": self._now()})
+        return spool, fresh
+
+    def _spool_root(self) -> Path:
+        return Path(self._spool_dir).absolute() if self._spool_dir is not None else mlruns_dir() / "spool"
+
+    def _header(self) -> Op:
+        name = self._experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        chosen_store = self._tracking_uri or user_tracking_uri()
+        experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if name is None and chosen_store else None
+        return {
+            "op": "open",
+            "version": 1,
+            "spool_id": uuid.uuid4().hex,
+            "t": self._now(),
+            "experiment": name or DEFAULT_EXPERIMENT,
+            "experiment_id": experiment_id or None,
+            "run_name": self._run_name,
+            "owns": True,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+
+    def finish(self, status: Status) -> None:
+        """End the run: send what is left, but do not wait long for a store that is away.
+
+        Raises:
+            ValueError: `status` is none of FINISHED, FAILED, KILLED.
+        """
+        if status not in STATUSES:
+            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
+        if self._spool is None or self._writer is None or os.getpid() != self._pid:
+            return
+        spool, writer = self._spool, self._writer
+        spool.append({"op": "finish", "status": status, "t": self._now()})
+        spool.sync_to_disk()
+        arrived = writer.wait(lambda: not spool.pending, self._finish_timeout_s, self._outage_timeout_s)
+        writer.stop()
+        self._spool = self._writer = None
+        atexit.unregister(self._at_exit)
+        if not arrived:
+            _log.warning(
+                "tracking: not all of the run has reached %s; it is in %s, and `rl8x sync` sends it",
+                self.location,
+                spool.folder,
+            )
+
+    def _at_exit(self) -> None:
+        """End the run of a script that did not: as MLflow does, FINISHED unless an exception ended the script."""
+        error = getattr(sys, "last_value", None)
+        self.finish("FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until all that was logged has arrived; False where it has not in time."""
+        if self._spool is None or self._writer is None or os.getpid() != self._pid:
+            return True
+        spool = self._spool
+        spool.sync_to_disk()
+        mark = spool.mark()
+        return self._writer.wait(lambda: spool.passed(mark), timeout_s, min(timeout_s, self._outage_timeout_s))
+
+    # Logging.
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log one row at a step of the clock.
+
+        A name that MLflow does not take is logged under one that it takes, with a warning.
+
+        Raises:
+            TypeError: A value is no number, a name no string, or the step no integer.
+            ValueError: Two names would become one, or the step does not fit into 64 bits.
+        """
+        if not self._metric_names.plain(metrics):
+            metrics = self._renamed(metrics)
+        row = {
+            name: value if type(value) is float else metric_value(name, value) for name, value in metrics.items()
+        }  # `type(...) is float` spares most values the call
+        self._append({"op": "m", "t": self._now(), "s": metric_step(step), "m": row})
+
+    def _renamed(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        renamed = {}
+        for name, value in metrics.items():
+            new = name not in self._metric_names
+            legal = self._metric_names.add(name)
+            if new and legal != name:
+                _log.warning("tracking: the metric %r is logged as %r, which MLflow takes", name, legal)
+            renamed[legal] = value
+        return renamed
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
+        if params:
+            names = NameTable()
+            self._append({"op": "params", "params": {names.add(name): str(value) for name, value in params.items()}})
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags; a tag set before is replaced."""
+        if tags:
+            self._append({"op": "tags", "tags": {legal_name(name): str(value) for name, value in tags.items()}})
+
+    def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
+        """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.
+
+        Raises:
+            FileNotFoundError: It is not there.
+            TrackingError: `artifact_path` leads out of the run's artifacts.
+        """
+        source = Path(path)
+        to = None if artifact_path is None else artifact_name(artifact_path)
+        if not source.exists():
+            raise FileNotFoundError(f"no such file to log as an artifact: {source}")
+        artifact_name(source.absolute().name)
+        try:
+            file = self._running().keep_file(source.absolute())
+        except OSError as error:
+            _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
+            return
+        self._append({"op": "artifact", "file": file, "to": to})
+
+    def log_text(self, text: str, artifact_file: str) -> None:
+        """Keep a text as the artifact `artifact_file`.
+
+        Raises:
+            TrackingError: `artifact_file` leads out of the run's artifacts.
+        """
+        self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
+
+    def _running(self) -> Spool:
+        if self._spool is None:
+            raise RuntimeError("the tracker has no run; call start() first")
+        return self._spool
+
+    def _append(self, op: Op) -> None:
+        spool = self._running()
+        if os.getpid() == self._pid:  # a forked child has a copy of this object, but the run is its parent's
+            spool.append(op)
+
+    def _now(self) -> int:
+        """Return milliseconds since 1970, never less than before: the clock of a computer may be set back."""
+        self._last_time = max(self._last_time, time.time_ns() // 1_000_000)
+        return self._last_time
+
+
+def _add_source_tags(spool: Spool, taken: set[str]) -> None:
+    """Say in tags which script and commit the run came from. Imports mlflow, so it is called in the writer's thread."""
+    tags = {name: text for name, text in source_tags().items() if name not in taken}
+    spool.append({"op": "tags", "tags": tags})

@@ -1,0 +1,384 @@
+"""The append-only file that every row of a run goes to before anything else, with the offset up to which it was sent.
+
+A spool is a folder:
+
+    ops.jsonl   one JSON object a line, in order: the header, then params, tags, metrics, artifacts, the final status
+    ack.json    how far the store has it, and the run's ID there; written beside and renamed
+    files/      copies of artifacts that are still to be sent
+    lock        held by the process that writes or sends
+
+A line that a killed process left half written is cut off. Writing costs one `write()` without fsync: what is in the
+spool outlives the process, not a power cut; `sync_to_disk()` is for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl8x.tracking.locks import FileLock
+from rl8x.tracking.protocol import TrackingError
+
+_log = logging.getLogger(__name__)
+
+OPS = "ops.jsonl"
+ACK = "ack.json"
+FILES = "files"
+REJECTED = "rejected.jsonl"
+MAX_MEMORY_LINES = 20_000
+READ_BYTES = 1 << 20
+COMPACT_BYTES = 16 << 20
+_RETRY_S = 1.0
+
+Op = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ack:
+    """What has been done with a spool.
+
+    Attributes:
+        offset: Bytes of `ops.jsonl` that the store has.
+        generation: The generation of `ops.jsonl` that `offset` counts in.
+        run_id: The run in the store.
+        attempted: A run was asked for; it may be there although no answer came.
+        resumed: Rows from here on may repeat what the run already has.
+        finished: The final status has arrived.
+    """
+
+    offset: int = 0
+    generation: int = 0
+    run_id: str | None = None
+    attempted: bool = False
+    resumed: bool = False
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Ops read from a spool, each with the offset after it; `None` offsets mean lines that are in memory only."""
+
+    ops: list[tuple[Op, int | None]]
+
+
+def encode(op: Mapping[str, object]) -> bytes:
+    """Write an op as one line."""
+    return json.dumps(op, separators=(",", ":")).encode() + b"\n"
+
+
+class Spool:
+    """One run's spool, opened for appending, reading and acknowledging by its one owner.
+
+    `append` may be called by any thread; the rest belongs to the thread that sends.
+    """
+
+    def __init__(self, folder: Path, header: Op, lock: FileLock | None) -> None:
+        self.folder = folder
+        self.header = header
+        self.ack = _read_ack(folder / ACK)
+        self._lock = lock
+        self._guard = threading.Lock()
+        self._fd: int | None = None
+        self._end = 0
+        self._memory: deque[bytes] = deque()
+        self._lent = 0
+        self._dropped = 0
+        self._failed_at = 0.0
+        self._file_count = 0
+
+    @classmethod
+    def create(cls, root: Path, header: Op) -> Spool:
+        """Make a new spool in `root/<spool_id>`; where the disk refuses, it lives in memory until the disk does not."""
+        spool = cls(root / str(header["spool_id"]), header, None)
+        with spool._guard:
+            spool._spill()
+        return spool
+
+    @classmethod
+    def open(cls, folder: Path, timeout_s: float = 0.0) -> Spool:
+        """Open a spool that is there: take its lock, cut off a torn last line.
+
+        Raises:
+            TrackingError: Another process has it, or it is no spool.
+        """
+        lock = FileLock(folder / "lock")
+        try:
+            if not lock.acquire(timeout_s):
+                raise TrackingError(f"the spool {folder} is in use by {lock.owner()}; try again when that has ended")
+            header = read_header(folder)
+            spool = cls(folder, header, lock)
+            spool._open_file()
+        except OSError as error:
+            lock.release()
+            raise TrackingError(f"cannot open the spool {folder}: {error}") from error
+        except TrackingError:
+            lock.release()
+            raise
+        if spool.ack.generation != header.get("generation", 0):  # killed between the two renames of compact()
+            spool.ack = replace(spool.ack, generation=header.get("generation", 0), offset=0)
+        return spool
+
+    def _open_file(self) -> None:
+        fd = os.open(self.folder / OPS, os.O_RDWR | os.O_CREAT, 0o600)
+        self._end = _whole_lines(fd)
+        os.ftruncate(fd, self._end)
+        self._fd = fd
+        numbers = [int(path.name) for path in (self.folder / FILES).glob("*") if path.name.isdigit()]
+        self._file_count = max(numbers, default=0)
+
+    # Appending: any thread.
+
+    def append(self, op: Mapping[str, object]) -> None:
+        """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
+        line = encode(op)
+        with self._guard:
+            if self._memory or self._fd is None:
+                self._remember(line)
+                if time.monotonic() - self._failed_at > _RETRY_S:
+                    self._spill()
+            elif not self._write(line):
+                self._remember(line)
+
+    def _remember(self, line: bytes) -> None:
+        if len(self._memory) - self._lent >= MAX_MEMORY_LINES:
+            if not self._dropped:
+                _log.warning("tracking: %d rows wait in memory; the oldest are dropped now", MAX_MEMORY_LINES)
+            metrics = (i for i in range(self._lent, len(self._memory)) if self._memory[i].startswith(b'{"op":"m"'))
+            del self._memory[next(metrics, self._lent)]
+            self._dropped += 1
+        self._memory.append(line)
+
+    def _write(self, line: bytes) -> bool:
+        assert self._fd is not None
+        try:
+            written = os.pwrite(self._fd, line, self._end)
+            if written != len(line):
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            self._fail(error)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._end)
+            return False
+        self._end += len(line)
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed_at:
+            _log.warning("tracking: cannot write to the spool %s (%s); rows wait in memory", self.folder, error)
+        self._failed_at = time.monotonic()
+
+    def _spill(self) -> None:
+        """Move the lines that are in memory to the disk, if it takes them again."""
+        if self._lent:
+            return
+        try:
+            if self._fd is None:
+                self._make_folder()
+        except OSError as error:
+            self._fail(error)
+            return
+        while self._memory and self._write(self._memory[0]):
+            self._memory.popleft()
+        if not self._memory and self._failed_at:
+            self._failed_at = 0.0
+            _log.info("tracking: the spool %s can be written again", self.folder)
+
+    def _make_folder(self) -> None:
+        from rl8x.tracking.location import make_mlruns
+
+        if self.folder.parent.name == "spool":
+            make_mlruns(self.folder.parent.parent)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._lock is None:
+            lock = FileLock(self.folder / "lock")
+            if not lock.acquire():
+                raise OSError(11, f"the spool is in use by {lock.owner()}")
+            self._lock = lock
+        self._open_file()
+        if not self._end and not self._write(encode(self.header)):
+            os.close(self._fd or 0)
+            self._fd = None
+            raise OSError(28, "No space left on device")
+
+    def keep_file(self, source: Path) -> str:
+        """Copy a file or folder into the spool; returns its path there.
+
+        Raises:
+            OSError: It cannot be read, or there is no room.
+        """
+        with self._guard:
+            self._file_count += 1
+            number = self._file_count
+        target = self.folder / FILES / str(number) / source.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)
+        return f"{FILES}/{number}/{source.name}"
+
+    # Reading and acknowledging: the sending thread.
+
+    @property
+    def pending(self) -> bool:
+        """Say whether anything has not been acknowledged."""
+        with self._guard:
+            return bool(self._memory) or self.ack.offset < self._end
+
+    def mark(self) -> tuple[int, int]:
+        """Return a mark of all that was appended so far, for `passed`."""
+        with self._guard:
+            return self.ack.generation, self._end if not self._memory else -1
+
+    def passed(self, mark: tuple[int, int]) -> bool:
+        """Say whether all up to a mark has been acknowledged."""
+        generation, offset = mark
+        if not self.pending:
+            return True
+        return offset >= 0 and (self.ack.generation > generation or self.ack.offset >= offset)
+
+    def read(self, offset: int | None = None) -> Chunk:
+        """Read whole lines from `offset` (default: the first that is not acknowledged), about a megabyte of them."""
+        start = self.ack.offset if offset is None else offset
+        with self._guard:
+            fd, end = self._fd, self._end
+            if fd is None or start >= end:
+                self._lent = min(len(self._memory), 1000)
+                return Chunk([(_decode(line), None) for line in list(self._memory)[: self._lent]])
+        data = os.pread(fd, READ_BYTES, start)
+        while b"\n" not in data and start + len(data) < end:
+            data += os.pread(fd, READ_BYTES, start + len(data))
+        data = data[: end - start]
+        ops: list[tuple[Op, int | None]] = []
+        for line in data.splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                start += len(line)
+                ops.append((_decode(line), start))
+        return Chunk(ops)
+
+    def give_back(self) -> None:
+        """Say that lines read from memory will not be acknowledged now."""
+        with self._guard:
+            self._lent = 0
+
+    def acknowledge(self, offset: int | None = None, *, lines: int = 0, **changes: Any) -> None:
+        """Note how far the store has the spool: to `offset`, or `lines` more of those in memory."""
+        with self._guard:
+            for _ in range(lines):
+                self._memory.popleft()
+            self._lent = max(0, self._lent - lines)
+            ack = replace(self.ack, offset=self.ack.offset if offset is None else offset, **changes)
+            changed, self.ack = ack != self.ack, ack
+        if changed:
+            self._write_ack()
+
+    def _write_ack(self) -> None:
+        # Not written, it only means that something is sent twice, which the store does not mind.
+        with contextlib.suppress(OSError):
+            _replace_file(self.folder / ACK, json.dumps(asdict(self.ack)).encode())
+
+    def compact(self) -> None:
+        """Begin the file anew where all of it has been acknowledged and it has grown large."""
+        with self._guard:
+            if self._memory or self._fd is None or self.ack.offset < self._end or self._end < COMPACT_BYTES:
+                return
+            header = {**self.header, "generation": self.ack.generation + 1}
+            line = encode(header)
+            try:
+                _replace_file(self.folder / OPS, line)
+                fd = os.open(self.folder / OPS, os.O_RDWR)
+            except OSError:
+                return
+            os.close(self._fd)
+            self._fd, self._end, self.header = fd, len(line), header
+            self.ack = replace(self.ack, generation=self.ack.generation + 1, offset=len(line))
+        self._write_ack()
+
+    def reject(self, op: Op, reason: str) -> None:
+        """Keep an op that the store will never take in a file of its own, so that it is in nobody's way."""
+        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab") as file:
+            file.write(encode({"reason": reason, "rejected": op}))
+
+    @property
+    def num_dropped(self) -> int:
+        """Count the lines that were dropped because neither disk nor store took them in time."""
+        return self._dropped
+
+    def sync_to_disk(self) -> None:
+        """Make what was appended survive a power cut."""
+        with contextlib.suppress(OSError):
+            if self._fd is not None:
+                os.fsync(self._fd)
+
+    def close(self, *, remove: bool = False) -> None:
+        """Close the files and give the lock back; `remove` deletes the spool, except what the store refused."""
+        with self._guard:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+        if remove and not (self.folder / REJECTED).exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
+
+
+def read_header(folder: Path) -> Op:
+    """Read the first line of a spool.
+
+    Raises:
+        TrackingError: It is no spool that this version can read.
+    """
+    try:
+        with open(folder / OPS, "rb") as file:
+            header = json.loads(file.readline())
+        if header["op"] == "open" and header["version"] == 1:
+            return dict(header)
+        raise TrackingError(f"the spool {folder} has version {header.get('version')!r}; this rl8x reads version 1")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, TrackingError):
+            raise
+        raise TrackingError(f"{folder} is not a spool: it has no readable {OPS}") from error
+
+
+def _decode(line: bytes) -> Op:
+    try:
+        op = json.loads(line)
+    except ValueError:
+        op = None
+    return op if isinstance(op, dict) and "op" in op else {"op": "unreadable", "line": repr(line)[:500]}
+
+
+def _read_ack(path: Path) -> Ack:
+    try:
+        return Ack(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return Ack()  # unreadable: all is sent again, which the store does not mind
+
+
+def _whole_lines(fd: int) -> int:
+    """Return the length of a file up to its last newline."""
+    end = os.fstat(fd).st_size
+    position = end
+    while position > 0:
+        start = max(0, position - 65536)
+        found = os.pread(fd, position - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0
+
+
+def _replace_file(path: Path, data: bytes) -> None:
+    beside = path.with_name(path.name + ".new")
+    beside.write_bytes(data)
+    os.replace(beside, path)

@@ -1,0 +1,296 @@
+"""The calls that a run needs of its store, and MLflow behind them. Nothing here retries: the one who sends decides."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from rl8x.tracking.location import Location
+
+SPOOL_TAG = "rl8x.spool_id"
+MAX_METRICS = 1000
+MAX_PARAMS = 100
+_ReturnT = TypeVar("_ReturnT")
+
+
+class StoreDownError(Exception):
+    """The store cannot be reached, does not answer or does not work now; the same call may succeed later."""
+
+
+class StoreRefusedError(Exception):
+    """The store answered and will never take this call."""
+
+
+class RunGoneError(StoreDownError):
+    """The run is deleted or not there; it may be restored."""
+
+
+class Point(NamedTuple):
+    """One value of one metric; the timestamp is in milliseconds."""
+
+    name: str
+    value: float
+    timestamp: int
+    step: int
+
+
+class RunSpec(NamedTuple):
+    """What a run is created with."""
+
+    spool_id: str
+    experiment: str | None
+    experiment_id: str | None
+    run_name: str | None
+    start_time: int
+
+
+class Store(Protocol):
+    """A place for runs. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else."""
+
+    def find_runs(self, spec: RunSpec) -> list[str]:
+        """List the runs that were made for a spool, the oldest first."""
+
+    def create_run(self, spec: RunSpec) -> str:
+        """Make a run and return its ID."""
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run."""
+
+    def check_run(self, run_id: str) -> None:
+        """Raise `RunGoneError` unless the run is there and active."""
+
+    def log_points(self, run_id: str, points: Sequence[Point]) -> None:
+        """Log at most 1000 points: all or none."""
+
+    def params(self, run_id: str) -> dict[str, str]:
+        """Read a run's params."""
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Log at most 100 new params."""
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set at most 100 tags."""
+
+    def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
+        """Copy a file or folder to the run's artifacts."""
+
+    def log_text(self, run_id: str, text: str, name: str) -> None:
+        """Write a text to the run's artifacts."""
+
+    def set_status(self, run_id: str, status: str, end_time: int | None) -> None:
+        """Set a run's status."""
+
+    def last_steps(self, run_id: str) -> dict[str, int]:
+        """Read the last step of each metric that a run has."""
+
+    def logged_steps(self, run_id: str, name: str) -> set[int]:
+        """Read the steps at which a run has a metric."""
+
+
+_guard = threading.Lock()
+_users = 0
+_before: dict[str, str | None] = {}
+
+
+@contextlib.contextmanager
+def short_requests(timeout_s: int) -> Iterator[None]:
+    """Let MLflow's HTTP calls end after one try of `timeout_s`, for as long as the context lasts.
+
+    MLflow reads both settings from the environment at each call and offers no argument for them. A setting that the
+    user made stays. A call by another thread in the same moment sees ours too; it then fails sooner than it would.
+    """
+    global _users
+    settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
+    with _guard:
+        _users += 1
+        if _users == 1:
+            _before.clear()
+            _before.update({name: os.environ.get(name) for name in settings})
+            os.environ.update({name: value for name, value in settings.items() if _before[name] is None})
+    try:
+        yield
+    finally:
+        with _guard:
+            _users -= 1
+            if _users == 0:
+                for name in [name for name, value in _before.items() if value is None]:
+                    os.environ.pop(name, None)
+
+
+class _Quiet(logging.Filter):
+    """Keeps MLflow from logging a traceback for each failure of our threads: we log one line for each outage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread not in self.threads
+
+
+_quiet = _Quiet()
+_NOISY = ("mlflow.store.db.utils", "mlflow.utils.rest_utils", "urllib3.connectionpool", "mlflow.utils.git_utils")
+
+
+@contextlib.contextmanager
+def quiet_thread() -> Iterator[None]:
+    """Silence MLflow's own report of failures in this thread."""
+    me = threading.get_ident()
+    for name in _NOISY:
+        logging.getLogger(name).addFilter(_quiet)
+    _quiet.threads.add(me)
+    try:
+        yield
+    finally:
+        _quiet.threads.discard(me)
+
+
+def source_tags() -> dict[str, str]:
+    """Return the tags by which MLflow's UI shows where a run came from: script, user, git commit. Imports mlflow."""
+    from mlflow.tracking.context.registry import resolve_tags
+
+    return {str(name): str(value) for name, value in resolve_tags().items()}
+
+
+class MLflowStore:
+    """A `Store` on MLflow's client, with an explicit URI. Building it imports mlflow and may create the database."""
+
+    def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
+        self._location = location
+        self._timeout_s = request_timeout_s
+        self._client: Any = self._call(self._connect)
+
+    def _connect(self) -> Any:
+        from mlflow import MlflowClient
+
+        if self._location.database is not None:
+            from rl8x.tracking.database import ensure_database
+
+            ensure_database(self._location)
+        return MlflowClient(tracking_uri=self._location.uri)
+
+    def _call(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            if not self._location.remote:
+                return function(*args, **kwargs)
+            with short_requests(self._timeout_s + extra_time_s):
+                return function(*args, **kwargs)
+        except MlflowException as error:
+            text = " ".join(str(error).split())[:300]
+            if error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"):
+                raise StoreRefusedError(text) from error
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                raise RunGoneError(text) from error
+            raise StoreDownError(text) from error
+        except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
+            raise StoreDownError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+    def find_runs(self, spec: RunSpec) -> list[str]:
+        """List the runs that were made for a spool, the oldest first."""
+        experiment_id = self._experiment_id(spec)
+        query = f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'"
+        runs = self._call(self._client.search_runs, [experiment_id], query, max_results=50)
+        return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
+
+    def create_run(self, spec: RunSpec) -> str:
+        """Make a run and return its ID."""
+        experiment_id = self._experiment_id(spec)
+        tags = {SPOOL_TAG: spec.spool_id}
+        run = self._call(
+            self._client.create_run, experiment_id, start_time=spec.start_time, tags=tags, run_name=spec.run_name
+        )
+        return str(run.info.run_id)
+
+    def _experiment_id(self, spec: RunSpec) -> str:
+        if spec.experiment_id is not None:
+            return spec.experiment_id
+        found = self._call(self._client.get_experiment_by_name, spec.experiment)
+        if found is None:
+            root = self._location.artifact_root
+            try:
+                where = None if root is None else root.as_uri()
+                return str(self._call(self._client.create_experiment, spec.experiment, artifact_location=where))
+            except StoreRefusedError:  # another process was first
+                found = self._call(self._client.get_experiment_by_name, spec.experiment)
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
+        return str(found.experiment_id)
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run."""
+        self._call(self._client.delete_run, run_id)
+
+    def check_run(self, run_id: str) -> None:
+        """Raise `RunGoneError` unless the run is there and active."""
+        run = self._call(self._client.get_run, run_id)
+        if run.info.lifecycle_stage != "active":
+            raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
+
+    def log_points(self, run_id: str, points: Sequence[Point]) -> None:
+        """Log at most 1000 points: all or none."""
+        from mlflow.entities import Metric
+
+        self._call(self._client.log_batch, run_id, metrics=[Metric(*point) for point in points])
+
+    def params(self, run_id: str) -> dict[str, str]:
+        """Read a run's params."""
+        return dict(self._call(self._client.get_run, run_id).data.params)
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Log at most 100 new params."""
+        from mlflow.entities import Param
+
+        self._call(self._client.log_batch, run_id, params=[Param(*item) for item in params.items()])
+
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set at most 100 tags."""
+        from mlflow.entities import RunTag
+
+        self._call(self._client.log_batch, run_id, tags=[RunTag(*item) for item in tags.items()])
+
+    def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
+        """Copy a file or folder to the run's artifacts."""
+        if path.is_dir():
+            folder = path.name if to is None else f"{to}/{path.name}"
+            self._call(self._client.log_artifacts, run_id, str(path), folder, extra_time_s=120)
+        else:
+            extra_time_s = path.stat().st_size >> 20  # a second for each megabyte
+            self._call(self._client.log_artifact, run_id, str(path), to, extra_time_s=extra_time_s)
+
+    def log_text(self, run_id: str, text: str, name: str) -> None:
+        """Write a text to the run's artifacts."""
+        self._call(self._client.log_text, run_id, text, name)
+
+    def set_status(self, run_id: str, status: str, end_time: int | None) -> None:
+        """Set a run's status."""
+        if status == "RUNNING":
+            self._call(self._client.update_run, run_id, status=status)
+        else:
+            self._call(self._client.set_terminated, run_id, status, end_time)
+
+    def last_steps(self, run_id: str) -> dict[str, int]:
+        """Read the last step of each metric that a run has."""
+        data = self._call(self._client.get_run, run_id).data
+        steps = {point.key: int(point.step) for point in getattr(data, "_metric_objs", ())}
+        return {name: steps.get(name, 2**63) for name in data.metrics}
+
+    def logged_steps(self, run_id: str, name: str) -> set[int]:
+        """Read the steps at which a run has a metric."""
+        return {point.step for point in self._call(self._client.get_metric_history, run_id, name)}
+
+    def experiments(self) -> list[Any]:
+        """List the active experiments."""
+        return list(self._call(self._client.search_experiments, max_results=1000))
+
+    def search(self, experiment_ids: list[str], query: str) -> list[Any]:
+        """Search for runs, the newest first, at most 1000."""
+        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=1000))
