@@ -76,7 +76,9 @@ class Policy(nn.Module):
         self.clips = bounded
         if isinstance(action_space, gymnasium.spaces.Box):
             self.register_buffer("action_low", torch.as_tensor(action_space.low, dtype=torch.float32), persistent=False)
-            self.register_buffer("action_high", torch.as_tensor(action_space.high, dtype=torch.float32), persistent=False)
+            self.register_buffer(
+                "action_high", torch.as_tensor(action_space.high, dtype=torch.float32), persistent=False
+            )
 
     @property
     def recurrent(self) -> bool:

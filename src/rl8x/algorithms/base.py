@@ -35,15 +35,21 @@ class AlgorithmConfig(ABC):
         "None: 1 for tasks that never end, -1 for episodic ones.",
     )
     seed: int | None = option(
-        None, "Makes a run reproducible, bit for bit on one machine. None draws one, which the run's params tell.", low=0
+        None,
+        "Makes a run reproducible, bit for bit on one machine. None draws one, which the run's params tell.",
+        low=0,
     )
     device: str = option("auto", "Where environment, policy and update live; 'auto' is CUDA where there is one.")
-    num_threads: int | None = option(None, "CPU threads that torch uses in this process. None leaves torch's own choice.", low=1)
+    num_threads: int | None = option(
+        None, "CPU threads that torch uses in this process. None leaves torch's own choice.", low=1
+    )
 
     def __post_init__(self) -> None:
         """Check every field against its declaration."""
         if self.horizons_per_env_reset == 0:
-            raise ValueError("`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0.")
+            raise ValueError(
+                "`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0."
+            )
         check_options(self)
 
     @abstractmethod
@@ -168,16 +174,22 @@ def make_env(
     factory = functools.partial(maker, **env_kwargs)
     made = factory(config.num_envs, device=device, seed=seed)
     if not isinstance(made, Env):
-        raise TypeError(f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Wrap others in rl8x.envs.GymnasiumEnv.")
+        raise TypeError(
+            f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Wrap others in rl8x.envs.GymnasiumEnv."
+        )
     return made, factory
 
 
 def _check_instance(config: AlgorithmConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:
     if env_kwargs:
         names = ", ".join(env_kwargs)
-        raise TypeError(f"Arguments for the environment's constructor ({names}) need a class or a name, not an instance.")
+        raise TypeError(
+            f"Arguments for the environment's constructor ({names}) need a class or a name, not an instance."
+        )
     if env.num_envs != config.num_envs:
-        raise ValueError(f"`num_envs` is {config.num_envs}, but the environment given has {env.num_envs} copies. Make them equal.")
+        raise ValueError(
+            f"`num_envs` is {config.num_envs}, but the environment given has {env.num_envs} copies. Make them equal."
+        )
     if env.device.type != device.type:
         raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
 

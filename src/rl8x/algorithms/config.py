@@ -15,7 +15,13 @@ T = TypeVar("T")
 
 
 def option(
-    default: T, help: str, *, low: float = -math.inf, high: float = math.inf, above: float = -math.inf, choices: Iterable[Any] = ()
+    default: T,
+    help: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    choices: Iterable[Any] = (),
 ) -> T:
     """Declare a hyperparameter.
 
@@ -120,7 +126,9 @@ def resolve_device(device: str | torch.device) -> torch.device:
         torch.empty(0, device=resolved)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"`device` must be 'auto' or a device of this machine; got {str(device)!r} ({reason}).") from None
+        raise ValueError(
+            f"`device` must be 'auto' or a device of this machine; got {str(device)!r} ({reason})."
+        ) from None
     return resolved
 
 

@@ -25,7 +25,7 @@ from rl8x.algorithms.optimizer import OPTIMIZERS, FlatOptimizer
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, validate
 from rl8x.functional.gae import generalized_advantages
-from rl8x.functional.returns import discounted_returns
+from rl8x.functional.returns import running_returns
 from rl8x.functional.stats import explained_variance
 from rl8x.models import Model
 from rl8x.normalization import RunningMoments
@@ -34,7 +34,14 @@ from rl8x.rollout import Collector, Rollout, collect_stats
 from rl8x.schedules import Schedule
 from rl8x.stats import Number, Stats, reduce_horizons
 
-LOSS_METRICS: Final = ("losses/policy", "losses/vf", "losses/entropy", "losses/total", "monitors/kl_div", "monitors/clip_frac")
+LOSS_METRICS: Final = (
+    "losses/policy",
+    "losses/vf",
+    "losses/entropy",
+    "losses/total",
+    "monitors/kl_div",
+    "monitors/clip_frac",
+)
 _TOTAL: Final = LOSS_METRICS.index("losses/total")
 _KL: Final = LOSS_METRICS.index("monitors/kl_div")
 # Transitions whose activations are kept for a backward pass at once: more than this spills out of the cache.
@@ -48,7 +55,7 @@ class PPOConfig(AlgorithmConfig):
     model: str | type[Model] | Model | None = option(
         None, "Network: 'mlp' (the default), 'lstm', 'gru', a dotted path to a Model class, a class or an instance."
     )
-    model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden=[64, 64].")
+    model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path, or a class. None picks by the action space."
     )
@@ -59,15 +66,20 @@ class PPOConfig(AlgorithmConfig):
     )
     lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None, "Learning rate over transitions: [[transitions, value], ...], steps held, or a mapping with kind 'step' or 'interp'."
+        None,
+        "Learning rate over transitions: [[transitions, value], ...], steps held, or a mapping with kind 'step' or 'interp'.",
     )
     optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
     optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
-    clip_param: float = option(0.2, "How far the probability ratio may move from 1 before its gradient is cut.", above=0.0)
+    clip_param: float = option(
+        0.2, "How far the probability ratio may move from 1 before its gradient is cut.", above=0.0
+    )
     dual_clip_param: float | None = option(
         None, "Bounds the surrogate from below by this times a negative advantage; None does not.", above=1.0
     )
-    vf_clip_param: float | None = option(5.0, "Largest value loss of a sample; beyond it the gradient is 0. None: no limit.", above=0.0)
+    vf_clip_param: float | None = option(
+        5.0, "Largest value loss of a sample; beyond it the gradient is 0. None: no limit.", above=0.0
+    )
     vf_coeff: float = option(1.0, "Weight of the value loss in the total.", low=0.0)
     entropy_coeff: float = option(0.0, "Weight of the entropy bonus in the total.", low=0.0)
     entropy_coeff_schedule: list[list[float]] | dict[str, Any] | None = option(
@@ -76,18 +88,28 @@ class PPOConfig(AlgorithmConfig):
     target_kl_div: float | None = option(
         None, "Updates of a step end when the KL divergence from the acting policy exceeds 1.5 times this.", above=0.0
     )
-    max_grad_norm: float | None = option(5.0, "Largest L2 norm of the gradient over all weights. None does not clip.", above=0.0)
+    max_grad_norm: float | None = option(
+        5.0, "Largest L2 norm of the gradient over all weights. None does not clip.", above=0.0
+    )
     num_sgd_iters: int = option(4, "Passes over a collect's data in one step.", low=1)
     sgd_minibatch_size: int | None = option(
         None, "Transitions of a minibatch; it must divide num_envs * horizon. None is all of them.", low=1
     )
     shuffle_minibatches: bool = option(True, "Whether each pass draws a fresh order of the data.")
-    accumulate_grads: bool = option(False, "Whether the gradients of all minibatches of a pass make one optimizer step.")
-    normalize_advantages: bool = option(True, "Whether a collect's advantages are shifted and scaled to mean 0 and std 1.")
+    accumulate_grads: bool = option(
+        False, "Whether the gradients of all minibatches of a pass make one optimizer step."
+    )
+    normalize_advantages: bool = option(
+        True, "Whether a collect's advantages are shifted and scaled to mean 0 and std 1."
+    )
     normalize_rewards: bool = option(True, "Whether rewards are divided by the running std of the discounted return.")
-    normalize_observations: bool = option(False, "Whether the policy shifts and scales observations by running moments.")
+    normalize_observations: bool = option(
+        False, "Whether the policy shifts and scales observations by running moments."
+    )
     seq_len: int | None = option(
-        None, "Steps of a training sequence; it must divide horizon. None: 1 for feedforward models, 4 for recurrent ones.", low=1
+        None,
+        "Steps of a training sequence; it must divide horizon. None: 1 for feedforward models, 4 for recurrent ones.",
+        low=1,
     )
     seqs_per_state_reset: int | None = option(
         None,
@@ -115,7 +137,9 @@ class PPOConfig(AlgorithmConfig):
                 f"Try {nearest_divisor(self.horizon, self.seq_len)}."
             )
         if self.seqs_per_state_reset == 0 or (self.seqs_per_state_reset or 0) < -1:
-            raise ValueError(f"`seqs_per_state_reset` must be positive, or -1 for never; got {self.seqs_per_state_reset}.")
+            raise ValueError(
+                f"`seqs_per_state_reset` must be positive, or -1 for never; got {self.seqs_per_state_reset}."
+            )
 
     def build(self, env: EnvLike, **env_kwargs: Any) -> PPO:
         """Make the environment, check that it fits, and return the algorithm.
@@ -170,7 +194,9 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
     @property
     def _updates_a_step(self) -> int:
         config = self.config
-        minibatches = config.num_envs * config.horizon // (config.sgd_minibatch_size or config.num_envs * config.horizon)
+        minibatches = (
+            config.num_envs * config.horizon // (config.sgd_minibatch_size or config.num_envs * config.horizon)
+        )
         return config.num_sgd_iters * (1 if config.accumulate_grads else minibatches)
 
     def _make_policy(self, init_seed: int) -> Policy:
@@ -217,7 +243,9 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             )
         for name, limit in (("num_envs", self.env.max_num_envs), ("horizon", self.env.max_horizon)):
             if limit is not None and getattr(config, name) > limit:
-                raise ValueError(f"{type(self.env).__name__} allows `{name}` up to {limit}; got {getattr(config, name)}.")
+                raise ValueError(
+                    f"{type(self.env).__name__} allows `{name}` up to {limit}; got {getattr(config, name)}."
+                )
 
     @property
     def buffer(self) -> Any:
@@ -227,7 +255,10 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
     @property
     def params(self) -> dict[str, Any]:
         """Every hyperparameter by name, as it is in force."""
-        schedules = {"lr_schedule": self.lr_schedule.to_dict(), "entropy_coeff_schedule": self.entropy_schedule.to_dict()}
+        schedules = {
+            "lr_schedule": self.lr_schedule.to_dict(),
+            "entropy_coeff_schedule": self.entropy_schedule.to_dict(),
+        }
         return super().params | schedules | {"seq_len": self.seq_len, "state_reset_every": self.state_reset_every}
 
     # -- collecting -----------------------------------------------------------------------------------------------------
@@ -305,7 +336,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         data = {name: rollout[name][:horizon] for name in rollout.tensors}
         rewards, ended = data[keys.REWARDS], data[keys.TERMINATED] | data[keys.TRUNCATED]
         if config.normalize_rewards:
-            returns, self.running_return = discounted_returns(rewards, ended, self.running_return, config.gamma)
+            returns, self.running_return = running_returns(rewards, ended, self.running_return, config.gamma)
             self.return_moments.update(returns.reshape(-1))
             rewards = self.return_moments.normalize(rewards, center=False)
         advantages, targets = generalized_advantages(
@@ -320,7 +351,9 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         explained = explained_variance(data[keys.VALUES], targets)
         if config.normalize_advantages:
             advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-        packed = {name: data[name] for name in (keys.OBS, keys.STARTS, keys.ACTIONS, keys.LOGP, keys.VALID) if name in data}
+        packed = {
+            name: data[name] for name in (keys.OBS, keys.STARTS, keys.ACTIONS, keys.LOGP, keys.VALID) if name in data
+        }
         packed |= {keys.ADVANTAGES: advantages, keys.RETURNS: targets}
         self.pack.fill(packed, rollout.states)
         return explained
@@ -336,7 +369,11 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         for _ in range(config.num_sgd_iters):
             minibatches = list(
                 minibatch_rows(
-                    pack.num_sequences, size, self.order_generator, shuffle=config.shuffle_minibatches, device=self.device
+                    pack.num_sequences,
+                    size,
+                    self.order_generator,
+                    shuffle=config.shuffle_minibatches,
+                    device=self.device,
                 )
             )
             for group in [minibatches] if config.accumulate_grads else [[minibatch] for minibatch in minibatches]:

@@ -20,10 +20,10 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.conditions import Condition, as_condition, check_names
+from rl8x.conditions import Condition, as_conditions, check_names
 from rl8x.envs import Env
 from rl8x.stats import Stats
-from rl8x.tracking import MLflowTracker, NullTracker, Tracker
+from rl8x.tracking.protocol import NullTracker, Tracker
 from rl8x.trainers.evaluation import EpisodeEvaluator, fitted_config, make_evaluator
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.stats import EvalStats, TrainStats
@@ -31,7 +31,7 @@ from rl8x.trainers.timing import Timer
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
-EvalEnv = Literal["auto"] | bool | Env | Callable[..., Env] | None
+EvalEnv = str | bool | Env | Callable[..., Env] | None
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 Callback = Callable[["GenericTrainerBase[Any]", TrainStats], None]
 
@@ -67,6 +67,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._eval_row: dict[str, float] = {}
         self._tracking_ms = 0.0
         self._tracked = False
+        # A second run() of a trainer goes on in the same tracked run; another trainer with the same tracker begins one.
+        self._resume: str | None = None
         self._run_params: dict[str, Any] = {}
         self._process = psutil.Process()
 
@@ -138,7 +140,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
                 stats = dict(self.algorithm.evaluate(env_config=env_config, deterministic=deterministic))
         row = {keys.EVAL_PREFIX + name: value for name, value in stats.items()}
         row["profiling/eval_ms"] = timer.elapsed_ms
-        row[keys.COLLECTS] = self.state[keys.COLLECTS]
         self._eval_row = {name: value for name, value in row.items() if name.startswith(keys.EVAL_PREFIX)}
         return row
 
@@ -187,7 +188,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         Returns:
             The last row, with `stop_reason` set.
         """
-        conditions = _condition_list(stop_conditions)
+        conditions = as_conditions(stop_conditions)
         self._check_run(conditions, steps_per_eval, max_steps, eval_env_config)
         for condition in conditions:
             condition.bind(self)
@@ -235,12 +236,12 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             if steps_per_eval is not None and steps % steps_per_eval == 0:
                 evaluated = self._eval(eval_env_config, deterministic=True)
                 self._track(evaluated)
-                row = row | evaluated
+                row = row | evaluated | self.state
             stats = self._finish_row(row, frozenset(row))
             reporter.update(stats)
             # Every condition sees every row: one that counts must not miss any because another was met.
             met = [condition for condition in conditions if condition(stats)]
-            reasons = [repr(condition) for condition in met]
+            reasons = [condition.reason(stats) for condition in met]
             if max_steps is not None and steps >= max_steps:
                 reasons.append(f"max_steps={max_steps}")
             if reasons:
@@ -264,8 +265,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
                     f"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got {steps_per_eval} and {every}. "
                     f"Try {-(-steps_per_eval // every) * every}, or give the trainer an `eval_env`."
                 )
+            if every > 0:
+                self._check_eval_turn(None)
             if every < 0 and eval_env_config is not None:
-                self._check_eval_turn(eval_env_config if self.state[keys.COLLECTS] else None)
                 raise ValueError(
                     "`eval_env_config` would never apply: the training environment is reset once, at the first collect "
                     "(`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
@@ -277,8 +279,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         while True:
             yield self.step()
 
-    def evaluate_now(self) -> Mapping[str, float]:
-        """Evaluate, track, and return the metrics: what a condition that confirms itself asks for."""
+    def evaluate_now(self) -> Mapping[str, float] | None:
+        """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
+        every = self.algorithm.horizons_per_env_reset
+        if self.evaluator is None and every > 0 and self.state[keys.COLLECTS] % every:
+            return None
         return self.eval()
 
     # -- tracking ---------------------------------------------------------------------------------------------------------
@@ -286,7 +291,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def _start_tracking(self) -> None:
         if self._tracked:
             return
-        self.tracker.start(params=self.params, tags=self._tags(), resume=self.tracker.run_id)
+        self.tracker.start(params=self.params, tags=self._tags(), resume=self._resume)
+        self._resume = self.tracker.resume_handle
         self._tracked = True
 
     def _track(self, row: Mapping[str, float]) -> None:
@@ -350,14 +356,11 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
 def default_tracker() -> Tracker:
     """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
     if importlib.util.find_spec("mlflow") is not None:
+        from rl8x.tracking import MLflowTracker
+
         return MLflowTracker()
-    warnings.warn("MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().", stacklevel=3)
+    warnings.warn(
+        "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",
+        stacklevel=3,
+    )
     return NullTracker()
-
-
-def _condition_list(conditions: StopConditions | Condition | None) -> list[Condition]:
-    if conditions is None:
-        return []
-    if isinstance(conditions, Condition) or callable(conditions):
-        return [as_condition(conditions)]
-    return [as_condition(condition) for condition in conditions]

@@ -66,7 +66,9 @@ class EpisodeEvaluator:
                 if not bool(running.any()):
                     break
                 noise = self.env.noise(_STEPS_PER_LOOK)
-                sampling = None if deterministic else self.policy.noise(_STEPS_PER_LOOK, self.env.num_envs, self.generator)
+                sampling = (
+                    None if deterministic else self.policy.noise(_STEPS_PER_LOOK, self.env.num_envs, self.generator)
+                )
             cursor = collector.refreshed(cursor, t)
             slot = t % _STEPS_PER_LOOK
             policy_noise = None if sampling is None else sampling[slot]
@@ -122,7 +124,9 @@ def fitted_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
     return fitted
 
 
-def make_evaluator(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None) -> EpisodeEvaluator | None:
+def make_evaluator(
+    algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
+) -> EpisodeEvaluator | None:
     """Make what `eval()` plays in, or None where it is the training environment.
 
     Args:
@@ -142,10 +146,14 @@ def make_evaluator(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval
     if not isinstance(env, Env):
         factory = algorithm.env_factory if eval_env is True else eval_env
         if factory is None:
-            raise ValueError("`eval_env=True` needs to make an environment, but the algorithm was built from an instance. Pass an instance or a factory.")
+            raise ValueError(
+                "`eval_env=True` needs to make an environment, but the algorithm was built from an instance. Pass an instance or a factory."
+            )
         env = factory(num_eval_envs or min(algorithm.env.num_envs, 128), device=algorithm.device, seed=env_seed)
     if not env.episodic:
-        raise ValueError(f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. Give it a `time_limit`, or use eval_env=False.")
+        raise ValueError(
+            f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. Give it a `time_limit`, or use eval_env=False."
+        )
     spaces = (env.single_observation_space, env.single_action_space)
     if spaces != (algorithm.env.single_observation_space, algorithm.env.single_action_space):
         raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")

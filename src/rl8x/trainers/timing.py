@@ -27,7 +27,9 @@ class Timer:
             self._events[0].record()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._events is not None:
             self._events[1].record()
         self._end = time.perf_counter()

@@ -1,0 +1,103 @@
+"""Probe environments: tiny tasks whose values and best actions are known exactly.
+
+Source of the idea: Jones 2021, "Debugging reinforcement learning systems"; used by rejax in its tests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from rl8x.envs import Env
+
+ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
+
+
+class Probe(Env):
+    single_observation_space = ONE
+    single_action_space = Discrete(2)
+    reset_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"x": torch.zeros_like(noise)}
+
+    def observe(self, state, parameters):
+        return state["x"]
+
+
+class OneStep(Probe):
+    """Reward 1, the end: V = 1."""
+
+    terminates = True
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), torch.ones(self.num_envs), torch.ones(self.num_envs, dtype=torch.bool)
+
+
+class ObservationDecides(Probe):
+    """Reward is the observation, +1 or -1, then the end: V(x) = x."""
+
+    terminates = True
+
+    def initial_state(self, parameters, noise):
+        return {"x": (noise < 0.5).float() * 2 - 1}
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), state["x"].squeeze(1), torch.ones(self.num_envs, dtype=torch.bool)
+
+
+class Delay(Probe):
+    """Reward 0 at x = 0, then 1 at x = 1, then the end: V(0) = gamma, V(1) = 1."""
+
+    terminates = True
+
+    def transition(self, state, actions, parameters, noise):
+        at_one = state["x"].squeeze(1) == 1
+        return {"x": torch.ones_like(state["x"])}, at_one.float(), at_one
+
+
+class ActionDecides(Probe):
+    """Reward +1 for action 1, -1 for action 0, then the end."""
+
+    terminates = True
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), (actions * 2 - 1).float(), torch.ones(self.num_envs, dtype=torch.bool)
+
+
+class ActionMatches(ObservationDecides):
+    """Reward 1 where the action agrees with the observation's sign, else -1."""
+
+    def transition(self, state, actions, parameters, noise):
+        agrees = (actions == 1) == (state["x"].squeeze(1) > 0)
+        return dict(state), agrees.float() * 2 - 1, torch.ones(self.num_envs, dtype=torch.bool)
+
+
+class Forever(Probe):
+    """Reward 1 a step and no end; the time limit only cuts: V = 1 / (1 - gamma) all the same."""
+
+    default_time_limit = 3
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), torch.ones(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+class Remember(Probe):
+    """Shows +1 or -1 once and blanks it; after two blank steps the action must repeat it: only memory solves it."""
+
+    default_time_limit = 3
+
+    def initial_state(self, parameters, noise):
+        sign = (noise < 0.5).float() * 2 - 1
+        return {"x": sign, "sign": sign, "t": torch.zeros_like(noise)}
+
+    def transition(self, state, actions, parameters, noise):
+        t = state["t"] + 1
+        right = ((actions * 2 - 1).float() == state["sign"].squeeze(1)).float() * 2 - 1
+        rewards = torch.where(t.squeeze(1) == 3, right, 0.0)
+        return (
+            {"x": torch.zeros_like(t), "sign": state["sign"], "t": t},
+            rewards,
+            torch.zeros(self.num_envs, dtype=torch.bool),
+        )

@@ -1,0 +1,309 @@
+import math
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.conditions import Condition, HitsLowerBound, HitsUpperBound, Plateau
+from rl8x.envs import CartPole, DiscreteDummy
+from rl8x.tracking import MemoryTracker
+from rl8x.trainers import Trainer
+
+
+def config(**options):
+    return PPOConfig(
+        **(
+            dict(num_envs=4, horizon=8, seed=5, device="cpu", model_config={"hidden_sizes": [8]}, num_sgd_iters=1)
+            | options
+        )
+    )
+
+
+def make(env=DiscreteDummy, *, trainer=None, **options):
+    return Trainer(config(**options).build(env), tracker=MemoryTracker(), **(trainer or {}))
+
+
+def run(trainer, **options):
+    return trainer.run(progress="none", **options)
+
+
+# -- rl8's semantics ----------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_counts_as_k_collects_and_no_step():
+    trainer = make(horizons_per_env_reset=3)
+    trainer.eval()
+    assert (trainer.state[keys.COLLECTS], trainer.state[keys.STEPS], trainer.state[keys.ENV_STEPS]) == (3, 0, 0)
+
+
+def test_evaluation_out_of_turn_is_refused():
+    trainer = make(horizons_per_env_reset=2)
+    trainer.step()
+    with pytest.raises(RuntimeError, match="multiple of `horizons_per_env_reset` = 2; it is 1"):
+        trainer.eval()
+    trainer.step()
+    trainer.eval()
+
+
+def test_steps_per_eval_must_be_a_multiple():
+    with pytest.raises(
+        ValueError, match="`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 1 and 2. Try 2"
+    ):
+        run(make(horizons_per_env_reset=2), steps_per_eval=1, max_steps=1)
+
+
+def test_counters_of_a_run_with_evaluations():
+    k = 2
+    trainer = make(horizons_per_env_reset=k)
+    stats = run(trainer, steps_per_eval=k, stop_conditions=[HitsUpperBound(keys.COLLECTS, 2 * k + 1)])
+    assert (trainer.state[keys.COLLECTS], trainer.state[keys.STEPS]) == (5, 3)
+    assert stats[keys.COLLECTS] == 5
+    assert "algorithm/collects" in stats.stop_reason
+
+
+def test_an_eval_config_that_nothing_would_apply_is_refused():
+    trainer = make(horizons_per_env_reset=-1)
+    trainer.step()
+    with pytest.raises(ValueError, match="never apply"):
+        trainer.eval(env_config={"bounds": 10.0})
+    trainer.eval()
+    with pytest.raises(ValueError, match="never apply"):
+        run(make(horizons_per_env_reset=-1), steps_per_eval=1, eval_env_config={"bounds": 10.0}, max_steps=1)
+
+
+# -- rows, rules, conditions --------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_exactly_the_declared_metrics():
+    trainer = make(CartPole, trainer={"num_eval_envs": 3})
+    stats = run(trainer, steps_per_eval=1, max_steps=6)
+    assert set(stats) <= trainer.metric_names
+    assert trainer.metric_names - set(stats) <= {"memory/device_mb"} | {
+        name for name in trainer.metric_names if "episodes/" in name
+    }
+
+
+def test_rows_are_tracked_at_the_clock():
+    trainer = make(CartPole, trainer={"num_eval_envs": 3})
+    run(trainer, steps_per_eval=2, max_steps=4)
+    assert [step for step, _ in trainer.tracker.history("losses/total")] == [32, 64, 96, 128]
+    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 128]
+    assert trainer.tracker.status == "FINISHED"
+    assert trainer.tracker.tags["rl8x.stop_reason"] == "max_steps=4" == trainer.stop_reason
+    for name in ("lr", "seed", "model.class", "versions.torch", "run.steps_per_eval", "lr_schedule", "device"):
+        assert name in trainer.tracker.params, name
+
+
+def test_every_condition_sees_every_row_with_the_evaluation_in_it():
+    class Witness(Condition):
+        def __init__(self):
+            self.rows = []
+
+        def judge(self, stats):
+            self.rows.append((stats[keys.STEPS], stats.get("eval/returns/mean"), "eval/returns/mean" in stats.fresh))
+            return False
+
+        def arguments(self):
+            return {}
+
+    witness = Witness()
+    run(make(), steps_per_eval=2, stop_conditions=[lambda stats: stats[keys.STEPS] >= 4, witness])
+    steps, values, fresh = zip(*witness.rows, strict=True)
+    assert steps == (1, 2, 3, 4)
+    assert fresh == (False, True, False, True)
+    assert values[0] is None
+    assert values[1] == values[2] != None  # noqa: E711
+
+
+def test_a_second_run_starts_conditions_afresh_and_goes_on_in_the_same_tracked_run():
+    trainer = make()
+    plateau = Plateau("algorithm/steps", patience=2, rtol=10.0)
+    assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 3
+    first = trainer.tracker.run_id
+    assert run(trainer, stop_conditions=[plateau])[keys.STEPS] == 6
+    assert trainer.tracker.run_id == first
+    assert [step for step, _ in trainer.tracker.history("algorithm/steps")] == [32 * n for n in range(1, 7)]
+
+
+def test_an_unknown_metric_is_refused_before_training():
+    trainer = make()
+    with pytest.raises(ValueError, match="returns/mean"):
+        run(trainer, stop_conditions=[HitsLowerBound("return/mean", 0.0)])
+    assert trainer.state[keys.COLLECTS] == 0
+    assert trainer.tracker.status is None
+
+
+def test_a_failure_is_tracked_with_its_traceback():
+    def fail(trainer, stats):
+        raise RuntimeError("out of luck")
+
+    trainer = make(trainer={"callbacks": [fail]})
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(trainer)
+    assert trainer.tracker.status == "FAILED"
+    assert "out of luck" in trainer.tracker.texts["traceback.txt"]
+
+
+def test_an_interrupt_is_tracked_as_killed():
+    def interrupt(trainer, stats):
+        raise KeyboardInterrupt
+
+    trainer = make(trainer={"callbacks": [interrupt]})
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer)
+    assert trainer.tracker.status == "KILLED"
+
+
+def test_iterating_steps():
+    trainer = make()
+    seen = [stats[keys.STEPS] for stats, _ in zip(trainer, range(3), strict=False)]
+    assert seen == [1, 2, 3]
+    trainer.close()
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_run_options_are_checked():
+    for options in ({"max_steps": 0}, {"steps_per_eval": -1}, {"max_steps": 1.5}, {"progress": "loud", "max_steps": 1}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            make().run(**options)
+
+
+# -- seeds and evaluation -----------------------------------------------------------------------------------------------------
+
+TIMES = ("profiling/", "memory/")
+
+
+def rows_without_times(trainer):
+    return [(step, {k: v for k, v in row.items() if not k.startswith(TIMES)}) for step, row in trainer.tracker.rows]
+
+
+def test_one_seed_gives_the_same_rows_and_two_do_not():
+    trainers = [make(CartPole, seed=seed, trainer={"num_eval_envs": 2}) for seed in (5, 5, 6)]
+    for trainer in trainers:
+        run(trainer, steps_per_eval=2, max_steps=4)
+    assert rows_without_times(trainers[0]) == rows_without_times(trainers[1])
+    assert rows_without_times(trainers[0]) != rows_without_times(trainers[2])
+
+
+def test_an_own_evaluation_leaves_training_untouched_to_the_bit():
+    with_eval, without = (make(CartPole, trainer={"num_eval_envs": 3}) for _ in range(2))
+    run(with_eval, steps_per_eval=1, max_steps=3, eval_env_config={"length": 1.0})
+    run(without, max_steps=3)
+    mine = [row for row in rows_without_times(with_eval) if "losses/total" in row[1]]
+    assert mine == rows_without_times(without)
+
+
+def test_an_own_evaluation_plays_each_copys_first_episode():
+    trainer = make(CartPole, trainer={"num_eval_envs": 64})
+    stats = trainer.eval(deterministic=False)
+    assert stats["eval/episodes/ended"] == 64
+    # Oracle: the same environment and policy stepped through Gymnasium's API, an episode a copy.
+    twin = make(CartPole, trainer={"num_eval_envs": 64})
+    env, policy, generator = twin.evaluator.env, twin.algorithm.policy, twin.evaluator.generator
+    obs, _ = env.reset()
+    lengths, running = torch.zeros(64), torch.ones(64, dtype=torch.bool)
+    while running.any():
+        # As the evaluator draws them: the noise of 16 steps at once, the environment's before the policy's.
+        env_noise, policy_noise = env.noise(16), policy.noise(16, 64, generator)
+        for t in range(16):
+            act = policy.act(obs, {}, torch.zeros(64, dtype=torch.bool), policy_noise[t])
+            env.carry, step = env.advance(env.carry, act.actions, env_noise[t])
+            obs = step.obs
+            lengths += running
+            running &= ~(step.terminated | step.truncated)
+    assert stats["eval/episodes/lengths/mean"] == pytest.approx(float(lengths.mean()))
+    assert stats["eval/returns/max"] == float(lengths.max())
+
+
+def test_the_evaluation_environment_is_checked():
+    with pytest.raises(ValueError, match="never ends"):
+        make(trainer={"eval_env": True})
+    with pytest.raises(ValueError, match="spaces"):
+        make(trainer={"eval_env": CartPole(4)})
+    assert make(trainer={"eval_env": False}).evaluator is None
+    assert make(CartPole, trainer={"eval_env": CartPole(7)}).evaluator.env.num_envs == 7
+
+
+def test_a_restored_trainer_goes_on_with_the_same_rows():
+    straight, first, second = (make(CartPole, trainer={"num_eval_envs": 2}) for _ in range(3))
+    run(straight, steps_per_eval=2, max_steps=6)
+    run(first, steps_per_eval=2, max_steps=4)
+    second.load_state_dict(first.state_dict())
+    run(second, steps_per_eval=2, max_steps=2)
+    assert rows_without_times(straight)[6:] == rows_without_times(second)
+
+
+# -- the state machine against a model ----------------------------------------------------------------------------------------
+
+
+class TrainerMachine(RuleBasedStateMachine):
+    """Random sequences of calls against a model of three counters."""
+
+    @initialize(every=st.sampled_from([-1, 1, 2, 3]))
+    def begin(self, every):
+        self.every = every
+        self.trainer = make(horizons_per_env_reset=every, num_envs=2, horizon=2)
+        self.collects = self.steps = 0
+
+    @rule()
+    def step(self):
+        stats = self.trainer.step()
+        self.collects += 1
+        self.steps += 1
+        assert stats[keys.STEPS] == self.steps
+
+    @rule()
+    def evaluate(self):
+        if self.every > 0 and self.collects % self.every:
+            with pytest.raises(RuntimeError):
+                self.trainer.eval()
+        else:
+            assert math.isfinite(self.trainer.eval()["eval/returns/mean"])
+            self.collects += max(1, self.every)
+
+    @rule()
+    @precondition(lambda self: self.collects > 0)
+    def evaluate_elsewhere(self):
+        if self.every < 0:
+            with pytest.raises(ValueError, match="never apply"):
+                self.trainer.eval(env_config={"bounds": 5.0})
+        elif self.collects % self.every == 0:
+            assert self.trainer.eval(env_config={"bounds": 5.0})["eval/rewards/min"] >= -5.0 - self.every * 2
+            self.collects += self.every
+            self.trainer.step(env_config={"bounds": 100.0})
+            self.collects += 1
+            self.steps += 1
+
+    @rule(steps=st.integers(1, 4), per_eval=st.integers(1, 3))
+    def run(self, steps, per_eval):
+        if self.every > 0 and per_eval % self.every:
+            with pytest.raises(ValueError, match="multiple"):
+                run(self.trainer, steps_per_eval=per_eval, max_steps=steps)
+            return
+        if self.every > 0 and self.collects % self.every:
+            with pytest.raises(RuntimeError):
+                run(self.trainer, steps_per_eval=per_eval, max_steps=steps)
+            return
+        run(self.trainer, steps_per_eval=per_eval, max_steps=steps)
+        self.steps += steps
+        self.collects += steps + steps // per_eval * max(1, self.every)
+
+    @rule()
+    @precondition(lambda self: self.steps > 0)
+    def step_without_collect(self):
+        with pytest.raises(RuntimeError, match="collect"):
+            self.trainer.algorithm.step()
+
+    def teardown(self):
+        if hasattr(self, "trainer"):
+            state = self.trainer.state
+            assert (state[keys.COLLECTS], state[keys.STEPS]) == (self.collects, self.steps)
+            assert state[keys.ENV_STEPS] == self.steps * 4
+
+
+TestTrainerMachine = TrainerMachine.TestCase
+TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
