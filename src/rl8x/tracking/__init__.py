@@ -12,3 +12,8 @@ from rl8x.tracking.protocol import Tracker as Tracker
 from rl8x.tracking.protocol import TrackingError as TrackingError
 from rl8x.tracking.runs import FoundRun as FoundRun
 from rl8x.tracking.runs import find_run as find_run
+from rl8x.tracking.spool_sync import SpoolReport as SpoolReport
+from rl8x.tracking.spool_sync import SyncReport as SyncReport
+from rl8x.tracking.spool_sync import sync as sync
+from rl8x.tracking.ui import serve_ui as serve_ui
+from rl8x.tracking.ui import ui_command as ui_command

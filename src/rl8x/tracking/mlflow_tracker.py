@@ -18,9 +18,9 @@ from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_ste
 from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import Op, Spool
+from rl8x.tracking.spool import OPS, Op, Spool
 from rl8x.tracking.store import MLflowStore, source_tags
-from rl8x.tracking.writer import Writer
+from rl8x.tracking.writer import FIRST_CONTACT_S, Writer
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class MLflowTracker:
         tracking_uri: Store to use instead of the user's.
         spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
         tags: Tags for each run that is started.
-        finish_timeout_s: Seconds that `finish` waits at most until all has arrived.
+        finish_timeout_s: Seconds that `finish` waits at most until all has arrived; more where the store is being made.
         outage_timeout_s: Seconds that `finish` waits for a store that does not answer.
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two requests with what was logged in between.
@@ -141,9 +141,9 @@ class MLflowTracker:
             self._location = locate(uri)
             owner = {"run_id": run_id, "owns": False, "uri": self._location.shown}
             return Spool.create(root, {**header, **owner}), True
-        folder = None if resume is None else find_spool(root, resume)
-        if folder is not None:
-            spool = Spool.open(folder, _BUSY_WAIT_S)
+        old = None if resume is None else _reopened(root, resume)
+        if old is not None:
+            spool = old
             uri = self._tracking_uri or user_tracking_uri() or spool.header["uri"]
             self._location = locate(uri)
             fresh = False
@@ -194,7 +194,9 @@ class MLflowTracker:
         spool, writer = self._spool, self._writer
         spool.append({"op": "finish", "status": status, "t": self._now()})
         spool.sync_to_disk()
-        arrived = writer.wait(lambda: not spool.pending, self._finish_timeout_s, self._outage_timeout_s)
+        arrived = writer.wait(
+            lambda: not spool.pending, self._finish_timeout_s, self._outage_timeout_s, FIRST_CONTACT_S
+        )
         writer.stop()
         self._spool = self._writer = None
         atexit.unregister(self._at_exit)
@@ -299,6 +301,19 @@ class MLflowTracker:
         """Return milliseconds since 1970, never less than before: the clock of a computer may be set back."""
         self._last_time = max(self._last_time, time.time_ns() // 1_000_000)
         return self._last_time
+
+
+def _reopened(root: Path, handle: str) -> Spool | None:
+    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` is at it."""
+    folder = find_spool(root, handle)
+    if folder is None:
+        return None
+    try:
+        return Spool.open(folder, _BUSY_WAIT_S)
+    except TrackingError:
+        if (folder / OPS).exists():
+            raise
+        return None  # it was sent and removed meanwhile
 
 
 def _add_source_tags(spool: Spool, taken: set[str]) -> None:

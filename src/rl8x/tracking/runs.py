@@ -13,7 +13,7 @@ from typing import Any
 
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.spool import ACK, _read_ack, read_header
+from rl8x.tracking.spool import read_ack, read_header
 from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
@@ -56,7 +56,7 @@ def find_spool(root: Path, handle: str) -> Path | None:
         return folder if folder.is_dir() else None
     for folder in spool_folders(root):
         with contextlib.suppress(TrackingError):
-            if handle in (_read_ack(folder / ACK).run_id, read_header(folder).get("run_id")):
+            if handle in (read_ack(folder).run_id, read_header(folder).get("run_id")):
                 return folder
     return None
 

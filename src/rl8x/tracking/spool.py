@@ -43,6 +43,10 @@ _RETRY_S = 1.0
 Op = dict[str, Any]
 
 
+class SpoolInUseError(TrackingError):
+    """Another process writes or sends the spool."""
+
+
 @dataclass(frozen=True)
 class Ack:
     """What has been done with a spool.
@@ -85,7 +89,7 @@ class Spool:
     def __init__(self, folder: Path, header: Op, lock: FileLock | None) -> None:
         self.folder = folder
         self.header = header
-        self.ack = _read_ack(folder / ACK)
+        self.ack = read_ack(folder)
         self._lock = lock
         self._guard = threading.Lock()
         self._fd: int | None = None
@@ -109,12 +113,13 @@ class Spool:
         """Open a spool that is there: take its lock, cut off a torn last line.
 
         Raises:
-            TrackingError: Another process has it, or it is no spool.
+            SpoolInUseError: Another process has it.
+            TrackingError: It is no spool.
         """
         lock = FileLock(folder / "lock")
         try:
             if not lock.acquire(timeout_s):
-                raise TrackingError(f"the spool {folder} is in use by {lock.owner()}; try again when that has ended")
+                raise SpoolInUseError(f"the spool {folder} is in use by {lock.owner()}; try again when that has ended")
             header = read_header(folder)
             spool = cls(folder, header, lock)
             spool._open_file()
@@ -358,11 +363,12 @@ def _decode(line: bytes) -> Op:
     return op if isinstance(op, dict) and "op" in op else {"op": "unreadable", "line": repr(line)[:500]}
 
 
-def _read_ack(path: Path) -> Ack:
+def read_ack(folder: Path) -> Ack:
+    """Read how far a spool has been sent; an unreadable file means not at all, as sending twice does no harm."""
     try:
-        return Ack(**json.loads(path.read_bytes()))
+        return Ack(**json.loads((folder / ACK).read_bytes()))
     except (OSError, ValueError, TypeError):
-        return Ack()  # unreadable: all is sent again, which the store does not mind
+        return Ack()
 
 
 def _whole_lines(fd: int) -> int:

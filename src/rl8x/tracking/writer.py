@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
+FIRST_CONTACT_S = 60.0  # importing mlflow and making a new database take this long on a slow, busy computer
 
 
 class Writer:
@@ -42,6 +43,7 @@ class Writer:
         self._progress = threading.Condition()
         self._stopping = False
         self._failures = 0
+        self._settled = False
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
         self._thread.start()
 
@@ -50,15 +52,21 @@ class Writer:
         """Say whether the last try failed."""
         return self._failures > 0
 
-    def wait(self, done: Callable[[], bool], timeout_s: float, outage_timeout_s: float) -> bool:
-        """Send without delay until `done`, but no longer than `outage_timeout_s` where the store is down."""
+    def wait(
+        self, done: Callable[[], bool], timeout_s: float, outage_timeout_s: float, first_contact_s: float = 0.0
+    ) -> bool:
+        """Send without delay until `done`, but no longer than `outage_timeout_s` where the store is down.
+
+        Until the store has been tried for the first time, `timeout_s` is longer by `first_contact_s`.
+        """
         begin = time.monotonic()
         down_at: float | None = None
         with self._progress:
             while not done():
                 now = time.monotonic()
                 down_at = None if not self.down else down_at if down_at is not None else now
-                over = now - begin >= timeout_s or (down_at is not None and now - down_at >= outage_timeout_s)
+                bound = timeout_s if self._settled else timeout_s + first_contact_s
+                over = now - begin >= bound or (down_at is not None and now - down_at >= outage_timeout_s)
                 if over or not self._thread.is_alive():
                     return False
                 self._wake.set()
@@ -78,6 +86,7 @@ class Writer:
                 self._wake.wait(wait_s)
                 self._wake.clear()
                 wait_s = self._send()
+                self._settled = True
                 with self._progress:
                     self._progress.notify_all()
             self._spool.close(remove=self._spool.ack.finished and not self._spool.pending)
@@ -90,6 +99,7 @@ class Writer:
                 self._prepare = None
             while not self._stopping:
                 self._sender.send_some()
+                self._settled = True
                 self._recovered()
                 if not self._spool.pending:
                     break

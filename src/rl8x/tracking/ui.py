@@ -1,0 +1,65 @@
+"""Open MLflow's UI on the store that runs are kept in, with as few processes as it takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from rl8x.tracking.location import Location, locate
+from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.store import MLflowStore, StoreDownError
+
+DEFAULT_PORT = 5000
+
+
+def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:
+    """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
+
+    Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says.
+
+    Args:
+        tracking_uri: The store; default the one that `MLflowTracker` would use.
+        host: Address to listen at.
+        port: Port to listen at.
+
+    Raises:
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used.
+    """
+    location = _own_store(tracking_uri)
+    if not 0 < port < 65536:
+        raise TrackingError(f"port must be between 1 and 65535; got {port}")
+    command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--host", host, "--port", str(port)]
+    return [*command, "--backend-store-uri", location.uri]
+
+
+def ui_environment() -> dict[str, str]:
+    """Return the environment for `ui_command`: without the workers for jobs that rl8x has no use for."""
+    return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+
+
+def _own_store(tracking_uri: str | None) -> Location:
+    location = locate(tracking_uri)
+    if location.remote:
+        raise TrackingError(f"the runs are on a server, which has a UI: open {location.shown}")
+    return location
+
+
+def serve_ui(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> int:
+    """Serve the UI until it is interrupted; returns its exit status. A store that is not there is made first.
+
+    Raises:
+        TrackingError: The store cannot be used.
+    """
+    command = ui_command(tracking_uri, host, port)
+    try:
+        MLflowStore(locate(tracking_uri))
+    except StoreDownError as error:
+        raise TrackingError(f"cannot open the store: {error}") from error
+    process = subprocess.Popen(command, env=ui_environment())
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # the terminal has interrupted the server as well
+        process.terminate()
+        process.wait()
+        return 0
