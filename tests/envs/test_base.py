@@ -343,6 +343,17 @@ def test_config_is_kept_in_plain_form():
     assert torch.equal(again.reset(config=env.config)[0], CartPole(2, seed=0).reset(config=config)[0])
 
 
+def test_the_plain_form_of_a_config_can_be_compared():
+    env = CartPole(2, seed=0)
+    config = {"length": Uniform(0.2, 0.8), "gravity": torch.tensor([9.0, 10.0])}
+    env.reset(config=config)
+    assert env.plain_config(config) == env.config
+    assert env.plain_config(env.config) == env.config
+    assert env.plain_config({"length": Uniform(0.2, 0.7)}) != env.config
+    with pytest.raises(ValueError, match="no parameter 'lenght'"):
+        env.plain_config({"lenght": 1})
+
+
 def test_construction_errors():
     with pytest.raises(ValueError, match="num_envs must be at least 1; got 0"):
         CartPole(0)

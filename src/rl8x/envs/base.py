@@ -277,6 +277,10 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """The `env_config` in force, in plain JSON form; empty for the defaults."""
         return dict(self._config.given)
 
+    def plain_config(self, config: EnvConfig) -> dict[str, object]:
+        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes."""
+        return dict(self._resolve(config).given)
+
     def configure(self, config: EnvConfig | None) -> None:
         """Check an `env_config`; it takes effect at the next `reset`.
 
@@ -372,7 +376,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self._config = self._resolve(state_dict["config"])
         self._next_config = None if following is None else self._resolve(following)
         self.carry = None if carry is None else map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
-        self.generator.set_state(state_dict["generator"])
+        self.generator.set_state(state_dict["generator"].cpu())
 
     def _seed(self, seed: int | None) -> None:
         """Seed the generator, from the operating system where `seed` is None."""
@@ -383,9 +387,9 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     def _resolve(self, config: EnvConfig) -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors on the environment's device."""
-        return resolve_config(
-            config, self.parameters, owner=type(self).__name__, num_envs=self.num_envs, device=self.device
-        )
+        # A tensor's device has its index ("cuda:0"), by which constants are found again.
+        device, owner = self._no_noise.device, type(self).__name__
+        return resolve_config(config, self.parameters, owner=owner, num_envs=self.num_envs, device=device)
 
 
 def _apart(obs: Observation, state: Mapping[str, Tensor]) -> Observation:
