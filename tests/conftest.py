@@ -1,0 +1,46 @@
+"""What every test needs: MLflow without telemetry, away from the user's settings, on a database copied from a template."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+    os.environ.pop(_name, None)
+
+
+@pytest.fixture(scope="session")
+def mlflow_template(tmp_path_factory) -> Path:
+    """An empty MLflow database, made once for all pytest-xdist workers: MLflow takes seconds for it."""
+    from rl8x.tracking.database import ensure_database
+    from rl8x.tracking.location import Location
+    from rl8x.tracking.locks import FileLock
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / "mlflow-template"
+    folder.mkdir(exist_ok=True)
+    database = folder / "mlflow.db"
+    with FileLock(folder / "lock"):
+        ensure_database(Location(f"sqlite:///{database}", database, folder / "artifacts"))
+    return database
+
+
+@pytest.fixture
+def mlruns(mlflow_template, tmp_path, monkeypatch) -> Path:
+    """Work in an empty folder whose `mlruns/mlflow.db` is there already; returns that `mlruns`."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mlruns"
+    folder.mkdir()
+    shutil.copyfile(mlflow_template, folder / "mlflow.db")
+    return folder
+
+
+@pytest.fixture
+def mlflow_client(mlruns):
+    """MLflow's own client on the store of `mlruns`, to read back what arrived."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=f"sqlite:///{mlruns}/mlflow.db")

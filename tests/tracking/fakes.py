@@ -1,0 +1,126 @@
+"""A store in memory that can be away, hang or refuse, with the rules of MLflow that matter here."""
+
+import threading
+
+from rl8x.tracking.store import RunGoneError, StoreDownError, StoreRefusedError
+
+
+class FakeStore:
+    """Keeps runs in dicts; shared by all "connections", as a server is."""
+
+    def __init__(self):
+        self.down = False
+        self.lose_answers = 0  # calls that work but whose answer is lost
+        self.refuse = lambda point: False
+        self.hang = None  # an Event to wait for in each call
+        self.artifacts_down = False
+        self.entered = threading.Event()
+        self.calls = []
+        self.runs = {}
+
+    def _enter(self, call):
+        self.calls.append(call)
+        self.entered.set()
+        if self.hang is not None:
+            self.hang.wait(20)
+        if self.down:
+            raise StoreDownError("no answer")
+
+    def _leave(self):
+        if self.lose_answers > 0:
+            self.lose_answers -= 1
+            raise StoreDownError("the answer was lost")
+
+    def _run(self, run_id):
+        if run_id not in self.runs:
+            raise RunGoneError(f"no run {run_id}")
+        return self.runs[run_id]
+
+    @property
+    def run(self):
+        """The only run."""
+        assert len(self.runs) == 1
+        return next(iter(self.runs.values()))
+
+    def find_runs(self, spec):
+        self._enter("find_runs")
+        return [run_id for run_id, run in self.runs.items() if run["spool_id"] == spec.spool_id]
+
+    def create_run(self, spec):
+        self._enter("create_run")
+        run_id = f"run{len(self.runs)}"
+        self.runs[run_id] = {
+            "spool_id": spec.spool_id,
+            "name": spec.run_name,
+            "points": set(),
+            "params": {},
+            "tags": {},
+            "texts": {},
+            "files": {},
+            "status": "RUNNING",
+        }
+        self._leave()
+        return run_id
+
+    def delete_run(self, run_id):
+        self._enter("delete_run")
+        del self.runs[run_id]
+
+    def check_run(self, run_id):
+        self._enter("check_run")
+        self._run(run_id)
+
+    def log_points(self, run_id, points):
+        self._enter("log_points")
+        assert 0 < len(points) <= 1000
+        if any(self.refuse(point) for point in points):
+            raise StoreRefusedError("bad point")
+        self._run(run_id)["points"].update(points)
+        self._leave()
+
+    def params(self, run_id):
+        self._enter("params")
+        return dict(self._run(run_id)["params"])
+
+    def log_params(self, run_id, params):
+        self._enter("log_params")
+        assert len(params) <= 100
+        self._run(run_id)["params"].update(params)
+        self._leave()
+
+    def set_tags(self, run_id, tags):
+        self._enter("set_tags")
+        assert len(tags) <= 100
+        self._run(run_id)["tags"].update(tags)
+        self._leave()
+
+    def log_artifact(self, run_id, path, to):
+        self._enter("log_artifact")
+        if self.artifacts_down:
+            raise StoreDownError("no credentials")
+        name = path.name if to is None else f"{to}/{path.name}"
+        self._run(run_id)["files"][name] = path.read_text()
+
+    def log_text(self, run_id, text, name):
+        self._enter("log_text")
+        self._run(run_id)["texts"][name] = text
+
+    def set_status(self, run_id, status, end_time):
+        self._enter("set_status")
+        self._run(run_id)["status"] = status
+
+    def last_steps(self, run_id):
+        self._enter("last_steps")
+        steps = {}
+        for point in self._run(run_id)["points"]:
+            steps[point.name] = max(point.step, steps.get(point.name, point.step))
+        return steps
+
+    def logged_steps(self, run_id, name):
+        self._enter("logged_steps")
+        return {point.step for point in self._run(run_id)["points"] if point.name == name}
+
+
+def values(store_run, name):
+    """List the (step, value) pairs of a metric in a fake run."""
+    return sorted((point.step, point.value) for point in store_run["points"] if point.name == name)

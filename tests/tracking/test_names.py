@@ -1,0 +1,92 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
+
+
+@pytest.mark.parametrize(
+    ("given_name", "legal"),
+    [
+        ("returns/mean", "returns/mean"),
+        ("a.b-c d:e_1", "a.b-c d:e_1"),
+        ("accuracy (%)", "accuracy ___"),
+        ("hidden[0]", "hidden_0_"),
+        ("a//b", "a/b"),
+        ("/a/", "a"),
+        ("a/../b", "a/__/b"),
+        (".", "_"),
+        ("größe", "größe"),
+    ],
+)
+def test_legal_name(given_name, legal):
+    assert legal_name(given_name) == legal
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1, max_size=400))
+def test_every_legal_name_is_taken_by_mlflow(text):
+    from mlflow.utils.validation import _validate_metric_name
+
+    if not text.strip("/"):
+        return
+    legal = legal_name(text)
+    _validate_metric_name(legal)
+    assert len(legal) <= 250
+    assert legal_name(legal) == legal
+
+
+def test_long_names_stay_apart():
+    assert legal_name("x" * 300 + "a") != legal_name("x" * 300 + "b")
+    assert len(legal_name("x" * 300)) == 250
+
+
+def test_names_that_are_none():
+    with pytest.raises(TypeError, match="must be a str; got int"):
+        legal_name(3)
+    with pytest.raises(ValueError, match="'//'"):
+        legal_name("//")
+
+
+def test_two_names_cannot_become_one():
+    table = NameTable()
+    assert table.add("a(") == "a_"
+    assert table.add("a(") == "a_"
+    with pytest.raises(ValueError, match=r"'a\['.*'a\('.*'a_'"):
+        table.add("a[")
+    assert not table.plain({"a(": 1})
+    table.add("b")
+    assert table.plain({"b": 1})
+
+
+def test_metric_values():
+    assert metric_value("x", 3) == 3.0
+    assert metric_value("x", True) == 1.0
+    assert metric_value("x", torch.tensor(1.5)) == 1.5
+    assert metric_value("x", np.float32(0.5)) == 0.5
+    assert math.isnan(metric_value("x", math.nan))
+    assert metric_value("x", -math.inf) == -math.inf
+    for bad in (None, "high", torch.zeros(2), [1.0], 10**400):
+        with pytest.raises(TypeError, match="'loss' must be one number"):
+            metric_value("loss", bad)
+
+
+def test_metric_steps():
+    assert metric_step(np.int64(7)) == 7
+    assert metric_step(torch.tensor(7)) == 7
+    with pytest.raises(TypeError, match=r"integer; got float 1\.5"):
+        metric_step(1.5)
+    with pytest.raises(ValueError, match="64 bits"):
+        metric_step(2**63)
+
+
+def test_artifact_names_stay_inside():
+    assert artifact_name("a/b.txt") == "a/b.txt"
+    assert artifact_name("./a//b.txt") == "a/b.txt"
+    for bad in ("/etc/passwd", "../x", "a/../../x", "a/..", "", " ", ".", "C:/x", "a\\..\\b", "~/x", "a\0b"):
+        with pytest.raises(ValueError, match="artifact's name"):
+            artifact_name(bad)

@@ -1,0 +1,217 @@
+import errno
+import json
+import logging
+import os
+
+import pytest
+
+from rl8x.tracking import TrackingError
+from rl8x.tracking import spool as spool_module
+from rl8x.tracking.spool import Spool, SpoolInUseError, read_header
+
+
+def header(spool_id="abc"):
+    return {"op": "open", "version": 1, "spool_id": spool_id, "t": 1}
+
+
+def row(step):
+    return {"op": "m", "t": 1000 + step, "s": step, "m": {"a": step / 2}}
+
+
+def steps(spool):
+    return [op["s"] for op, _ in spool.read().ops if op["op"] == "m"]
+
+
+def test_what_is_appended_is_read(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    for step in range(3):
+        spool.append(row(step))
+    ops = spool.read().ops
+    assert [op for op, _ in ops] == [header(), row(0), row(1), row(2)]
+    assert ops[-1][1] == os.path.getsize(spool.folder / "ops.jsonl")
+    spool.acknowledge(ops[1][1], run_id="r")
+    assert steps(spool) == [1, 2]
+    spool.close()
+    again = Spool.open(spool.folder)
+    assert again.ack.run_id == "r"
+    assert steps(again) == [1, 2]
+    again.acknowledge(again.read().ops[-1][1])
+    assert not again.pending
+    again.close(remove=True)
+    assert not spool.folder.exists()
+
+
+def test_nan_and_infinity_survive(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool.append({"op": "m", "t": 1, "s": 1, "m": {"n": float("nan"), "i": float("inf"), "j": float("-inf")}})
+    metrics = spool.read().ops[1][0]["m"]
+    assert metrics["n"] != metrics["n"]
+    assert (metrics["i"], metrics["j"]) == (float("inf"), float("-inf"))
+    spool.close()
+
+
+@pytest.mark.parametrize("torn", [b'{"op":"m","t":5', b"x" * 200_000])
+def test_a_torn_last_line_is_cut_off(tmp_path, torn):
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    spool.close()
+    whole = os.path.getsize(spool.folder / "ops.jsonl")
+    with open(spool.folder / "ops.jsonl", "ab") as file:
+        file.write(torn)
+    again = Spool.open(spool.folder)
+    assert os.path.getsize(spool.folder / "ops.jsonl") == whole
+    again.append(row(1))
+    assert steps(again) == [0, 1]
+    again.close()
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool.close()
+    with open(spool.folder / "ops.jsonl", "ab") as file:
+        file.write(b"\x00\x00garbage\n[1]\n")
+    spool = Spool.open(spool.folder)
+    spool.append(row(1))
+    assert [op["op"] for op, _ in spool.read().ops] == ["open", "unreadable", "unreadable", "m"]
+    spool.close()
+
+
+def test_an_unreadable_acknowledgement_means_none(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    spool.acknowledge(spool.read().ops[-1][1], run_id="r")
+    spool.close()
+    (spool.folder / "ack.json").write_text('{"offs')
+    again = Spool.open(spool.folder)
+    assert again.ack.run_id is None
+    assert steps(again) == [0]
+    again.close()
+
+
+def test_one_owner(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    with pytest.raises(SpoolInUseError, match="in use by this process"):
+        Spool.open(spool.folder)
+    spool.close()
+    Spool.open(spool.folder).close()
+
+
+def test_no_spool(tmp_path):
+    with pytest.raises(TrackingError, match="cannot open"):
+        Spool.open(tmp_path / "none")
+    (tmp_path / "ops.jsonl").write_text("hello\n")
+    with pytest.raises(TrackingError, match="is not a spool"):
+        read_header(tmp_path)
+    (tmp_path / "ops.jsonl").write_text(json.dumps({"op": "open", "version": 9}) + "\n")
+    with pytest.raises(TrackingError, match="version 9"):
+        read_header(tmp_path)
+
+
+class Disk:
+    """Stands in for the disk: full where `room` is 0, else writes through."""
+
+    def __init__(self, monkeypatch):
+        self.full = False
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(spool_module.os, "pwrite", self.pwrite)
+        monkeypatch.setattr(spool_module, "_RETRY_S", 0.0)
+
+    def pwrite(self, fd, data, offset):
+        if not self.full:
+            return self._pwrite(fd, data, offset)
+        if len(data) > 20:  # a full disk often takes the beginning of a line
+            return self._pwrite(fd, data[:5], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, caplog):
+    disk = Disk(monkeypatch)
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    disk.full = True
+    for step in range(1, 4):
+        spool.append(row(step))
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+    assert "wait in memory" in caplog.text
+    disk.full = False
+    spool.append(row(4))
+    assert steps(spool) == [0, 1, 2, 3, 4]
+    spool.close()
+    assert steps(again := Spool.open(spool.folder)) == [0, 1, 2, 3, 4]
+    again.close()
+
+
+def test_lines_in_memory_are_sent_from_there(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    spool = Spool.create(tmp_path, header())
+    spool.acknowledge(spool.read().ops[-1][1])
+    disk.full = True
+    for step in range(3):
+        spool.append(row(step))
+    assert [(op["s"], offset) for op, offset in spool.read().ops] == [(0, None), (1, None), (2, None)]
+    spool.acknowledge(lines=2)
+    spool.give_back()
+    assert steps(spool) == [2]
+    disk.full = False
+    spool.append(row(3))  # not spilled while row 2 is being sent
+    spool.acknowledge(lines=1)
+    spool.give_back()
+    assert steps(spool) == [3]
+    spool.acknowledge(lines=1)
+    assert not spool.pending
+    spool.close()
+
+
+def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(spool_module, "MAX_MEMORY_LINES", 3)
+    (tmp_path / "blocked").write_text("a file where the folder should be")
+    spool = Spool.create(tmp_path / "blocked", header())
+    spool.append({"op": "params", "params": {}})
+    for step in range(5):
+        spool.append(row(step))
+    assert [op["op"] for op, _ in spool.read().ops] == ["params", "m", "m"]
+    assert steps(spool) == [3, 4]
+    assert spool.num_dropped == 3
+    assert len(caplog.records) == 2
+    spool.close()
+
+
+def test_a_large_spool_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool_module, "COMPACT_BYTES", 100)
+    spool = Spool.create(tmp_path, header())
+    for step in range(10):
+        spool.append(row(step))
+    mark = spool.mark()
+    spool.compact()
+    assert len(steps(spool)) == 10  # nothing acknowledged: nothing goes
+    spool.acknowledge(spool.read().ops[-1][1], run_id="r")
+    spool.compact()
+    assert os.path.getsize(spool.folder / "ops.jsonl") < 100
+    assert spool.passed(mark)
+    assert not spool.pending
+    spool.append(row(10))
+    assert steps(spool) == [10]
+    before = (spool.folder / "ack.json").read_bytes()
+    spool.close()
+    again = Spool.open(spool.folder)
+    assert (steps(again), again.ack.run_id) == ([10], "r")
+    again.close()
+    # Killed between the two renames: the acknowledgement still counts in the file that is gone.
+    (spool.folder / "ack.json").write_bytes(before.replace(b'"generation": 1', b'"generation": 0'))
+    again = Spool.open(spool.folder)
+    assert (steps(again), again.ack.run_id) == ([10], "r")
+    again.close()
+
+
+def test_lines_longer_than_one_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool_module, "READ_BYTES", 64)
+    spool = Spool.create(tmp_path, header())
+    spool.append({"op": "text", "to": "x", "text": "y" * 1000})
+    spool.append(row(1))
+    seen = []
+    while spool.pending:
+        ops = spool.read().ops
+        seen += [op["op"] for op, _ in ops]
+        spool.acknowledge(ops[-1][1])
+    assert seen == ["open", "text", "m"]
+    spool.close()
