@@ -4,6 +4,7 @@ from rl8x.distributions.base import Actions, Distribution, Params
 from rl8x.distributions.categorical import Categorical
 from rl8x.distributions.normal import Normal
 from rl8x.distributions.registry import BUILTIN, make_distribution
+from rl8x.distributions.squashed_normal import SquashedNormal
 
 __all__ = [
     "BUILTIN",
@@ -12,5 +13,6 @@ __all__ = [
     "Distribution",
     "Normal",
     "Params",
+    "SquashedNormal",
     "make_distribution",
 ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributions.base import Distribution
+from rl8x.spaces import describe
 
 _LARGEST_UNIFORM = 1.0 - 2.0**-24
 _UNROLLED_ACTIONS = 16
@@ -32,7 +33,7 @@ class Categorical(Distribution):
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise TypeError(f"Categorical needs a Discrete action space; got {space}.")
+            raise TypeError(f"Categorical needs a Discrete action space; got {describe(space)}.")
         self.num_features = int(space.n)
         self.num_noise = 1
         self.start = int(space.start)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl8x.distributions.base import Distribution
+from rl8x.spaces import describe
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -30,7 +32,7 @@ class Normal(Distribution):
     Args:
         space: The `Box` space, bounded or not.
         std: `"free"`: standard deviations are parameters, the same for every observation; `"state"`: they are features.
-        initial_std: What a free standard deviation starts from.
+        initial_std: What a free standard deviation starts from, or what a feature of 0 stands for.
         log_std_bounds: Smallest and largest logarithm of a standard deviation; beyond them it is clamped, with
             gradient 0.
     """
@@ -47,7 +49,9 @@ class Normal(Distribution):
     ) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.Box):
-            raise TypeError(f"{type(self).__name__} needs a Box action space; got {space}.")
+            raise TypeError(f"{type(self).__name__} needs a Box action space; got {describe(space)}.")
+        if not np.issubdtype(space.dtype, np.floating):
+            raise TypeError(f"{type(self).__name__} needs a Box of floating-point numbers; got {describe(space)}.")
         if std not in ("free", "state"):
             raise ValueError(f"`std` must be 'free' or 'state'; got {std!r}.")
         low, high = _checked_bounds(log_std_bounds)
@@ -55,12 +59,14 @@ class Normal(Distribution):
             raise ValueError(
                 f"`initial_std` must be between {math.exp(low):.3g} and {math.exp(high):.3g}; got {initial_std}."
             )
+        self.box = space
         self.action_shape = tuple(space.shape)
         self.num_noise = math.prod(self.action_shape)
         self.std = std
+        self.log_initial_std = math.log(initial_std)
         self.log_std_bounds = (low, high)
         self.num_features = self.num_noise if std == "free" else 2 * self.num_noise
-        self.log_std = nn.Parameter(torch.full(self.action_shape, math.log(initial_std))) if std == "free" else None
+        self.log_std = nn.Parameter(torch.full(self.action_shape, self.log_initial_std)) if std == "free" else None
 
     def from_features(self, features: Tensor, mask: None = None) -> NormalParams:
         """Split features `[..., num_features]` into means and, with `std="state"`, log standard deviations."""
@@ -69,11 +75,11 @@ class Normal(Distribution):
             mean = self._shaped(features)
             return NormalParams(mean, self.log_std.clamp(low, high).expand_as(mean))
         mean, log_std = features.chunk(2, -1)
-        return NormalParams(self._shaped(mean), self._shaped(log_std).clamp(low, high))
+        return NormalParams(self._shaped(mean), (self._shaped(log_std) + self.log_initial_std).clamp(low, high))
 
     def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return `mean + std * noise`, from standard normal numbers `[..., num_noise]`; gradients flow through it."""
-        actions = torch.addcmul(params.mean, params.log_std.exp(), self._shaped(noise))
+        actions = self._drawn(params, noise)
         # Scored as a stored action is, from its rounded value: with the same weights both are the same bits.
         return actions, self.logp(params, actions)
 
@@ -103,6 +109,9 @@ class Normal(Distribution):
     def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
         """Draw standard normal numbers, float32 `[*shape, num_noise]`."""
         return torch.randn((*shape, self.num_noise), generator=generator, device=device)
+
+    def _drawn(self, params: NormalParams, noise: Tensor) -> Tensor:
+        return torch.addcmul(params.mean, params.log_std.exp(), self._shaped(noise))
 
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat if len(self.action_shape) == 1 else flat.reshape(*flat.shape[:-1], *self.action_shape)

@@ -11,11 +11,14 @@ import gymnasium
 from rl8x.distributions.base import Distribution
 from rl8x.distributions.categorical import Categorical
 from rl8x.distributions.normal import Normal
+from rl8x.distributions.squashed_normal import SquashedNormal
 from rl8x.nn.names import check_arguments, unknown_name
+from rl8x.spaces import describe
 
 BUILTIN: dict[str, type[Distribution]] = {
     "categorical": Categorical,
     "normal": Normal,
+    "squashed_normal": SquashedNormal,
 }
 _BY_SPACE: dict[type[gymnasium.Space[Any]], str] = {
     gymnasium.spaces.Discrete: "categorical",
@@ -64,6 +67,5 @@ def default_name(action_space: gymnasium.Space[Any]) -> str:
         if isinstance(action_space, space_class):
             return name
     legal = ", ".join(space_class.__name__ for space_class in _BY_SPACE)
-    raise ValueError(
-        f"no built-in distribution for the action space {action_space}; there are for {legal}. Pass a Distribution."
-    )
+    given = describe(action_space)
+    raise ValueError(f"no built-in distribution for the action space {given}; there are for {legal}. Pass your own.")

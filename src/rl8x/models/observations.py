@@ -10,6 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rl8x.spaces import describe
+
 
 class FlatObservations(nn.Module):
     """Lay an observation out as one vector, `[..., *obs]` to `[..., width]`.
@@ -49,8 +51,8 @@ def flat_width(space: gymnasium.Space[Any]) -> int:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return sum(flat_width(part) for _, part in named_parts(space))
     raise TypeError(
-        f"no built-in model reads observations of {space}; there are for Box, Discrete, MultiDiscrete, MultiBinary, "
-        "and Dict and Tuple of those. Pass a Model of your own."
+        f"no built-in model reads observations of {describe(space)}; there are for Box, Discrete, MultiDiscrete, "
+        "MultiBinary, and Dict and Tuple of those. Pass a Model of your own."
     )
 
 

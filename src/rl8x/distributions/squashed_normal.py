@@ -1,0 +1,112 @@
+"""Normal distributions squashed into a bounded box."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rl8x.distributions.normal import Normal, NormalParams, normal_logp
+from rl8x.spaces import describe
+
+_LARGEST_TANH = 1.0 - 2.0**-24
+_NODES = 21
+_REACH = 5.0
+
+
+class SquashedNormal(Normal):
+    """Normal distributions through tanh, scaled to a bounded `Box`; actions float32 `[..., *action]`, inside of it.
+
+        u ~ Normal(mean, std),  a = middle + half_range * tanh(u)
+        log p(a) = log Normal(u) - log half_range - 2 (log 2 - u - softplus(-2 u))
+
+    `logp` finds u again from a stored action, which float32 rounds to a bound of the box where |u| > 8.7; the density
+    of such an action is taken at |u| = 8.7. `sample` scores in the same way, as an importance ratio needs it; `rsample`
+    scores by the u that was drawn, whose gradient and value are right however far out it lies, as a maximum-entropy
+    loss needs it.
+
+    Args:
+        space: The `Box` space, with finite bounds.
+        std: As for `Normal`; `"state"` by default.
+        initial_std: As for `Normal`, before squashing.
+        log_std_bounds: As for `Normal`.
+
+    Source: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
+    """
+
+    action_middle: Tensor
+    action_half_range: Tensor
+    action_low: Tensor
+    action_high: Tensor
+    log_scale: Tensor
+    nodes: Tensor
+    node_weights: Tensor
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        *,
+        std: Literal["free", "state"] = "state",
+        initial_std: float = 1.0,
+        log_std_bounds: Sequence[float] = (-5.0, 2.0),
+    ) -> None:
+        super().__init__(space, std=std, initial_std=initial_std, log_std_bounds=log_std_bounds)
+        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (self.box.low, self.box.high))
+        if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
+            raise ValueError(
+                f"SquashedNormal needs a Box with finite bounds, low < high; got {describe(space)}. Use Normal."
+            )
+        constants = {"action_middle": (low + high) / 2, "action_half_range": (high - low) / 2}
+        constants["action_low"], constants["action_high"] = low, high
+        constants["nodes"] = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
+        weights = torch.exp(-0.5 * constants["nodes"].square())
+        constants["node_weights"] = weights / weights.sum()
+        constants["log_scale"] = constants["action_half_range"].log()
+        for name, value in constants.items():
+            self.register_buffer(name, value.float(), persistent=False)
+
+    def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw actions from standard normal numbers `[..., num_noise]`, scored from their rounded values."""
+        actions = self._squashed(self._drawn(params, noise))
+        return actions, self.logp(params, actions)
+
+    def rsample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the same actions as `sample`, scored before they are rounded; gradients flow through both."""
+        u = self._drawn(params, noise)
+        return self._squashed(u), self._scored(params, u)
+
+    def mode(self, params: NormalParams) -> Tensor:
+        """Return the squashed means: the medians, as the density's maximum has no closed form."""
+        return self._squashed(params.mean)
+
+    def logp(self, params: NormalParams, actions: Tensor) -> Tensor:
+        """Return the log-density of actions in the box, summed over their dimensions."""
+        tanh = (actions - self.action_middle) / self.action_half_range
+        return self._scored(params, tanh.clamp(-_LARGEST_TANH, _LARGEST_TANH).atanh())
+
+    def entropy(self, params: NormalParams) -> Tensor:
+        """Estimate the entropy as that of the normal distribution plus the mean logarithm of the slope da/du.
+
+        The mean is taken by the trapezoidal rule at 21 points up to 5 standard deviations from the mean: deterministic,
+        differentiable, and for each dimension off by less than 1e-5 nats for std <= 1, 2e-4 for std <= 2, and 0.1 at
+        the largest std that the default bounds allow (7.4).
+        """
+        u = params.mean.unsqueeze(-1) + params.log_std.exp().unsqueeze(-1) * self.nodes
+        return super().entropy(params) + self._summed((log_slope(u) * self.node_weights).sum(-1) + self.log_scale)
+
+    def _scored(self, params: NormalParams, u: Tensor) -> Tensor:
+        return self._summed(normal_logp(params, u) - log_slope(u) - self.log_scale)
+
+    def _squashed(self, u: Tensor) -> Tensor:
+        actions = torch.addcmul(self.action_middle, self.action_half_range, u.tanh())
+        return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
+
+
+def log_slope(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2), which would be log 0 as written for |u| > 9."""
+    return 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from torch.nn import functional
+
+from rl8x.models import MLPModel
+
+OBS = Box(-1.0, 1.0, (5,), np.float32)
+STARTS = torch.zeros(3, 4, dtype=torch.bool)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(weights.numel() for weights in model.parameters())
+
+
+def orthogonality_error(weight: torch.Tensor, gain: float) -> float:
+    square = weight @ weight.T if weight.shape[0] <= weight.shape[1] else weight.T @ weight
+    return (square - gain**2 * torch.eye(len(square))).abs().max().item()
+
+
+def test_the_arithmetic_is_two_perceptrons():
+    model = MLPModel(OBS, 3, hidden_sizes=(7, 6), activation="tanh", policy_gain=1.0)
+    obs = torch.randn(3, 4, 5)
+    features, values, state = model(obs, {}, STARTS)
+    weights = dict(model.named_parameters())
+
+    def perceptron(trunk: str, head: str) -> torch.Tensor:
+        hidden = torch.tanh(functional.linear(obs, weights[f"{trunk}.0.weight"], weights[f"{trunk}.0.bias"]))
+        hidden = torch.tanh(functional.linear(hidden, weights[f"{trunk}.2.weight"], weights[f"{trunk}.2.bias"]))
+        return functional.linear(hidden, weights[f"{head}.weight"], weights[f"{head}.bias"])
+
+    assert torch.equal(features, perceptron("actor", "policy_head"))
+    assert torch.equal(values, perceptron("critic", "value_head")[..., 0])
+    assert state == {}
+    assert features.shape == (3, 4, 3)
+    assert values.shape == (3, 4)
+
+
+def test_actor_and_critic_are_apart_unless_shared():
+    # Apart: 2 x (5 x 8 + 8 + 8 x 8 + 8) + (8 x 3 + 3) + (8 + 1) = 2 x 120 + 36; shared: 120 + 36.
+    assert count(MLPModel(OBS, 3, hidden_sizes=(8, 8))) == 276
+    shared = MLPModel(OBS, 3, hidden_sizes=(8, 8), shared=True)
+    assert count(shared) == 156
+    apart = MLPModel(OBS, 3, hidden_sizes=(8, 8))
+    apart(torch.randn(3, 4, 5), {}, STARTS)[0].sum().backward()
+    assert all(weights.grad is None for weights in (*apart.critic.parameters(), *apart.value_head.parameters()))
+    shared(torch.randn(3, 4, 5), {}, STARTS)[1].sum().backward()
+    assert all(weights.grad is not None for weights in shared.actor.parameters())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_values_alone_are_the_same_values(shared):
+    model = MLPModel(OBS, 3, hidden_sizes=(8,), shared=shared)
+    obs = torch.randn(3, 4, 5)
+    assert torch.equal(model.values(obs, {}, STARTS), model(obs, {}, STARTS)[1])
+
+
+def test_values_alone_skip_the_actor():
+    model = MLPModel(OBS, 3, hidden_sizes=(8,))
+    model.actor.forward = model.policy_head.forward = None
+    model.values(torch.randn(3, 4, 5), {}, STARTS)
+
+
+def test_initial_weights_are_orthogonal_with_the_stated_gains():
+    model = MLPModel(OBS, 3, hidden_sizes=(32, 16))
+    for trunk in (model.actor, model.critic):
+        for layer in (trunk[0], trunk[2]):
+            assert orthogonality_error(layer.weight, math.sqrt(2)) < 1e-5
+            assert torch.equal(layer.bias, torch.zeros_like(layer.bias))
+    assert orthogonality_error(model.policy_head.weight, 0.01) < 1e-6
+    assert orthogonality_error(model.value_head.weight, 1.0) < 1e-5
+
+
+def test_weights_come_from_torchs_generator():
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([each.detach().flatten() for each in MLPModel(OBS, 2, hidden_sizes=(4,)).parameters()])
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+
+
+def test_a_model_without_hidden_layers_is_linear():
+    model = MLPModel(OBS, 2, hidden_sizes=())
+    obs = torch.randn(3, 4, 5)
+    features, values, _ = model(obs, {}, STARTS)
+    assert torch.equal(features, functional.linear(obs, model.policy_head.weight, model.policy_head.bias))
+    assert values.shape == (3, 4)
+
+
+@pytest.mark.parametrize("hidden_sizes", [3, "64", (64, 0), (1.5,), (True,)])
+def test_sizes_that_are_none_are_refused(hidden_sizes):
+    with pytest.raises(ValueError, match="hidden_sizes"):
+        MLPModel(OBS, 2, hidden_sizes=hidden_sizes)
+
+
+def test_an_unknown_activation_names_the_nearest():
+    with pytest.raises(ValueError, match="Did you mean 'relu'"):
+        MLPModel(OBS, 2, activation="relou")

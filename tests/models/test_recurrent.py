@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict
+
+from rl8x.models import GRUModel, LSTMModel, RecurrentModel
+
+OBS = Box(-1.0, 1.0, (5,), np.float32)
+STEPS, BATCH, UNITS = 9, 4, 6
+BOTH = pytest.mark.parametrize("model_class", [LSTMModel, GRUModel])
+SHARED = pytest.mark.parametrize("shared", [False, True])
+
+
+def sequence(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(STEPS, BATCH, 5, generator=generator), torch.rand(STEPS, BATCH, generator=generator) < 0.3
+
+
+def random_state(model: RecurrentModel) -> dict[str, torch.Tensor]:
+    return {name: torch.randn_like(value) for name, value in model.initial_state(BATCH).items()}
+
+
+def make(model_class: type[RecurrentModel], **options) -> RecurrentModel:
+    torch.manual_seed(0)
+    model = model_class(OBS, 3, hidden_size=UNITS, policy_gain=1.0, **options)
+    with torch.no_grad():
+        for weights in model.parameters():  # biases that are not 0, so that a lost one shows
+            weights.add_(0.1 * torch.randn_like(weights))
+    return model
+
+
+def test_the_state_is_a_dict_of_zeros():
+    for model_class, shared, names in [
+        (LSTMModel, False, ["actor_h", "actor_c", "critic_h", "critic_c"]),
+        (LSTMModel, True, ["h", "c"]),
+        (GRUModel, False, ["actor_h", "critic_h"]),
+        (GRUModel, True, ["h"]),
+    ]:
+        state = make(model_class, shared=shared).initial_state(BATCH)
+        assert list(state) == names
+        assert all(torch.equal(value, torch.zeros(BATCH, UNITS)) for value in state.values())
+
+
+@BOTH
+@SHARED
+@pytest.mark.parametrize("encoder_sizes", [(), (8, 7)])
+def test_a_sequence_gives_what_its_steps_give_one_by_one(model_class, shared, encoder_sizes):
+    model = make(model_class, shared=shared, encoder_sizes=encoder_sizes)
+    obs, starts = sequence()
+    state = random_state(model)
+    features, values, last = model(obs, state, starts)
+    assert features.shape == (STEPS, BATCH, 3)
+    assert values.shape == (STEPS, BATCH)
+    for t in range(STEPS):
+        step_features, step_values, state = model(obs[t : t + 1], state, starts[t : t + 1])
+        assert torch.allclose(step_features[0], features[t], atol=1e-6)
+        assert torch.allclose(step_values[0], values[t], atol=1e-6)
+    assert list(last) == list(state)
+    assert all(torch.allclose(last[name], state[name], atol=1e-6) for name in state)
+
+
+@BOTH
+@SHARED
+def test_nothing_from_before_a_start_reaches_what_comes_after(model_class, shared):
+    model = make(model_class, shared=shared)
+    obs, _ = sequence()
+    starts = torch.zeros(STEPS, BATCH, dtype=torch.bool)
+    starts[4, 1] = True
+    features, values, _ = model(obs, random_state(model), starts)
+    fresh, fresh_values, _ = model(obs[4:], model.initial_state(BATCH), starts[4:])
+    assert torch.allclose(features[4:, 1], fresh[:, 1], atol=1e-6)
+    assert torch.allclose(values[4:, 1], fresh_values[:, 1], atol=1e-6)
+    assert not torch.allclose(features[4:, 0], fresh[:, 0], atol=1e-3)
+
+
+@BOTH
+def test_a_start_forgets_even_what_is_not_finite(model_class):
+    model = make(model_class)
+    obs, starts = sequence()
+    starts[0] = True
+    state = {name: torch.full_like(value, torch.nan) for name, value in model.initial_state(BATCH).items()}
+    features, _, _ = model(obs, state, starts)
+    assert torch.equal(features, model(obs, model.initial_state(BATCH), starts)[0])
+
+
+@BOTH
+def test_the_state_comes_back_as_it_is_after_the_last_step_and_the_given_one_stays(model_class):
+    model = make(model_class)
+    obs, starts = sequence()
+    starts[-1] = False
+    state = random_state(model)
+    before = {name: value.clone() for name, value in state.items()}
+    _, _, last = model(obs, state, starts)
+    assert all(torch.equal(state[name], before[name]) for name in state)
+    # Nothing is forgotten at the end: the next step without a start goes on from it.
+    assert all(value.abs().min().item() > 0 for value in last.values())
+
+
+@BOTH
+@SHARED
+def test_values_alone_are_the_same_values_from_the_critics_part(model_class, shared):
+    model = make(model_class, shared=shared, encoder_sizes=(8,))
+    obs, starts = sequence()
+    state = random_state(model)
+    values = model(obs, state, starts)[1]
+    assert torch.allclose(model.values(obs, state, starts), values, atol=1e-6)
+    if not shared:
+        critic = {name: value for name, value in state.items() if name.startswith("critic")}
+        assert torch.allclose(model.values(obs, critic, starts), values, atol=1e-6)
+
+
+@BOTH
+def test_actor_and_critic_share_nothing_by_default(model_class):
+    model = make(model_class, encoder_sizes=(8,))
+    obs, starts = sequence()
+    features, values, _ = model(obs, model.initial_state(BATCH), starts)
+    stacked = [each for name, each in model.named_parameters() if not name.endswith(("head.weight", "head.bias"))]
+    for output, unused in ((features, 1), (values, 0)):
+        for gradient in torch.autograd.grad(output.sum(), stacked, retain_graph=True):
+            assert torch.equal(gradient[unused], torch.zeros_like(gradient[unused]))
+            assert gradient[1 - unused].abs().max().item() > 0
+
+
+@BOTH
+@SHARED
+def test_every_weight_gets_a_gradient(model_class, shared):
+    model = make(model_class, shared=shared, encoder_sizes=(8,))
+    obs, starts = sequence()
+    features, values, _ = model(obs, model.initial_state(BATCH), starts)
+    (features.square().sum() + values.square().sum()).backward()
+    assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in model.parameters())
+
+
+def with_weights_of(model: RecurrentModel, trunk: int, order: list[int], cell: torch.nn.RNNBase) -> torch.nn.RNNBase:
+    """Copy one trunk's weights into a module of torch, whose gates stand in another order."""
+
+    def ordered(weights: torch.Tensor) -> torch.Tensor:
+        blocks = weights.T.chunk(len(order))
+        return torch.cat([blocks[i] for i in order])
+
+    with torch.no_grad():
+        cell.weight_ih_l0.copy_(ordered(model.inputs.weight[trunk]))
+        cell.weight_hh_l0.copy_(ordered(model.recurrence[trunk]))
+        cell.bias_ih_l0.copy_(ordered(model.inputs.bias[trunk]).squeeze(-1))
+        cell.bias_hh_l0.zero_()
+        if isinstance(model, GRUModel):
+            cell.bias_hh_l0[-UNITS:] = model.candidate_bias[trunk, 0]
+    return cell
+
+
+def test_the_lstm_agrees_with_torchs():
+    model = make(LSTMModel)
+    obs, _ = sequence()
+    state = random_state(model)
+    hidden, last = model._run(obs, state, torch.zeros(STEPS, BATCH, dtype=torch.bool), slice(None))
+    for trunk, name in enumerate(("actor", "critic")):
+        # Here the gates are input, forget, output, candidate; in torch input, forget, candidate, output.
+        cell = with_weights_of(model, trunk, [0, 1, 3, 2], torch.nn.LSTM(5, UNITS))
+        outputs, (h, c) = cell(obs, (state[f"{name}_h"][None], state[f"{name}_c"][None]))
+        assert torch.allclose(hidden[trunk], outputs, atol=1e-6)
+        assert torch.allclose(last[f"{name}_h"], h[0], atol=1e-6)
+        assert torch.allclose(last[f"{name}_c"], c[0], atol=1e-6)
+
+
+def test_the_gru_agrees_with_torchs():
+    model = make(GRUModel)
+    obs, _ = sequence()
+    state = random_state(model)
+    hidden, last = model._run(obs, state, torch.zeros(STEPS, BATCH, dtype=torch.bool), slice(None))
+    for trunk, name in enumerate(("actor", "critic")):
+        cell = with_weights_of(model, trunk, [0, 1, 2], torch.nn.GRU(5, UNITS))
+        outputs, h = cell(obs, state[f"{name}_h"][None])
+        assert torch.allclose(hidden[trunk], outputs, atol=1e-6)
+        assert torch.allclose(last[f"{name}_h"], h[0], atol=1e-6)
+
+
+@BOTH
+def test_every_gate_begins_orthogonal_and_an_lstm_remembers(model_class):
+    model = model_class(OBS, 3, hidden_size=UNITS)
+    for trunk in range(2):
+        for gate in model.recurrence[trunk].T.chunk(model.num_gates):
+            assert torch.allclose(gate @ gate.T, torch.eye(UNITS), atol=1e-5)
+    bias = model.inputs.bias.reshape(2, model.num_gates, UNITS)
+    expected = torch.zeros_like(bias)
+    if model_class is LSTMModel:
+        expected[:, 1] = 1.0
+    assert torch.equal(bias, expected)
+
+
+@BOTH
+def test_rows_of_a_batch_do_not_see_each_other(model_class):
+    model = make(model_class)
+    obs, starts = sequence()
+    state = random_state(model)
+    features, _, _ = model(obs, state, starts)
+    alone, _, _ = model(obs[:, 2:3], {name: value[2:3] for name, value in state.items()}, starts[:, 2:3])
+    assert torch.allclose(features[:, 2:3], alone, atol=1e-6)
+
+
+def test_observations_of_several_parts_are_joined():
+    space = Dict({"a": Box(-1, 1, (2,)), "b": Box(-1, 1, (3,))})
+    torch.manual_seed(0)
+    joined = LSTMModel(space, 3, hidden_size=UNITS)
+    torch.manual_seed(0)
+    plain = LSTMModel(OBS, 3, hidden_size=UNITS)
+    obs, starts = sequence()
+    state = plain.initial_state(BATCH)
+    parts = {"a": obs[..., :2], "b": obs[..., 2:]}
+    assert torch.equal(joined(parts, state, starts)[0], plain(obs, state, starts)[0])
+
+
+@pytest.mark.parametrize("options", [{"hidden_size": 0}, {"hidden_size": "8"}, {"encoder_sizes": 8}])
+def test_sizes_that_are_none_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        GRUModel(OBS, 2, **options)

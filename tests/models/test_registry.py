@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from rl8x.models import BUILTIN, GRUModel, LSTMModel, MLPModel, Model, make_model
+
+OBS = Box(-1.0, 1.0, (5,), np.float32)
+SMALL = {"mlp": {"hidden_sizes": (8,)}, "lstm": {"hidden_size": 8}, "gru": {"hidden_size": 8}}
+
+
+class Mine(Model):
+    def __init__(self, observation_space, num_features, width=3):
+        super().__init__(observation_space, num_features)
+        self.width = width
+
+
+def test_names_classes_and_instances():
+    assert type(make_model("mlp", OBS, 2)) is MLPModel
+    assert type(make_model("lstm", OBS, 2)) is LSTMModel
+    gru = make_model("gru", OBS, 2, {"hidden_size": 7})
+    assert isinstance(gru, GRUModel)
+    assert gru.hidden_size == 7
+    mine = make_model(Mine, OBS, 2, {"width": 9})
+    assert isinstance(mine, Mine)
+    assert mine.width == 9
+    assert make_model(mine, OBS, 2) is mine
+
+
+def test_the_users_config_stays_as_it_is():
+    config = {"hidden_sizes": [8]}
+    make_model("mlp", OBS, 2, config)
+    assert config == {"hidden_sizes": [8]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "error", "says"),
+    [
+        ("lsmt", None, ValueError, "Did you mean 'lstm'.*mlp, lstm, gru"),
+        ("LSTM", None, ValueError, "Did you mean 'lstm'"),
+        ("mlp", {"hidden_size": 3}, ValueError, "'hidden_size' of MLPModel.*Did you mean 'hidden_sizes'"),
+        ("lstm", {"hidden_sizes": 3}, ValueError, "Did you mean 'hidden_size'"),
+        (Mine, {"depth": 3}, ValueError, "width"),
+        (Mine(OBS, 2), {"width": 3}, ValueError, "not an instance of Mine"),
+        (Mine(OBS, 3), None, ValueError, "num_features=3.*needs 2"),
+        (torch.nn.Linear, None, TypeError, "subclass of Model"),
+        (None, None, TypeError, "subclass of Model"),
+    ],
+)
+def test_what_is_wrong_is_said(spec, config, error, says):
+    with pytest.raises(error, match=says):
+        make_model(spec, OBS, 2, config)
+
+
+def make(name):
+    model = make_model(name, OBS, 2, SMALL[name])
+    return model, torch.randn(3, 4, 5), model.initial_state(4), torch.zeros(3, 4, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_model_keeps_the_contract(name):
+    model, obs, state, starts = make(name)
+    features, values, last = model(obs, state, starts)
+    assert features.shape == (3, 4, 2)
+    assert values.shape == (3, 4)
+    assert {key: value.shape for key, value in last.items()} == {key: value.shape for key, value in state.items()}
+    assert bool(state) is model.recurrent
+    copy = make_model(name, OBS, 2, SMALL[name])
+    copy.load_state_dict(model.state_dict())
+    assert torch.equal(copy(obs, state, starts)[0], features)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_nothing_depends_on_values_that_the_host_would_have_to_see(name):
+    model, obs, state, starts = make(name)
+    state = {key: value.to("meta") for key, value in state.items()}
+    features, values, _ = model.to("meta")(obs.to("meta"), state, starts.to("meta"))
+    assert features.shape == (3, 4, 2)
+    assert model.values(obs.to("meta"), state, starts.to("meta")).shape == values.shape == (3, 4)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_model_traces_as_one_graph(name):
+    model, obs, state, starts = make(name)
+    torch.compiler.reset()
+    traced = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(traced(obs, state, starts)[0], model(obs, state, starts)[0])

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rl8x.nn import MLP, linear
+
+
+def test_layers_and_activations_in_order():
+    assert [type(layer) for layer in MLP([3, 4, 5, 2], activation="tanh")] == [
+        nn.Linear,
+        nn.Tanh,
+        nn.Linear,
+        nn.Tanh,
+        nn.Linear,
+    ]
+    assert [type(layer) for layer in MLP([3, 4], activate_last=True)] == [nn.Linear, nn.ReLU]
+    assert list(MLP([3])) == []
+
+
+def test_shapes():
+    mlp = MLP([3, 4, 2])
+    assert (mlp.num_inputs, mlp.num_outputs) == (3, 2)
+    assert mlp(torch.randn(5, 6, 3)).shape == (5, 6, 2)
+    x = torch.randn(5, 3)
+    assert torch.equal(MLP([3])(x), x)
+
+
+def test_gains():
+    mlp = MLP([4, 4, 4], gain=2.0, last_gain=0.5)
+    assert torch.allclose(mlp[0].weight @ mlp[0].weight.T, 4.0 * torch.eye(4), atol=1e-5)
+    assert torch.allclose(mlp[2].weight @ mlp[2].weight.T, 0.25 * torch.eye(4), atol=1e-5)
+    layer = linear(3, 7, 0.1)
+    assert torch.allclose(layer.weight.T @ layer.weight, 0.01 * torch.eye(3), atol=1e-6)
+    assert torch.equal(layer.bias, torch.zeros(7))
+
+
+@pytest.mark.parametrize("sizes", [[], [3, 0], [3, -1], [3, 2.5], "34"])
+def test_sizes_that_are_none_are_refused(sizes):
+    with pytest.raises(ValueError, match="sizes"):
+        MLP(sizes)
