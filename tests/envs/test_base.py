@@ -239,6 +239,15 @@ def test_a_snapshot_keeps_a_configuration_that_waits_for_the_reset():
     torch.testing.assert_close(other.carry["parameters"]["length"], torch.tensor([0.3, 0.4]))
 
 
+def test_a_snapshot_shares_no_memory():
+    env, other = CartPole(2, seed=0), CartPole(2, seed=1)
+    env.reset()
+    state = env.state_dict()
+    other.load_state_dict(state)
+    physics = [env.carry["state"]["physics"], state["carry"]["state"]["physics"], other.carry["state"]["physics"]]
+    assert len({tensor.data_ptr() for tensor in physics}) == 3
+
+
 def test_a_snapshot_of_another_size_is_refused():
     env = CartPole(3, seed=0)
     env.reset()
@@ -295,13 +304,15 @@ def test_drawn_parameters_change_where_an_episode_ends_and_nowhere_else():
 
 def test_drawn_columns_do_not_touch_the_noise_of_resets():
     plain, drawn = CartPole(8, seed=0), CartPole(8, seed=0)
-    noise = torch.rand(8, 5)
+    noise = torch.rand(8, 6)
     plain.restart(noise[:, :4])
-    drawn.configure({"length": Uniform(0.2, 0.8)})
+    drawn.configure({"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 10)})
     drawn.adopt_next_config()
     carry, obs = drawn.restart(noise)
     assert torch.equal(obs, plain.restart(noise[:, :4])[1])
-    torch.testing.assert_close(carry["parameters"]["length"], 0.2 + 0.6 * noise[:, 4])
+    # One column each, in the order in which the class declares the parameters.
+    torch.testing.assert_close(carry["parameters"]["gravity"], 5 + 5 * noise[:, 4])
+    torch.testing.assert_close(carry["parameters"]["length"], 0.2 + 0.6 * noise[:, 5])
 
 
 @pytest.mark.parametrize(
