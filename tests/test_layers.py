@@ -9,11 +9,11 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 LAYERS = [
-    {"keys", "spaces", "_version"},
+    {"keys", "spaces", "importing", "_version"},
     {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization", "stats"},
     {"policy", "rollout", "execution"},
     {"algorithms"},
-    {"trainers", "conditions", "tracking"},
+    {"trainers", "conditions", "tracking", "checkpoint"},
     {"cli", "config"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -6,8 +6,6 @@ and a key that occurs twice is an error.
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import json
 import re
 import tomllib
@@ -17,10 +15,12 @@ from typing import Any, Final
 
 import yaml
 
+from rl8x.importing import import_named as import_named
+from rl8x.importing import is_dotted as is_dotted
+
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 _MAX_DEPTH: Final = 32
 _MAX_VALUES: Final = 100_000
-_DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 
 class _Loader(yaml.SafeLoader):
@@ -177,13 +177,16 @@ def parse_value(text: str) -> Any:
     return value
 
 
-def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def apply_overrides(
+    data: Mapping[str, Any], overrides: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the data with `key=value` overrides put in.
 
     Args:
         data: A run's data; it stays as it is.
         overrides: Texts such as `algorithm_config.lr=3e-4`: dots lead into mappings, which are made where they are
             missing.
+        aliases: Other names of top-level keys.
 
     Raises:
         ValueError: If one has another form, or leads into something that is not a mapping.
@@ -194,6 +197,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         names = [name.strip() for name in path.split(".")]
         if not equals or not all(names):
             raise ValueError(f"an override is written key=value, as in algorithm_config.lr=3e-4; got {override!r}.")
+        names[0] = (aliases or {}).get(names[0], names[0])
         inner: dict[str, Any] = result
         for depth, name in enumerate(names[:-1]):
             if inner.get(name) is None:
@@ -207,36 +211,6 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
 
 def _copied(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _copied(value) if isinstance(value, Mapping) else value for name, value in data.items()}
-
-
-def is_dotted(text: str) -> bool:
-    """Whether a text has the form of a dotted path, `module.attribute`."""
-    return _DOTTED.fullmatch(text) is not None
-
-
-def import_named(path: str) -> Any:
-    """Import what a dotted path names: an attribute of a module.
-
-    Args:
-        path: For example `my_package.my_module.MyEnv`.
-
-    Raises:
-        ValueError: If it is no dotted path, or there is no such module or attribute.
-    """
-    if not is_dotted(path):
-        raise ValueError(f"a dotted path looks like package.module.Name; got {shortened(path)}.")
-    module_name, _, name = path.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f"cannot import {path!r}: {one_line(error)}. Is it installed, or in the working directory?"
-        ) from None
-    if not hasattr(module, name):
-        near = difflib.get_close_matches(name, dir(module), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"module {module_name!r} has no {name!r}.{hint}")
-    return getattr(module, name)
 
 
 def one_line(error: object) -> str:
