@@ -1,4 +1,4 @@
-"""What every test needs: MLflow without telemetry, away from the user's settings, on a database copied from a template."""
+"""What every test needs: MLflow without telemetry and the user's settings, on a database copied from a template."""
 
 import os
 import shutil

@@ -137,7 +137,8 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, caplog):
     spool.append(row(4))
     assert steps(spool) == [0, 1, 2, 3, 4]
     spool.close()
-    assert steps(again := Spool.open(spool.folder)) == [0, 1, 2, 3, 4]
+    again = Spool.open(spool.folder)
+    assert steps(again) == [0, 1, 2, 3, 4]
     again.close()
 
 

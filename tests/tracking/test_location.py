@@ -1,0 +1,94 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl8x.tracking import TrackingError
+from rl8x.tracking.location import has_hidden_password, locate, make_mlruns, user_tracking_uri, without_password
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def test_default_is_mlruns_here(tmp_path):
+    location = locate()
+    assert location.uri == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+    assert location.database == tmp_path / "mlruns/mlflow.db"
+    assert location.artifact_root == tmp_path / "mlruns/artifacts"
+    assert not location.remote
+    assert not (tmp_path / "mlruns").exists()  # only looking
+
+
+def test_the_users_uri_comes_before_the_default(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
+    assert user_tracking_uri() == "http://server:5000"
+    assert locate().uri == "http://server:5000"
+    assert locate().remote
+    assert locate("sqlite:///x.db").database == Path.cwd() / "x.db"
+
+
+def test_set_tracking_uri_comes_before_the_environment():
+    code = """
+import os, mlflow
+from rl8x.tracking.location import locate
+mlflow.set_tracking_uri("http://set:1")
+os.environ["MLFLOW_TRACKING_URI"] = "http://environment:2"
+print(locate().uri)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "http://set:1\n"
+
+
+def test_sqlite_becomes_absolute(tmp_path):
+    location = locate("sqlite:///sub/x.db?timeout=5")
+    assert location.uri == f"sqlite:///{tmp_path}/sub/x.db?timeout=5"
+    assert location.artifact_root is None  # MLflow's own default
+    assert locate("sqlite:///mlruns/mlflow.db") == locate()
+    for bad in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
+        with pytest.raises(TrackingError, match="must name a file"):
+            locate(bad)
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns", "/data/mlruns"])
+def test_a_file_store_is_refused(uri, monkeypatch):
+    with pytest.raises(TrackingError, match=r"old file store.*migrate-filestore"):
+        locate(uri)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    assert locate(uri).uri == uri
+
+
+def test_an_old_file_store_in_the_way(tmp_path):
+    (tmp_path / "mlruns/0").mkdir(parents=True)
+    assert locate().database is not None
+    (tmp_path / "mlruns/0/meta.yaml").write_text("")
+    with pytest.raises(TrackingError, match=r"0/meta\.yaml.*mlflow migrate-filestore.*MLFLOW_TRACKING_URI") as caught:
+        locate()
+    assert "\n" not in str(caught.value)
+    assert locate("sqlite:///elsewhere.db").database is not None
+
+
+def test_unknown_schemes():
+    with pytest.raises(TrackingError, match=r"'htp'.*did you mean http"):
+        locate("htp://server")
+    assert locate("databricks").remote
+    assert locate("postgresql+psycopg2://host/db").uri == "postgresql+psycopg2://host/db"
+
+
+def test_passwords_are_not_shown():
+    location = locate("postgresql://me:secret@host/db")
+    assert location.shown == "postgresql://me:***@host/db"
+    assert has_hidden_password(location.shown)
+    assert not has_hidden_password("http://host:5000")
+    assert without_password("http://host:5000/a@b") == "http://host:5000/a@b"
+
+
+def test_a_new_mlruns_is_ignored_by_git(tmp_path):
+    make_mlruns(tmp_path / "mlruns")
+    assert (tmp_path / "mlruns/.gitignore").read_text() == "*\n"
+    (tmp_path / "mine").mkdir()
+    make_mlruns(tmp_path / "mine")
+    assert list((tmp_path / "mine").iterdir()) == []

@@ -1,0 +1,277 @@
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from rl8x.tracking import MLflowTracker, Tracker, TrackingError, sync
+
+
+def tracker_of(tmp_path, **options):
+    return MLflowTracker(**{"interval_s": 0.05, "spool_dir": tmp_path / "mlruns" / "spool", **options})
+
+
+def history(client, run_id, name):
+    return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
+
+
+def run_script(body, **options):
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_importing_does_not_import_mlflow():
+    code = "import sys, rl8x.tracking as t; t.MLflowTracker(); sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_whole_run(mlruns, mlflow_client, tmp_path, caplog):
+    tracker = MLflowTracker(run_name="first", tags={"group": "g"}, interval_s=0.05)
+    assert isinstance(tracker, Tracker)
+    assert tracker.location == f"sqlite:///{mlruns}/mlflow.db"
+    tracker.start(params={"lr": 0.1, "layers": [1, 2], "text": "x" * 6500, "bad[0]": None}, tags={"task": "t"})
+    rows = {step: {"returns/mean": step / 3, "odd (%)": 1.0, "nan": math.nan} for step in range(0, 300, 3)}
+    for step, row in rows.items():
+        tracker.log_metrics(row, step)
+    tracker.log_metrics({"high": math.inf, "low": -math.inf}, 1)
+    tracker.log_text("Traceback", "errors/traceback.txt")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file.txt").write_text("content")
+    tracker.log_artifact(tmp_path / "folder/file.txt")
+    tracker.log_artifact(tmp_path / "folder", "kept")
+    tracker.set_tags({"task": "changed"})
+    assert tracker.flush(60)
+    run_id = tracker.run_id
+    assert mlflow_client.get_run(run_id).info.status == "RUNNING"
+    tracker.finish("FAILED")
+
+    run = mlflow_client.get_run(run_id)
+    assert run.info.status == "FAILED"
+    assert run.info.end_time >= run.info.start_time
+    assert run.info.run_name == "first"
+    assert mlflow_client.get_experiment(run.info.experiment_id).name == "rl8x"
+    assert run.info.artifact_uri.startswith(f"file://{mlruns}/artifacts/")
+    params = run.data.params
+    assert (params["lr"], params["layers"], params["bad_0_"]) == ("0.1", "[1, 2]", "None")
+    assert len(params["text"]) == 6000
+    assert run.data.tags["task"] == "changed"
+    assert run.data.tags["group"] == "g"
+    assert "mlflow.source.name" in run.data.tags
+    assert history(mlflow_client, run_id, "returns/mean") == [(step, step / 3) for step in rows]
+    assert [step for step, value in history(mlflow_client, run_id, "nan") if math.isnan(value)] == list(rows)
+    assert len(history(mlflow_client, run_id, "odd ___")) == len(rows)
+    assert history(mlflow_client, run_id, "high") == [(1, sys.float_info.max)]
+    assert history(mlflow_client, run_id, "low") == [(1, -sys.float_info.max)]
+    names = {item.path for item in mlflow_client.list_artifacts(run_id)}
+    assert names == {"errors", "file.txt", "kept", "params"}
+    assert [item.path for item in mlflow_client.list_artifacts(run_id, "kept/folder")] == ["kept/folder/file.txt"]
+    assert (mlruns / "artifacts" / run_id / "artifacts/errors/traceback.txt").read_text() == "Traceback"
+    assert list((mlruns / "spool").iterdir()) == []
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "rl8x" in r.name] == [
+        "tracking: the metric 'odd (%)' is logged as 'odd ___', which MLflow takes"
+    ]
+
+    tracker.start(params={"lr": 0.2}, tags={}, resume=tracker.resume_handle)
+    for step in range(297, 306, 3):
+        tracker.log_metrics({"returns/mean": step / 3}, step)
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(run_id)
+    assert tracker.run_id == run_id
+    assert run.info.status == "FINISHED"
+    assert run.data.params["lr"] == "0.1"
+    assert run.data.tags["rl8x.param_change.lr"] == "0.2"
+    assert history(mlflow_client, run_id, "returns/mean") == [(step, step / 3) for step in range(0, 306, 3)]
+
+
+def test_the_users_active_run_is_logged_to_and_not_ended(mlruns, mlflow_client, tmp_path, monkeypatch):
+    import mlflow
+
+    uri = f"sqlite:///{mlruns}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    tracker = tracker_of(tmp_path)
+    with mlflow.start_run() as run:
+        tracker.start(params={"lr": 1}, tags={})
+        assert tracker.run_id == run.info.run_id
+        tracker.log_metrics({"a": 1.0}, 1)
+        tracker.finish("KILLED")
+        assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
+        other = tracker_of(tmp_path, tracking_uri=f"sqlite:///{tmp_path}/other.db")
+        assert other.location != uri
+    done = mlflow_client.get_run(run.info.run_id)
+    assert done.info.status == "FINISHED"
+    assert done.data.metrics == {"a": 1.0}
+    assert done.data.params == {"lr": "1"}
+    assert done.data.tags["rl8x.status"] == "KILLED"
+
+
+def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
+    process = run_script(
+        """
+        import time
+        from rl8x.tracking import MLflowTracker
+        tracker = MLflowTracker(interval_s=0.05)
+        tracker.start(params={"lr": 0.1}, tags={})
+        for step in range(100):
+            tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+        assert tracker.flush(60)
+        for step in range(100, 400):
+            tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+        print(tracker.resume_handle, flush=True)
+        time.sleep(60)
+        """,
+        cwd=tmp_path,
+    )
+    handle = process.stdout.readline().strip()
+    [folder] = (mlruns / "spool").iterdir()
+    busy = sync()
+    assert (busy.num_busy, busy.num_sent) == (1, 0)
+    assert f"in use by process {process.pid}" in busy.spools[0].message
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with open(folder / "ops.jsonl", "ab") as file:
+        file.write(b'{"op":"m","t":17')  # and the kill came in the middle of a line
+
+    report = sync()
+    assert report.num_sent == 1, report
+    assert not folder.exists()
+    run = mlflow_client.get_run(handle)
+    assert run.info.status == "KILLED"
+    assert history(mlflow_client, handle, "a") == [(step, step / 7) for step in range(400)]
+    assert str(sync()) == "nothing to send"
+
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={"lr": 0.1}, tags={}, resume=handle)
+    for step in range(350, 500):
+        tracker.log_metrics({"a": step / 7, "b": 1.0}, step)
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(handle)
+    assert run.info.status == "FINISHED"
+    for name, value in (("a", lambda step: step / 7), ("b", lambda step: 1.0)):
+        assert history(mlflow_client, handle, name) == [(step, value(step)) for step in range(500)]
+
+
+def test_killed_then_resumed_before_anything_arrived(mlruns, mlflow_client, tmp_path):
+    """The store has given no run ID yet; the spool is the run's only name."""
+    process = run_script(
+        """
+        import sys, time, types
+        import rl8x.tracking.mlflow_tracker as module
+        from rl8x.tracking.store import StoreDownError
+        def down(*_, **__):
+            raise StoreDownError("away")
+        module.MLflowStore = down
+        module.source_tags = dict
+        tracker = module.MLflowTracker()
+        tracker.start(params={"lr": 0.1}, tags={})
+        for step in range(50):
+            tracker.log_metrics({"a": float(step)}, step)
+        print(tracker.run_id, tracker.resume_handle, flush=True)
+        time.sleep(60)
+        """,
+        cwd=tmp_path,
+    )
+    run_id, handle = process.stdout.readline().split()
+    process.kill()
+    process.wait()
+    assert run_id == "None"
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={"lr": 0.1}, tags={}, resume=handle)
+    for step in range(40, 60):
+        tracker.log_metrics({"a": float(step)}, step)
+    tracker.finish("FINISHED")
+    assert history(mlflow_client, tracker.run_id, "a") == [(step, float(step)) for step in range(60)]
+    experiment = mlflow_client.get_experiment_by_name("rl8x")
+    assert len(mlflow_client.search_runs([experiment.experiment_id])) == 1
+
+
+def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
+    process = run_script(
+        """
+        from rl8x.tracking import MLflowTracker
+        tracker = MLflowTracker(experiment_name="both", run_name="one", interval_s=0.0)
+        tracker.start(params={}, tags={})
+        assert tracker.flush(60)
+        print("started", flush=True)
+        for step in range(300):
+            tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
+        print("ok" if tracker.flush(60) else "lost")
+        # no finish(): the end of the script is the end of the run
+        """,
+        cwd=tmp_path,
+    )
+    assert process.stdout.readline() == "started\n"
+    tracker = tracker_of(tmp_path, experiment_name="both", run_name="two", interval_s=0.0)
+    tracker.start(params={}, tags={})
+    for step in range(300):
+        tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
+    tracker.finish("FINISHED")
+    assert process.communicate(timeout=120)[0] == "ok\n"
+    runs = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("both").experiment_id])
+    assert sorted(run.info.run_name for run in runs) == ["one", "two"]
+    for run in runs:
+        assert run.info.status == "FINISHED"
+        for name in ("m0", "m9"):
+            assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(300)]
+
+
+def test_a_store_that_is_away_is_told_and_synced_later(mlruns, mlflow_client, tmp_path, caplog, monkeypatch):
+    import rl8x.tracking.mlflow_tracker as module
+    from rl8x.tracking.store import StoreDownError
+
+    def down(*_, **__):
+        raise StoreDownError("connection refused")
+
+    monkeypatch.setattr(module, "MLflowStore", down)
+    tracker = tracker_of(tmp_path, finish_timeout_s=5.0, outage_timeout_s=0.1)
+    tracker.start(params={"lr": 1}, tags={})
+    tracker.log_metrics({"a": 1.0}, 1)
+    assert not tracker.flush(0.2)
+    tracker.finish("FINISHED")
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 2
+    assert "connection refused" in warnings[0]
+    assert "`rl8x sync`" in warnings[1]
+    assert sync().num_sent == 1
+    [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
+    assert (run.data.metrics, run.data.params, run.info.status) == ({"a": 1.0}, {"lr": "1"}, "FINISHED")
+
+
+def test_problems_are_told_at_once(mlruns, tmp_path):
+    tracker = tracker_of(tmp_path)
+    with pytest.raises(RuntimeError, match="call start"):
+        tracker.log_metrics({"a": 1.0}, 1)
+    with pytest.raises(TrackingError, match=r"unknown scheme 'postgres'.*did you mean postgresql"):
+        tracker_of(tmp_path, tracking_uri="postgres://localhost/x").start(params={}, tags={})
+    with pytest.raises(TrackingError, match="no run 'abc'"):
+        tracker.start(params={}, tags={}, resume="abc")
+    with pytest.raises(ValueError, match="FINISHED, FAILED, KILLED; got 'ok'"):
+        tracker.finish("ok")
+    tracker.finish("FINISHED")  # nothing was started: nothing to end
+
+
+def test_bad_calls_leave_the_run_alone(mlruns, mlflow_client, tmp_path):
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={}, tags={})
+    with pytest.raises(RuntimeError, match="has a run already"):
+        tracker.start(params={}, tags={})
+    with pytest.raises(TypeError, match="metric 'a' must be one number; got NoneType"):
+        tracker.log_metrics({"a": None}, 1)
+    with pytest.raises(TypeError, match="step must be an integer"):
+        tracker.log_metrics({"a": 1.0}, 0.5)
+    with pytest.raises(TrackingError, match="relative path"):
+        tracker.log_text("x", "../../x")
+    with pytest.raises(FileNotFoundError):
+        tracker.log_artifact(tmp_path / "none")
+    if (child := os.fork()) == 0:  # a forked worker has a copy of the tracker; it must not write or end the run
+        tracker.log_metrics({"a": 9.0}, 9)
+        tracker.finish("KILLED")
+        os._exit(0)
+    os.waitpid(child, 0)
+    tracker.log_metrics({"a": 1.0}, 1)
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(tracker.run_id)
+    assert (run.data.metrics, run.info.status) == ({"a": 1.0}, "FINISHED")
+    assert len(mlflow_client.get_metric_history(tracker.run_id, "a")) == 1

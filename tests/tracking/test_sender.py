@@ -1,0 +1,246 @@
+import logging
+
+import pytest
+
+from rl8x.tracking.sender import Sender
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.store import Point, StoreDownError
+from tracking.fakes import FakeStore, values
+
+
+def header(**more):
+    return {"op": "open", "version": 1, "spool_id": "abc", "t": 1, "experiment": "e", "run_name": "n", **more}
+
+
+def row(step, **metrics):
+    return {"op": "m", "t": 1000 + step, "s": step, "m": metrics or {"a": float(step)}}
+
+
+@pytest.fixture
+def store():
+    return FakeStore()
+
+
+@pytest.fixture
+def spool(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    yield spool
+    spool.close()
+
+
+def send(spool, store, **options):
+    sender = Sender(spool, lambda: store, **options)
+    sender.send_some()
+    while spool.pending:
+        sender.send_some()
+    return sender
+
+
+def test_sends_all_in_order(spool, store):
+    spool.append({"op": "params", "params": {"lr": "0.1"}})
+    spool.append({"op": "tags", "tags": {"k": "v" * 9000}})
+    for step in range(3):
+        spool.append(row(step))
+    spool.append({"op": "text", "to": "notes/x.txt", "text": "hello"})
+    spool.append({"op": "finish", "status": "FINISHED", "t": 5})
+    sender = send(spool, store, fresh=True)
+    assert store.run["points"] == {Point("a", float(step), 1000 + step, step) for step in range(3)}
+    assert store.run["params"] == {"lr": "0.1"}
+    assert store.run["tags"] == {"k": "v" * 8000}
+    assert store.run["texts"] == {"notes/x.txt": "hello"}
+    assert store.run["status"] == "FINISHED"
+    assert (store.run["name"], sender.num_rows) == ("n", 3)
+    assert spool.ack.finished
+    assert "find_runs" not in store.calls  # a new run costs no search
+
+
+def test_batches_are_whole_rows_of_at_most_1000(spool, store, monkeypatch):
+    sizes = []
+    log_points = store.log_points
+
+    def watched(run_id, points):
+        sizes.append(len(points))
+        log_points(run_id, points)
+
+    monkeypatch.setattr(store, "log_points", watched)
+    for step in range(7):
+        spool.append(row(step, **{f"m{i}": 1.0 for i in range(300)}))
+    spool.append(row(7, **{f"m{i}": 1.0 for i in range(1500)}))
+    send(spool, store)
+    assert sizes == [900, 900, 300, 1000, 500]
+    assert len(store.run["points"]) == 7 * 300 + 1500
+
+
+def test_replaying_adds_nothing(spool, store):
+    for step in range(5):
+        spool.append(row(step))
+    send(spool, store)
+    once = set(store.run["points"])
+    (spool.folder / "ack.json").unlink()
+    folder = spool.folder
+    spool.close()
+    again = Spool.open(folder)
+    send(again, store)
+    again.close()
+    assert store.run["points"] == once
+    assert list(store.runs) == ["run0"]
+
+
+def test_a_lost_answer_makes_no_second_run_and_no_second_row(spool, store):
+    spool.append(row(0))
+    sender = Sender(spool, lambda: store, fresh=True)
+    store.lose_answers = 1
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    assert spool.ack.attempted
+    sender.send_some()
+    assert list(store.runs) == ["run0"]
+    spool.append(row(1))
+    store.lose_answers = 1
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    assert spool.pending
+    sender.send_some()
+    assert values(store.run, "a") == [(0, 0.0), (1, 1.0)]
+    assert not spool.pending
+
+
+def test_a_run_that_appears_late_is_deleted(spool, store, monkeypatch):
+    """The create request timed out, the search found nothing, and then the first one arrived after all."""
+    sender = Sender(spool, lambda: store, fresh=True)
+    create = store.create_run
+
+    def late(spec):
+        monkeypatch.setattr(store, "create_run", lambda spec: (create(spec), create(spec))[1])
+        raise StoreDownError("timeout")
+
+    monkeypatch.setattr(store, "create_run", late)
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    sender.send_some()
+    assert list(store.runs) == [spool.ack.run_id]
+
+
+def test_one_bad_point_takes_nothing_with_it(spool, store, caplog):
+    store.refuse = lambda point: point.value == 3.0
+    for step in range(8):
+        spool.append(row(step, a=float(step), b=float(-step)))
+    send(spool, store)
+    assert values(store.run, "a") == [(step, float(step)) for step in range(8) if step != 3]
+    assert len(values(store.run, "b")) == 8
+    assert (spool.folder / "rejected.jsonl").read_text().count("\n") == 1
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+    folder = spool.folder
+    spool.close(remove=True)
+    assert (folder / "rejected.jsonl").exists()
+
+
+def test_unreadable_and_unknown_ops_do_not_block(spool, store):
+    spool.append({"op": "from_the_future"})
+    spool.append({"op": "m", "t": "x", "s": None, "m": 3})
+    spool.append({"op": "params"})
+    spool.append({"op": "artifact", "file": "../../secret", "to": None})
+    spool.append({"op": "artifact", "file": "ops.jsonl", "to": None})
+    spool.append({"op": "text", "to": "../x", "text": "t"})
+    spool.append(row(1))
+    send(spool, store)
+    assert values(store.run, "a") == [(1, 1.0)]
+    assert store.run["files"] == store.run["texts"] == {}
+    assert (spool.folder / "rejected.jsonl").read_text().count("\n") == 6
+
+
+def test_params_many_big_and_changed(spool, store):
+    many = {f"p{i}": str(i) for i in range(250)}
+    spool.append({"op": "params", "params": {**many, "big": "x" * 7000}})
+    spool.append({"op": "params", "params": {"p1": "1", "p2": "two", "big": "x" * 7000}})
+    send(spool, store)
+    params = store.run["params"]
+    assert {name: params[name] for name in many} == many
+    assert len(params["big"]) == 6000
+    assert params["big"].endswith("(the whole value is the artifact params/big.txt)")
+    assert store.run["texts"] == {"params/big.txt": "x" * 7000}
+    assert store.run["tags"] == {"rl8x.param_change.p2": "two"}
+
+
+def test_artifacts_are_copies_of_that_moment(spool, store, tmp_path):
+    source = tmp_path / "policy.txt"
+    source.write_text("first")
+    spool.append({"op": "artifact", "file": spool.keep_file(source), "to": "policies"})
+    source.write_text("second")
+    send(spool, store)
+    assert store.run["files"] == {"policies/policy.txt": "first"}
+    assert list((spool.folder / "files").iterdir()) == []
+
+
+def test_an_artifact_store_that_fails_does_not_hold_up_rows(spool, store, tmp_path):
+    source = tmp_path / "policy.txt"
+    source.write_text("weights")
+    spool.append({"op": "artifact", "file": spool.keep_file(source), "to": None})
+    spool.append(row(1))
+    store.artifacts_down = True
+    sender = Sender(spool, lambda: store)
+    for _ in range(2):
+        with pytest.raises(StoreDownError):
+            sender.send_some()
+    sender.send_some()
+    assert values(store.run, "a") == [(1, 1.0)]
+    assert (spool.folder / "files/1/policy.txt").read_text() == "weights"
+    assert "no credentials" in (spool.folder / "rejected.jsonl").read_text()
+
+
+def test_a_deleted_run_stops_the_sending_and_loses_nothing(spool, store):
+    spool.append(row(0))
+    sender = send(spool, store)
+    gone = store.runs.pop("run0")
+    spool.append(row(1))
+    with pytest.raises(StoreDownError, match="no run run0"):
+        sender.send_some()
+    store.runs["run0"] = gone
+    sender.send_some()
+    assert values(store.run, "a") == [(0, 0.0), (1, 1.0)]
+
+
+def test_resumed_rows_are_not_doubled(spool, store):
+    for step in range(5):
+        spool.append(row(step))
+    spool.append({"op": "finish", "status": "KILLED", "t": 5})
+    spool.append({"op": "resume", "t": 6})
+    for step in range(3, 8):
+        spool.append({**row(step, a=float(step), b=1.0), "t": 2000 + step})
+    send(spool, store)
+    assert values(store.run, "a") == [(step, float(step)) for step in range(8)]
+    assert values(store.run, "b") == [(step, 1.0) for step in range(3, 8)]
+    assert {point.timestamp for point in store.run["points"] if point.step == 4 and point.name == "a"} == {1004}
+    assert store.run["status"] == "RUNNING"
+    assert store.calls.count("logged_steps") == 1  # only for what the run had: not for b
+
+
+def test_resuming_survives_another_kill(spool, store):
+    for step in range(5):
+        spool.append(row(step))
+    spool.append({"op": "resume", "t": 6})
+    send(spool, store)
+    spool.append({**row(4), "t": 2004})
+    spool.append({**row(5), "t": 2005})
+    folder = spool.folder
+    spool.close()
+    again = Spool.open(folder)
+    send(again, store)
+    again.close()
+    assert values(store.run, "a") == [(step, float(step)) for step in range(6)]
+
+
+def test_a_run_of_the_user_keeps_its_status(tmp_path, store):
+    store.runs["mine"] = {**_empty(), "status": "RUNNING"}
+    spool = Spool.create(tmp_path, header(run_id="mine", owns=False))
+    spool.append(row(1))
+    spool.append({"op": "finish", "status": "FAILED", "t": 5})
+    send(spool, store)
+    spool.close()
+    assert store.run["status"] == "RUNNING"
+    assert store.run["tags"] == {"rl8x.status": "FAILED"}
+    assert values(store.run, "a") == [(1, 1.0)]
+
+
+def _empty():
+    return {"spool_id": None, "points": set(), "params": {}, "tags": {}, "texts": {}, "files": {}}

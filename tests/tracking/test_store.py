@@ -1,0 +1,136 @@
+import logging
+import os
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rl8x.tracking.location import locate
+from rl8x.tracking.store import (
+    MLflowStore,
+    Point,
+    RunGoneError,
+    RunSpec,
+    StoreDownError,
+    StoreRefusedError,
+    quiet_thread,
+    short_requests,
+)
+
+SPEC = RunSpec("abc", "e", None, "n", 1234)
+
+
+@pytest.fixture
+def store(mlruns):
+    return MLflowStore(locate())
+
+
+def test_points_are_idempotent(store, mlflow_client):
+    run_id = store.create_run(SPEC)
+    points = [Point("a", 1.0, 5, 1), Point("a", 2.0, 6, 2), Point("b", float("nan"), 6, 2)]
+    store.log_points(run_id, points)
+    store.log_points(run_id, points)
+    assert [(p.value, p.timestamp, p.step) for p in mlflow_client.get_metric_history(run_id, "a")] == [
+        (1.0, 5, 1),
+        (2.0, 6, 2),
+    ]
+    assert len(mlflow_client.get_metric_history(run_id, "b")) == 1
+    assert store.last_steps(run_id) == {"a": 2, "b": 2}
+    assert store.logged_steps(run_id, "a") == {1, 2}
+
+
+def test_runs_are_found_by_their_spool(store):
+    assert store.find_runs(SPEC) == []
+    run_id = store.create_run(SPEC)
+    other = store.create_run(SPEC._replace(spool_id="other"))
+    assert store.find_runs(SPEC) == [run_id]
+    store.delete_run(other)
+    with pytest.raises(RunGoneError, match=f"run {other} is deleted"):
+        store.check_run(other)
+    with pytest.raises(RunGoneError):
+        store.check_run("none")
+
+
+def test_what_mlflow_refuses(store):
+    run_id = store.create_run(SPEC)
+    with pytest.raises(StoreRefusedError, match="Invalid value"):
+        store.log_points(run_id, [Point("good", 1.0, 5, 1), Point("bad(", 1.0, 5, 1)])
+    assert store.last_steps(run_id) == {}
+    store.log_params(run_id, {"lr": "1"})
+    with pytest.raises(StoreRefusedError):
+        store.log_params(run_id, {"lr": "2"})
+    assert store.params(run_id) == {"lr": "1"}
+
+
+def test_a_deleted_experiment_is_named(store, mlflow_client):
+    store.create_run(SPEC)
+    mlflow_client.delete_experiment(mlflow_client.get_experiment_by_name("e").experiment_id)
+    with pytest.raises(RunGoneError, match="experiment 'e' is deleted"):
+        store.create_run(SPEC)
+
+
+def test_a_locked_database_is_an_outage_without_a_traceback(store, mlruns, caplog):
+    run_id = store.create_run(SPEC)
+    (mlruns / "mlflow.db").rename(mlruns / "away.db")
+    (mlruns / "mlflow.db").mkdir()
+    store._client._tracking_client.store.engine.dispose()
+    with caplog.at_level(logging.DEBUG), quiet_thread(), pytest.raises(StoreDownError):
+        store.log_points(run_id, [Point("a", 1.0, 5, 1)])
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.fixture
+def server():
+    """A server that answers 500, or nothing at all while `server.hang` is set."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.requests += 1
+            if self.server.hang:
+                self.server.released.wait(20)
+            self.send_response(500)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.requests, server.hang, server.released = 0, False, threading.Event()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_a_sick_server_is_found_out_soon(server, hang):
+    server.hang = hang
+    store = MLflowStore(locate(f"http://127.0.0.1:{server.server_port}"), request_timeout_s=1)
+    begin = time.monotonic()
+    with pytest.raises(StoreDownError):
+        store.check_run("abc")
+    assert time.monotonic() - begin < 4
+    assert server.requests == 1  # one try: waiting is the writer's business
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+def test_no_server_at_all():
+    store = MLflowStore(locate("http://127.0.0.1:9"), request_timeout_s=1)
+    with pytest.raises(StoreDownError):
+        store.create_run(SPEC)
+
+
+def test_short_requests_keeps_what_the_user_set(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    with short_requests(3), short_requests(9):
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
