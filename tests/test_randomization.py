@@ -38,6 +38,8 @@ def test_normal_is_finite_at_the_ends_and_clipped():
     assert low < float(values[0]) < -5
     assert 5 < float(values[1]) < high
     assert Normal(0, 1, low=-1, high=2).draw(ends).tolist() == [-1.0, 2.0]
+    assert Normal(0, 1, low=-1, high=9).support == (-1.0, 5.5)
+    assert Normal(-11, 1, low=-5).support == (-5.0, -5.0)  # all of it is clipped
     assert Normal(0, 1).clipped(-3, 4) == Normal(0, 1, low=-3, high=4)
     assert Normal(0, 1, low=-1).clipped(-3, 4) == Normal(0, 1, low=-1, high=4)
     with pytest.raises(ValueError, match="mean lies outside"):

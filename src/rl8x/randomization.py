@@ -152,11 +152,11 @@ class Normal(ParameterDistribution):
 
     @property
     def support(self) -> tuple[float, float]:
-        """The clipping bounds; where one is missing, the furthest value that 24 random bits can give (5.4 std)."""
+        """The furthest values that 24 random bits can give, 5.4 std from the mean, within the clipping bounds."""
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
         reach = 5.5 * self.std
-        low = self.mean - reach if self.low is None else self.low
-        high = self.mean + reach if self.high is None else self.high
-        return low, high
+        return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     def clipped(self, low: float, high: float) -> Normal:
         """Return the same distribution with the missing ones of its own bounds filled in."""
