@@ -45,7 +45,7 @@ def verdicts(condition, values, name=X):
     return [condition({name: value}) for value in values]
 
 
-# -- a naive model: verdicts from the whole history, None where a metric is missing ---------------------------------------
+# -- a naive model: verdicts from the whole history, None where a metric is missing
 
 values_ = st.one_of(st.sampled_from([0.0, 1.0, 1.0005, 1.01, -1.0, math.nan, math.inf, -math.inf]), st.floats(-2, 2))
 
@@ -166,7 +166,7 @@ def test_repr_and_spec_make_the_condition_again(tree):
     assert repr(from_spec(json.loads(json.dumps(to_spec(condition))))) == repr(condition)
 
 
-# -- one by one -----------------------------------------------------------------------------------------------------------
+# -- one by one
 
 
 def test_bounds_look_at_the_row_and_not_at_the_best_so_far():
@@ -273,7 +273,7 @@ def test_reasons_show_what_was_read():
 
 
 def test_a_condition_has_no_truth_value():
-    with pytest.raises(TypeError, match="compose with &, | and ~"):
+    with pytest.raises(TypeError, match=r"compose with &, \| and ~"):
         _ = HitsUpperBound(X, 1) and HitsUpperBound(X, 2)
 
 
@@ -284,7 +284,7 @@ def test_same_kinds_are_spread_out():
     assert ~~a is a
 
 
-# -- wall time ------------------------------------------------------------------------------------------------------------
+# -- wall time
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_other_durations_are_refused(duration):
         WallTime(duration)
 
 
-# -- confirmed ------------------------------------------------------------------------------------------------------------
+# -- confirmed
 
 
 class Trainer:
@@ -399,7 +399,7 @@ def test_confirmed_needs_a_trainer_that_evaluates():
     (HitsUpperBound(X, 1) & Plateau(X)).bind(object())  # the others need nothing
 
 
-# -- what users get wrong -------------------------------------------------------------------------------------------------
+# -- what users get wrong
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_a_state_of_other_conditions_is_refused():
             Plateau(X).load_state_dict(other.state_dict())
 
 
-# -- run files ------------------------------------------------------------------------------------------------------------
+# -- run files
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from rl8x.config import (
     algorithm_configs,
     apply_overrides,
     dump_run,
-    import_named,
     load_run_file,
     parse_value,
 )
+from rl8x.importing import import_named
 
 RUN = {
     "env": "CartPole",
@@ -301,6 +301,16 @@ def test_one_condition_needs_no_list():
     assert repr(run.conditions()) == "[WallTime(5)]"
 
 
+def result_or_refusal(function, *arguments):
+    """What the function returns, or the one line with which it refuses."""
+    try:
+        return function(*arguments)
+    except (ValueError, TypeError) as error:
+        lines = str(error).splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
 KEYS = [
     "env",
     "env_cls",
@@ -340,12 +350,8 @@ values = st.recursive(
 def test_any_plain_data_is_accepted_or_refused_in_one_line(data, complete):
     if complete:
         data = {"env": "CartPole", **{key: value for key, value in data.items() if key != "env_cls"}}
-    try:
-        run = RunConfig.from_dict(data)
-    except (ValueError, TypeError) as refusal:
-        assert str(refusal).strip()
-        assert len(str(refusal).splitlines()) == 1
-    else:
+    run = result_or_refusal(RunConfig.from_dict, data)
+    if isinstance(run, RunConfig):
         assert RunConfig.from_dict(run.to_dict()).to_dict() == run.to_dict() or "nan" in repr(run)
 
 
@@ -359,19 +365,11 @@ def test_any_plain_data_is_accepted_or_refused_in_one_line(data, complete):
     suffix=st.sampled_from(["yaml", "toml", "json"]),
 )
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path, text, suffix):
-    try:
-        data = load_run_file(write(tmp_path, f"r.{suffix}", text))
-    except ValueError as refusal:
-        assert len(str(refusal).splitlines()) == 1
-    else:
-        assert isinstance(data, dict)
+    assert isinstance(result_or_refusal(load_run_file, write(tmp_path, f"r.{suffix}", text)), dict | str)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40))
 def test_any_override_is_accepted_or_refused_in_one_line(text):
     for override in (text, f"a.b={text}"):
-        try:
-            apply_overrides({"a": {}}, [override])
-        except ValueError as refusal:
-            assert len(str(refusal).splitlines()) == 1
+        result_or_refusal(apply_overrides, {"a": {}}, [override])

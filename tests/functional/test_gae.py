@@ -16,7 +16,7 @@ steps = st.tuples(numbers, numbers, numbers, st.booleans(), st.booleans())
 
 
 def oracle(rewards, values, finals, terminated, truncated, gamma, gae_lambda):
-    """The definition, in O(T^2): A_t = sum over k of (gamma lambda)^k delta_{t+k}, up to the step that cuts the episode."""
+    """The definition, in O(T^2): A_t = sum over k of (gamma lambda)^k delta_{t+k}, up to the episode's last step."""
     horizon = len(rewards)
     advantages = []
     for t in range(horizon):

@@ -15,15 +15,23 @@ def ui(host: str, port: int, tracking_uri: str | None) -> int:
     """Serve MLflow's web page on the runs until Ctrl-C."""
     from rl8x.tracking import serve_ui
 
+    click.echo(f"http://{host}:{port} (Ctrl-C ends it)")
     with users_mistakes():
-        return int(serve_ui(host=host, port=port, tracking_uri=tracking_uri) or 0)
+        return serve_ui(tracking_uri, host, port)
 
 
 @click.command("sync")
+@click.argument("folder", required=False)
 @click.option("--tracking-uri", metavar="URI", help="Where the rows go. Default: where each run was meant to go.")
-def sync(tracking_uri: str | None) -> None:
-    """Send rows that were kept back while MLflow could not be reached."""
+def sync(folder: str | None, tracking_uri: str | None) -> int:
+    """Send rows that were kept back while MLflow could not be reached, or when a process was killed.
+
+    FOLDER is a spool or a folder of spools, by default mlruns/spool in the working directory. Sending again what has
+    arrived adds nothing. The exit code is 1 if something could not be sent.
+    """
     from rl8x.tracking import sync as send
 
     with users_mistakes():
-        click.echo(send(tracking_uri=tracking_uri))
+        report = send(folder, tracking_uri)
+    click.echo(str(report))
+    return 1 if report.num_failed else 0

@@ -18,7 +18,7 @@ from rl8x.cli.errors import UserError, is_users_mistake, users_mistakes
 from rl8x.cli.options import GroupedCommand, field_options, given
 from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
 from rl8x.config.files import SUFFIXES
-from rl8x.config.run import renamed_keys
+from rl8x.config.run import ALIASES, renamed_keys
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
@@ -80,7 +80,7 @@ def _groups() -> dict[str, str]:
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, print the run as a run file, and train nothing.")
 def train(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], dry_run: bool, **options: Any) -> int:
-    """Train a policy in ENV: a built-in environment (see `rl8x envs`) or a dotted path to a class.
+    """Train a policy in ENV: a built-in environment (see `rl8x envs`), a Gymnasium id, or a dotted path to a class.
 
     KEY=VALUE sets any key of a run file, with dots for what is inside: algorithm_config.lr=3e-4. Later wins: the run
     file, then KEY=VALUE, then options. Without a stop condition the run goes on until Ctrl-C.
@@ -117,7 +117,7 @@ def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], op
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
-    data = apply_overrides(data, [word for word in words if "=" in word])
+    data = apply_overrides(data, [word for word in words if "=" in word], ALIASES)
     if envs:
         data["env"] = envs[0]
     if stop:
@@ -149,7 +149,7 @@ def _summarize(stats: TrainStats, location: str | None) -> None:
         if name in stats:
             click.echo(f"  {name:<28} {stats[name]:,.6g}" if stats[name] % 1 else f"  {name:<28} {stats[name]:,.0f}")
     if location:
-        click.echo(f"kept in {location}")
+        click.echo(f"kept in {location}; `rl8x ui` shows it")
 
 
 def _find_modules_here() -> None:

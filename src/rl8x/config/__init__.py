@@ -9,7 +9,7 @@ stop_conditions:
   - wall_time: 10m
 """
 
-from rl8x.config.files import apply_overrides, dump_run, import_named, load_run_file, parse_value
+from rl8x.config.files import apply_overrides, dump_run, load_run_file, parse_value
 from rl8x.config.run import RunConfig, algorithm_configs
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "algorithm_configs",
     "apply_overrides",
     "dump_run",
-    "import_named",
     "load_run_file",
     "parse_value",
 ]

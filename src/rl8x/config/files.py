@@ -1,4 +1,4 @@
-"""Reading run files and `key=value` overrides into plain data, and importing what they name.
+"""Reading run files and `key=value` overrides into plain data.
 
 Nothing in a run file is evaluated. YAML is read in its version 1.2: `3e-4` is a number, `no` is a word, `010` is ten,
 and a key that occurs twice is an error.
@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-
-from rl8x.importing import import_named as import_named
-from rl8x.importing import is_dotted as is_dotted
 
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
 _MAX_DEPTH: Final = 32

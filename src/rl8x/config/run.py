@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,11 +16,13 @@ from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.config import check_names as check_hyperparameters
 from rl8x.algorithms.config import check_options, option
 from rl8x.conditions import Condition, as_conditions, check_names, from_spec
-from rl8x.config.files import apply_overrides, import_named, is_dotted, load_run_file, one_line, shortened
+from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
+from rl8x.importing import import_named, is_dotted
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
 
+_GYMNASIUM_ID: Final = re.compile(r"-v\d+$", re.ASCII)
 # rl8's names for the same
 ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
 HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
@@ -27,7 +32,9 @@ HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "dist
 class RunConfig:
     """A training run."""
 
-    env: str = option("", "Environment: a built-in name (`rl8x envs` lists them) or a dotted path to a class.")
+    env: str = option(
+        "", "Environment: a built-in name (`rl8x envs` lists them), a Gymnasium id, or a dotted path to a class."
+    )
     env_kwargs: dict[str, Any] = option({}, "Keyword arguments of the environment's constructor, such as time_limit.")
     env_config: dict[str, Any] = option(
         {}, "Values of the environment's parameters: numbers, or distributions such as {length: {uniform: [0.25, 1]}}."
@@ -65,9 +72,15 @@ class RunConfig:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
         check_options(self)
+        object.__setattr__(self, "algorithm_config", dict(self.algorithm_config))
         if not self.env:
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.conditions()
+        cls = _algorithm_config_class(self.algorithm)
+        check_hyperparameters(self.algorithm_config, cls)
+        for field in dataclasses.fields(cls):
+            if field.name in self.algorithm_config:
+                self.algorithm_config[field.name] = _coerced(field, self.algorithm_config[field.name])
         self.make_algorithm_config()
 
     @classmethod
@@ -93,7 +106,7 @@ class RunConfig:
     @classmethod
     def from_file(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         """Read a run file, put `key=value` overrides in, and check the result."""
-        return cls.from_dict(apply_overrides(renamed_keys(load_run_file(path)), overrides))
+        return cls.from_dict(apply_overrides(renamed_keys(load_run_file(path)), overrides, ALIASES))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults; `from_dict` makes the same config of them."""
@@ -118,9 +131,8 @@ class RunConfig:
     def make_algorithm_config(self) -> AlgorithmConfig:
         """Make the algorithm's config of its hyperparameters."""
         cls = _algorithm_config_class(self.algorithm)
-        check_hyperparameters(self.algorithm_config, cls)
         fields = {field.name: field for field in dataclasses.fields(cls)}
-        values = {name: _coerced(fields[name], value) for name, value in self.algorithm_config.items()}
+        values = {name: _imported(fields[name], value) for name, value in self.algorithm_config.items()}
         if self.seed is not None and values.setdefault("seed", self.seed) != self.seed:
             raise ValueError(
                 f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of the two."
@@ -132,8 +144,7 @@ class RunConfig:
         from rl8x.envs.parameters import resolve_config
         from rl8x.trainers import Trainer
 
-        env = import_named(self.env) if is_dotted(self.env) else self.env
-        algorithm = self.make_algorithm_config().build(env, **self.env_kwargs)
+        algorithm = self.make_algorithm_config().build(self._env_maker(), **self.env_kwargs)
         for config in (self.env_config, self.eval_env_config or {}):
             made = algorithm.env
             resolve_config(
@@ -143,6 +154,25 @@ class RunConfig:
         trainer = Trainer(algorithm, tracker=self._make_tracker(), eval_env=eval_env, num_eval_envs=self.num_eval_envs)
         check_names(self.conditions(), trainer.metric_names)
         return trainer
+
+    def _env_maker(self) -> Any:
+        """Find what makes the environment, and check that it takes `env_kwargs`."""
+        import gymnasium
+
+        from rl8x.envs import GymnasiumEnv, resolve
+
+        if _GYMNASIUM_ID.search(self.env):
+            return functools.partial(GymnasiumEnv, self.env)
+        maker = import_named(self.env) if is_dotted(self.env) else resolve(self.env)
+        if isinstance(maker, type) and issubclass(maker, gymnasium.Env):
+            return functools.partial(GymnasiumEnv, maker)
+        if callable(maker):
+            signature = inspect.signature(maker)
+            try:
+                signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
+            except TypeError as error:
+                raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
+        return maker
 
     def train(self, trainer: Trainer) -> TrainStats:
         """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""
@@ -231,6 +261,9 @@ def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
         raise TypeError(f"`{field.name}` must be a text; got {shortened(value)}. Put it in quotes.")
     if kinds.startswith("Sequence"):
         return tuple(value) if isinstance(value, list | tuple) else (value,)
-    if "type[" in kinds and isinstance(value, str) and is_dotted(value):
-        return import_named(value)
     return value
+
+
+def _imported(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Import what a dotted path names, where a class is wanted."""
+    return import_named(value) if "type[" in str(field.type) and isinstance(value, str) and is_dotted(value) else value

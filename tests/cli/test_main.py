@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rl8x._version import __version__
+from rl8x.cli.main import COMMANDS, main
+
+
+def test_help_loads_neither_torch_nor_mlflow():
+    code = (
+        "import sys\nfrom rl8x.cli.main import main\n"
+        "assert main(['--help']) == 0 and main(['--version']) == 0\n"
+        "assert not {'torch', 'mlflow', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, (_, text) in COMMANDS.items():
+        assert name in out
+        assert text in out
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: rl8x {command} [OPTIONS]")
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rl8x, version {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "No such command 'trian'; there are train, envs, ui, sync. Did you mean 'train'?"),
+        (["--verion"], "No such option '--verion'"),
+        (["train", "--num-env", "3"], "'--num-envs'"),
+        (["ui", "--port", "0"], "0 is not in the range"),
+        (["ui", "--port", "web"], "'web' is not a valid integer"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(words, message, capsys):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("rl8x: error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith("--help'.\n")
+
+
+def test_debug_shows_the_traceback_too(capsys):
+    assert main(["trian", "--debug"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("rl8x: error: No such command")
+
+
+def test_nothing_shows_the_help(capsys):
+    assert main([]) == 2
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_the_installed_command_refuses_without_a_traceback():
+    done = subprocess.run([sys.executable, "-m", "rl8x.cli.main", "trian"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("rl8x: error: ")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+import pytest
+
+from rl8x.algorithms.config import option
+from rl8x.cli.options import field_options, given
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    count: int = option(5, "How many.", low=1)
+    share: float | None = option(0.5, "Which part.", low=0.0, high=1.0)
+    kind: str = option("a", "Of what kind.", choices=("a", "b"))
+    label: str | None = option(None, "A text.")
+    on: bool = option(True, "Whether.")
+    inner: dict[str, Any] = option({}, "More.")
+
+
+def parsed(*words):
+    command = click.Command("x", params=field_options(dataclasses.fields(Config)))
+    return given(command.make_context("x", list(words)).params)
+
+
+def test_only_what_was_given_is_passed_on():
+    assert parsed() == {}
+    assert parsed("--count", "3") == {"count": 3}
+    assert parsed("--no-on") == {"on": False}
+    assert parsed("--on") == {"on": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--share", "1e-3"], {"share": 1e-3}),
+        (["--share", "none"], {"share": None}),
+        (["--label", "007"], {"label": "007"}),  # text stays text
+        (["--label", "None"], {"label": None}),
+        (["--inner", "{a: [1, x]}"], {"inner": {"a": [1, "x"]}}),
+        (["--count", "many"], {"count": "many"}),  # the config refuses it, with its own words
+    ],
+)
+def test_values(words, value):
+    assert parsed(*words) == value
+
+
+def test_a_mapping_that_is_not_well_formed_is_refused():
+    with pytest.raises(click.BadParameter, match="not a list or mapping in YAML"):
+        parsed("--inner", "{a: [")
+
+
+def test_help_says_meaning_default_and_range():
+    context = click.Context(click.Command("x"))
+    records = dict(o.get_help_record(context) for o in field_options(dataclasses.fields(Config)))
+    assert records["--count INTEGER"] == "How many.  [default: 5; >= 1]"
+    assert records["--share NUMBER"] == "Which part.  [default: 0.5; >= 0; <= 1]"
+    assert records["--kind A|B"] == "Of what kind.  [default: a]"
+    assert records["--on / --no-on"] == "Whether.  [default: yes]"
+    assert records["--inner MAPPING"] == "More.  [default: {}]"
+    assert records["--label TEXT"] == "A text.  [default: none]"

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rl8x.algorithms import PPOConfig
+from rl8x.cli import train
+from rl8x.cli.errors import UserError
+from rl8x.cli.main import main
+from rl8x.config import RunConfig, load_run_file
+
+train_module = importlib.import_module("rl8x.cli.train")
+SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
+
+
+def read(*words, file=None, stop=(), **options):
+    return train_module.read_run(words, file, stop, options)
+
+
+# -- training for real ----------------------------------------------------------------------------------
+
+
+def test_training_by_options(capsys):
+    assert main(["train", "CartPole", *SMALL, "--max-steps", "2", "--steps-per-eval", "1", "--num-eval-envs", "2"]) == 0
+    out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert out[0] == "stopped by max_steps=2"
+    assert "algorithm/steps 2" in out
+    assert "env/steps 32" in out
+    assert any(line.startswith("eval/returns/mean ") for line in out)
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_training_from_a_run_file(tmp_path, capsys, suffix):
+    run = {
+        "env_cls": "CartPoleInfinite",
+        "env_config": {"length": {"uniform": [0.25, 1.0]}},
+        "algorithm_config": {"num_envs": 4, "horizon": 4, "device": "cpu", "model_config": {"hidden_sizes": [8]}},
+        "stop_conditions": [{"hits_upper_bound": ["env/steps", 48]}],
+        "tracking": False,
+        "progress": "none",
+    }
+    path = tmp_path / f"run.{suffix}"
+    path.write_text(json.dumps(run))  # JSON is YAML too
+    assert main(["train", "-f", str(path), "algorithm_config.horizon=8"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("stopped by HitsUpperBound('env/steps', 48)")
+    assert "algorithm/steps              2\n" in out  # 4 * 8 = 32 a step, so 48 are reached by the second
+
+
+def test_an_environment_of_ones_own_and_a_gymnasium_one(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_task_module.py").write_text("from rl8x.envs import Pendulum\nclass Mine(Pendulum): pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["train", "my_task_module.Mine", *SMALL, "--max-steps", "1"]) == 0
+    assert main(["train", "CartPole-v1", *SMALL, "--max-steps", "1"]) == 0
+    assert capsys.readouterr().out.count("stopped by max_steps=1") == 2
+
+
+def test_a_dry_run_prints_a_run_file_that_means_the_same(tmp_path, capsys):
+    words = ["train", "CartPole", *SMALL, "--lr", "3e-5", "--horizon", "1e1", "--stop", "wall_time: 1m", "--seed", "3"]
+    assert main([*words, "--dry-run"]) == 0
+    path = tmp_path / "run.yaml"
+    path.write_text(capsys.readouterr().out)
+    run = RunConfig.from_file(path)
+    assert run.algorithm_config == {"num_envs": 4, "horizon": 10, "device": "cpu", "lr": 3e-5, "seed": 3}
+    assert repr(run.conditions()) == "[WallTime('1m')]"
+    assert not run.tracking
+
+
+# -- putting a run together -----------------------------------------------------------------------------
+
+
+def test_later_wins_file_then_overrides_then_options(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("env: Pendulum\nmax_steps: 1\nseed: 1\nalgorithm_config: {lr: 0.1, gamma: 0.5, num_envs: 2}\n")
+    run = read("CartPole", "max_steps=2", "algorithm_config.lr=0.2", file=path, lr=0.3, max_steps=3, seed=4)
+    assert (run.env, run.max_steps) == ("CartPole", 3)
+    assert run.algorithm_config == {"lr": 0.3, "gamma": 0.5, "num_envs": 2, "seed": 4}
+    assert run.make_algorithm_config().seed == 4
+    assert read("env_cls=CartPole", file=path).env == "CartPole"
+
+
+def test_stop_conditions_of_the_command_line_replace_the_files(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("env: Pendulum\nstop_conditions: [{wall_time: 5}]\n")
+    assert repr(read(file=path).conditions()) == "[WallTime(5)]"
+    run = read(file=path, stop=("hits_upper_bound: [env/steps, 1e6]", "non_finite"))
+    assert repr(run.conditions()) == "[HitsUpperBound('env/steps', 1000000.0), NonFinite()]"
+
+
+def test_every_hyperparameter_and_run_key_has_an_option():
+    flags = {name for parameter in train.train.params for name in parameter.opts}
+    fields = [*dataclasses.fields(PPOConfig), *dataclasses.fields(RunConfig)]
+    missing = {"--" + field.name.replace("_", "-") for field in fields} - flags
+    assert missing == {"--env", "--algorithm-config", "--stop-conditions"}
+    assert all(field.metadata.get("help") for field in fields)
+
+
+def test_help_explains_options_in_groups(capsys):
+    assert main(["train", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for title in ("The run:", "Tracking and display:", "Every algorithm:", "PPO:", "Other:"):
+        assert title in out
+    assert "--gamma NUMBER Discount of a reward one step later. [default: 0.95; >= 0; <= 1]" in out
+    assert "rl8x train -f run.yaml" in out
+
+
+# -- mistakes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no environment is named"),
+        (["Cart"], "no built-in environment 'Cart'. Did you mean CartPole"),
+        (["CartPole", "Pendulum"], "one environment at most; got CartPole and Pendulum"),
+        (["run.yaml"], "To read a run file: rl8x train -f run.yaml"),
+        (["-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["CartPole", "--num-envs", "many"], "`num_envs` must be a whole number; got 'many'"),
+        (["CartPole", "--gamma", "2"], "`gamma` must be"),
+        (["CartPole", "--device", "abacus"], "`device` must be 'auto' or a device"),
+        (["CartPole", *SMALL, "--seq-len", "3"], "`seq_len` must divide `horizon`"),
+        (["CartPole", *SMALL, "env_config.lenght=1"], "Did you mean 'length'"),
+        (["CartPole", *SMALL, "env_config.length=99"], "must be in [0.025, 10] m; got 99"),
+        (["CartPole", *SMALL, "eval_env_config.length={unifrm: [1, 2]}"], "Did you mean 'uniform'"),
+        (
+            ["CartPole", *SMALL, "env_kwargs.time_limt=9"],
+            "env_kwargs: CartPole takes num_envs, device, seed, time_limit",
+        ),
+        (["CartPole", *SMALL, "--stop", "hits_upper_bound: [return/mean, 1]"], "Nearest: returns/mean"),
+        (["CartPole", *SMALL, "--stop", "plateau: {name: ["], "unknown stop condition"),
+        (["CartPole", *SMALL, "--model", "rl8x.models.Nothing"], "module 'rl8x.models' has no 'Nothing'"),
+        (["nowhere_at_all.Env", *SMALL], "No module named 'nowhere_at_all'"),
+        (["rl8x.keys.COUNTERS", *SMALL], "An environment is a class, a factory"),
+        (
+            ["CartPoleInfinite", *SMALL, "--horizons-per-env-reset", "2", "--steps-per-eval", "3"],
+            "`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 3 and 2",
+        ),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(words, message, capsys):
+    assert main(["train", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("rl8x: error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+BROKEN = """
+from rl8x.envs import CartPole
+
+class Late(CartPole):
+    calls = 0
+
+    def transition(self, *arguments):
+        Late.calls += 1
+        if Late.calls > 100:
+            raise ValueError("a bug of mine")
+        return super().transition(*arguments)
+"""
+
+
+def test_a_crash_inside_training_is_not_taken_for_a_mistake(tmp_path, monkeypatch):
+    (tmp_path / "broken_task_module.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ValueError, match="a bug of mine"):
+        main(["train", "broken_task_module.Late", *SMALL, "--max-steps", "50"])
+
+
+def test_ctrl_c_ends_with_130(monkeypatch, capsys):
+    def interrupted(run, trainer):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunConfig, "train", interrupted)
+    assert main(["train", "CartPole", *SMALL]) == 130
+    assert capsys.readouterr().err.strip().endswith("rl8x: interrupted")
+
+
+def test_sigterm_ends_the_run_as_ctrl_c_does():
+    with pytest.raises(SystemExit) as ending:
+        train_module._terminate(15, None)
+    assert ending.value.code == 143
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    """Every run is put together and checked, none is built."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(RunConfig, "make_trainer", lambda run: None)
+    yield
+    patch.undo()
+
+
+KEYS = [
+    "env",
+    "env_config",
+    "algorithm",
+    "algorithm_config",
+    "stop_conditions",
+    "max_steps",
+    "seed",
+    "envv",
+    "algorithm_config.lr",
+]
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.one_of(
+        st.text(max_size=30),
+        st.lists(
+            st.tuples(
+                st.sampled_from(KEYS), st.sampled_from(["5", "CartPole", "[1]", "{lr: x}", "{plateau: 3}", "", "!!x"])
+            ),
+            max_size=4,
+        ).map(lambda pairs: "\n".join(f"{key}: {value}" for key, value in pairs)),
+    ),
+    words=st.lists(st.text(max_size=12).filter(lambda word: not word.startswith("-")), max_size=2),
+)
+def test_any_run_file_and_words_end_in_a_run_or_in_one_line(untrained, tmp_path, capsys, text, words):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    code = main(["train", "--dry-run", "-f", str(path), *words])
+    captured = capsys.readouterr()
+    if code == 0:
+        again = tmp_path / "again.yaml"
+        again.write_text(captured.out)
+        assert (
+            RunConfig.from_dict(load_run_file(again)).to_dict() == RunConfig.from_dict(load_run_file(again)).to_dict()
+        )
+    else:
+        assert code == 2
+        assert captured.err.startswith("rl8x: error: ")
+        assert captured.err.count("\n") == 1
+
+
+def test_errors_of_the_users_are_click_exceptions_with_code_2():
+    assert UserError("x").exit_code == 2
