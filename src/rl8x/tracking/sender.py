@@ -34,11 +34,17 @@ class Sender:
     """Sends one spool.
 
     Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
-    acknowledged may be sent again.
+    acknowledged may be sent again. `on_arrival` is called whenever something has arrived.
+
+    Args:
+        spool: What to send.
+        connect: Makes the store, when it is first needed.
+        fresh: The spool has just been made, so that the store cannot have a run for it.
     """
 
     def __init__(self, spool: Spool, connect: Callable[[], Store], *, fresh: bool = False) -> None:
         self.spool = spool
+        self.on_arrival: Callable[[], None] = lambda: None
         self.num_rows = 0
         self._connect = connect
         self._store: Store | None = None
@@ -89,6 +95,7 @@ class Sender:
 
     def _done(self, offset: int | None, lines: int, **changes: Any) -> None:
         self.spool.acknowledge(offset, lines=lines if offset is None else 0, **changes)
+        self.on_arrival()
 
     # The run.
 

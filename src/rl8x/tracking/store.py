@@ -183,14 +183,14 @@ class MLflowStore:
             with short_requests(self._timeout_s + extra_time_s):
                 return function(*args, **kwargs)
         except MlflowException as error:
-            text = " ".join(str(error).split())[:300]
+            text = _short(error)
             if error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"):
                 raise StoreRefusedError(text) from error
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 raise RunGoneError(text) from error
             raise StoreDownError(text) from error
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
-            raise StoreDownError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+            raise StoreDownError(f"{type(error).__name__}: {_short(error)}") from error
 
     def find_runs(self, spec: RunSpec) -> list[str]:
         """List the runs that were made for a spool, the oldest first."""
@@ -294,3 +294,9 @@ class MLflowStore:
     def search(self, experiment_ids: list[str], query: str) -> list[Any]:
         """Search for runs, the newest first, at most 1000."""
         return list(self._call(self._client.search_runs, experiment_ids, query, max_results=1000))
+
+
+def _short(error: Exception) -> str:
+    """Write an error as one line; of a chain of causes that MLflow and requests nest in one text, the last."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:60]} ... {text[-135:]}"

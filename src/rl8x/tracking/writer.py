@@ -44,6 +44,7 @@ class Writer:
         self._stopping = False
         self._failures = 0
         self._settled = False
+        sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
         self._thread.start()
 
@@ -99,12 +100,9 @@ class Writer:
                 self._prepare = None
             while not self._stopping:
                 self._sender.send_some()
-                self._settled = True
-                self._recovered()
+                self._arrived()  # also where there was nothing to send: the store has answered
                 if not self._spool.pending:
                     break
-                with self._progress:
-                    self._progress.notify_all()
         except StoreDownError as error:
             return self._failed(str(error))
         except Exception as error:  # ours, or one that the store should have turned: training goes on all the same
@@ -112,10 +110,13 @@ class Writer:
             return self._failed(f"{type(error).__name__}: {error}")
         return self._interval_s
 
-    def _recovered(self) -> None:
+    def _arrived(self) -> None:
         if self._failures:
             self._failures = 0
             _log.info("tracking: %s takes rows again; what waited is being sent", self._location)
+        self._settled = True
+        with self._progress:
+            self._progress.notify_all()
 
     def _failed(self, reason: str) -> float:
         if not self._failures:
