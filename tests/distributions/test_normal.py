@@ -154,3 +154,10 @@ def test_extreme_features_give_finite_values_and_gradients(scale):
 def test_what_is_wrong_is_said(space, config, error, says):
     with pytest.raises(error, match=says):
         Normal(space, **config)
+
+
+def test_the_environment_gets_clipped_actions_where_there_are_bounds():
+    space = Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, 5.0], np.float32))
+    actions = torch.tensor([[3.0, 7.0], [-3.0, -70.0], [0.5, 0.5]])
+    assert Normal(space).env_actions(actions).tolist() == [[1.0, 5.0], [-1.0, -70.0], [0.5, 0.5]]
+    assert Normal(Box(-np.inf, np.inf, (2,), np.float32)).env_actions(actions) is actions

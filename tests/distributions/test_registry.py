@@ -5,7 +5,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl8x.distributions import BUILTIN, Categorical, Normal, SquashedNormal, make_distribution
+from rl8x.distributions import (
+    BUILTIN,
+    Bernoulli,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    Normal,
+    SquashedNormal,
+    make_distribution,
+)
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -13,6 +22,10 @@ BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 def test_the_space_picks_a_distribution():
     assert type(make_distribution(None, spaces.Discrete(3))) is Categorical
     assert type(make_distribution(None, BOX)) is Normal
+    assert type(make_distribution(None, spaces.MultiDiscrete([2, 3]))) is MultiCategorical
+    assert type(make_distribution(None, spaces.MultiBinary(3))) is Bernoulli
+    assert type(make_distribution(None, spaces.Dict({"a": BOX}))) is Composite
+    assert type(make_distribution(None, spaces.Tuple([BOX]))) is Composite
 
 
 def test_names_classes_and_arguments():
@@ -39,7 +52,7 @@ def test_the_users_config_stays_as_it_is():
         ("categorial", spaces.Discrete(2), None, ValueError, "Did you mean 'categorical'"),
         (None, BOX, {"sdt": "free"}, ValueError, "Did you mean 'std'.*initial_std"),
         (None, spaces.Discrete(2), {"std": "free"}, ValueError, "Categorical takes nothing in `distribution_config`"),
-        (None, spaces.Text(3), None, ValueError, "Discrete, Box"),
+        (None, spaces.Text(3), None, ValueError, "Discrete, Box, MultiDiscrete, MultiBinary, Dict, Tuple"),
         ("normal", spaces.Discrete(2), None, TypeError, "Box"),
         (3, BOX, None, TypeError, "subclass of Distribution"),
         (dict, BOX, None, TypeError, "subclass of Distribution"),
@@ -56,7 +69,15 @@ CASES = [
     ("normal", BOX, {"std": "free"}),
     ("normal", BOX, {"std": "state"}),
     ("squashed_normal", BOX, {}),
+    ("multi_categorical", spaces.MultiDiscrete([3, 3]), {}),
+    ("multi_categorical", spaces.MultiDiscrete([2, 5, 3]), {}),
+    ("bernoulli", spaces.MultiBinary(4), {}),
+    ("composite", spaces.Dict({"go": spaces.Discrete(3), "steer": BOX}), {}),
 ]
+
+
+def leaves(tree):
+    return [tree] if isinstance(tree, torch.Tensor) else [leaf for part in tree.values() for leaf in leaves(part)]
 
 
 def everything(distribution, features, noise):
@@ -84,7 +105,8 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
     features = torch.empty(3, 5, distribution.num_features, device="meta")
     noise = distribution.noise((3, 5), None, "meta")
     actions, logp, mode, *rest = everything(distribution, features, noise)
-    assert actions.shape[:2] == mode.shape[:2] == (3, 5)
+    for tensor in (*leaves(actions), *leaves(mode)):
+        assert tensor.shape[:2] == (3, 5)
     assert all(value.shape == (3, 5) for value in (logp, *rest))
 
 
@@ -94,7 +116,23 @@ def test_everything_traces_as_one_graph(name, space, config):
     features, noise = torch.randn(6, distribution.num_features), distribution.noise((6,), None, "cpu")
     torch.compiler.reset()
     traced = torch.compile(everything, backend="eager", fullgraph=True)
-    for mine, theirs in zip(
-        everything(distribution, features, noise), traced(distribution, features, noise), strict=True
-    ):
-        assert torch.equal(mine, theirs)
+    theirs = traced(distribution, features, noise)
+    for mine, other in zip(everything(distribution, features, noise), theirs, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(leaves(mine), leaves(other), strict=True))
+
+
+@pytest.mark.parametrize(("name", "space", "config"), CASES)
+def test_samples_are_elements_of_the_space_scored_to_the_bit_like_stored_actions(name, space, config):
+    distribution = make_distribution(name, space, config)
+    features = torch.randn(3, 50, distribution.num_features)
+    params = distribution.from_features(features)
+    actions, logp = distribution.sample(params, distribution.noise((3, 50), None, "cpu"))
+    assert torch.equal(logp, distribution.logp(params, actions))
+    for each in (actions, distribution.mode(params)):
+        first = keyed(distribution.env_actions(each), lambda leaf: leaf[1, 7].detach().numpy())
+        # Gymnasium takes numpy integers for Discrete, not arrays without a dimension.
+        assert space.contains(keyed(first, lambda leaf: leaf[()] if leaf.shape == () else leaf))
+
+
+def keyed(tree, function):
+    return {key: keyed(part, function) for key, part in tree.items()} if isinstance(tree, dict) else function(tree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium
 import torch
@@ -33,7 +33,7 @@ class Distribution(nn.Module):
         reparameterized: Whether `rsample` gives actions through which gradients flow.
     """
 
-    reparameterized: ClassVar[bool] = False
+    reparameterized: bool = False
 
     num_features: int
     num_noise: int
@@ -89,6 +89,10 @@ class Distribution(nn.Module):
             TypeError: If the distribution is over discrete actions.
         """
         raise TypeError(f"{type(self).__name__} has no reparameterised samples: its actions are discrete.")
+
+    def env_actions(self, actions: Actions) -> Actions:
+        """Return what the environment gets where a policy sampled `actions`; the same, unless the space has bounds."""
+        return actions
 
     def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
         """Draw what sampling `shape` actions needs: uniform numbers in [0, 1), float32 `[*shape, num_noise]`."""

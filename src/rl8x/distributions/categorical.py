@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import gymnasium
-import torch
 from torch import Tensor
 
 from rl8x.distributions.base import Distribution
+from rl8x.nn.masking import masked_logits
+from rl8x.nn.sampling import inverse_cdf
 from rl8x.spaces import describe
-
-_LARGEST_UNIFORM = 1.0 - 2.0**-24
-_UNROLLED_ACTIONS = 16
 
 
 class CategoricalParams(NamedTuple):
@@ -48,7 +46,7 @@ class Categorical(Distribution):
     def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[...]` from one uniform number each, `[..., 1]`."""
         index = inverse_cdf(params.log_probs, noise[..., 0])
-        return self._to_actions(index), _pick(params.log_probs, index)
+        return self._to_actions(index), pick(params.log_probs, index)
 
     def mode(self, params: CategoricalParams) -> Tensor:
         """Return the most likely actions, the first of equals."""
@@ -56,7 +54,7 @@ class Categorical(Distribution):
 
     def logp(self, params: CategoricalParams, actions: Tensor) -> Tensor:
         """Return the log-probabilities of `actions`, `[...]`."""
-        return _pick(params.log_probs, actions - self.start if self.start else actions)
+        return pick(params.log_probs, actions - self.start if self.start else actions)
 
     def entropy(self, params: CategoricalParams) -> Tensor:
         """Return -sum p log p."""
@@ -70,17 +68,6 @@ class Categorical(Distribution):
         return index + self.start if self.start else index
 
 
-def masked_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Replace the logits of illegal actions by a number whose exponential is 0.
-
-    It is finite, because 0 * -inf in the entropy and in its gradient would be NaN, and half of the least one, because
-    `log_softmax` subtracts the largest logit from it.
-    """
-    if mask is None:
-        return logits
-    return torch.where(mask, logits, torch.finfo(logits.dtype).min / 2)
-
-
 def categorical_entropy(log_probs: Tensor) -> Tensor:
     """Return -sum p log p over the last dimension."""
     return -(log_probs.exp() * log_probs).sum(-1)
@@ -91,42 +78,6 @@ def categorical_kl(log_probs: Tensor, other: Tensor) -> Tensor:
     return (log_probs.exp() * (log_probs - other)).sum(-1)
 
 
-def inverse_cdf(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return for each row the first action whose cumulative probability exceeds the uniform number.
-
-    The threshold is `uniform * total`, with the total as it was summed: smaller than the total whatever is rounded, so
-    that the index is always in range.
-
-    Args:
-        log_probs: `[..., num_actions]`.
-        uniform: Numbers in [0, 1), `[...]`; 1 itself is taken for the largest float below it.
-
-    Returns:
-        Indices, int64 `[...]`, never of an action whose probability is 0 in float32.
-    """
-    probs = log_probs.detach().float().exp()
-    uniform = uniform.clamp(max=_LARGEST_UNIFORM)
-    if probs.shape[-1] > _UNROLLED_ACTIONS:
-        return _first_hit(probs, uniform)
-    # Added up one by one, an action of probability 0 leaves the sum as it is, and cannot be the first above anything.
-    columns = probs.unbind(-1)
-    sums = [columns[0]]
-    for column in columns[1:]:
-        sums.append(sums[-1] + column)
-    threshold = uniform * sums[-1]
-    index = torch.zeros_like(uniform, dtype=torch.int64)
-    for partial in sums[:-1]:
-        index += partial <= threshold
-    return index
-
-
-def _first_hit(probs: Tensor, uniform: Tensor) -> Tensor:
-    # On a GPU `cumsum` adds as a tree: neighbours may differ by a rounding error where the probability is 0, so that
-    # has to be asked for, and the last sum need not be the largest.
-    sums = probs.cumsum(-1).where(probs > 0, 0.0)
-    threshold = uniform * sums.amax(-1)
-    return (sums > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)
-
-
-def _pick(log_probs: Tensor, index: Tensor) -> Tensor:
+def pick(log_probs: Tensor, index: Tensor) -> Tensor:
+    """Return the entries of the last dimension at `index`, `[...]`."""
     return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)

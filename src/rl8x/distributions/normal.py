@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -27,7 +27,7 @@ class NormalParams(NamedTuple):
 class Normal(Distribution):
     """Normal distributions over a `Box`, independent of each other; actions float32 `[..., *action]`, never clipped.
 
-    A policy clips what the environment gets; what is stored and scored is the action as it was sampled.
+    `env_actions` clips what the environment gets; what is stored and scored is the action as it was sampled.
 
     Args:
         space: The `Box` space, bounded or not.
@@ -37,7 +37,10 @@ class Normal(Distribution):
             gradient 0.
     """
 
-    reparameterized: ClassVar[bool] = True
+    reparameterized = True
+
+    action_low: Tensor
+    action_high: Tensor
 
     def __init__(
         self,
@@ -59,7 +62,9 @@ class Normal(Distribution):
             raise ValueError(
                 f"`initial_std` must be between {math.exp(low):.3g} and {math.exp(high):.3g}; got {initial_std}."
             )
-        self.box = space
+        for name, bound in (("action_low", space.low), ("action_high", space.high)):
+            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32), persistent=False)
+        self.bounded = bool(np.isfinite(space.low).any() or np.isfinite(space.high).any())
         self.action_shape = tuple(space.shape)
         self.num_noise = math.prod(self.action_shape)
         self.std = std
@@ -105,6 +110,12 @@ class Normal(Distribution):
         log_ratio = params.log_std - other.log_std
         # expm1 keeps the digits that the difference of two nearly equal standard deviations would lose.
         return self._summed(0.5 * (torch.expm1(2.0 * log_ratio) + shift.square()) - log_ratio)
+
+    def env_actions(self, actions: Tensor) -> Tensor:
+        """Clip actions to the bounds of the box."""
+        if not self.bounded:
+            return actions
+        return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
 
     def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
         """Draw standard normal numbers, float32 `[*shape, num_noise]`."""

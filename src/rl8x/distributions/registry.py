@@ -9,7 +9,10 @@ from typing import Any
 import gymnasium
 
 from rl8x.distributions.base import Distribution
+from rl8x.distributions.bernoulli import Bernoulli
 from rl8x.distributions.categorical import Categorical
+from rl8x.distributions.composite import Composite
+from rl8x.distributions.multi_categorical import MultiCategorical
 from rl8x.distributions.normal import Normal
 from rl8x.distributions.squashed_normal import SquashedNormal
 from rl8x.nn.names import check_arguments, unknown_name
@@ -19,10 +22,17 @@ BUILTIN: dict[str, type[Distribution]] = {
     "categorical": Categorical,
     "normal": Normal,
     "squashed_normal": SquashedNormal,
+    "multi_categorical": MultiCategorical,
+    "bernoulli": Bernoulli,
+    "composite": Composite,
 }
 _BY_SPACE: dict[type[gymnasium.Space[Any]], str] = {
     gymnasium.spaces.Discrete: "categorical",
     gymnasium.spaces.Box: "normal",
+    gymnasium.spaces.MultiDiscrete: "multi_categorical",
+    gymnasium.spaces.MultiBinary: "bernoulli",
+    gymnasium.spaces.Dict: "composite",
+    gymnasium.spaces.Tuple: "composite",
 }
 
 
@@ -58,7 +68,7 @@ def make_distribution(
 
 
 def default_name(action_space: gymnasium.Space[Any]) -> str:
-    """Name the distribution that goes with an action space: categorical with `Discrete`, normal with `Box`.
+    """Name the distribution that goes with an action space.
 
     Raises:
         ValueError: If there is none.

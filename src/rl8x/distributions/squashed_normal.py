@@ -41,8 +41,6 @@ class SquashedNormal(Normal):
 
     action_middle: Tensor
     action_half_range: Tensor
-    action_low: Tensor
-    action_high: Tensor
     log_scale: Tensor
     nodes: Tensor
     node_weights: Tensor
@@ -56,13 +54,13 @@ class SquashedNormal(Normal):
         log_std_bounds: Sequence[float] = (-5.0, 2.0),
     ) -> None:
         super().__init__(space, std=std, initial_std=initial_std, log_std_bounds=log_std_bounds)
-        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (self.box.low, self.box.high))
+        assert isinstance(space, gymnasium.spaces.Box)
+        low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
         if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
             raise ValueError(
                 f"SquashedNormal needs a Box with finite bounds, low < high; got {describe(space)}. Use Normal."
             )
         constants = {"action_middle": (low + high) / 2, "action_half_range": (high - low) / 2}
-        constants["action_low"], constants["action_high"] = low, high
         constants["nodes"] = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)
         weights = torch.exp(-0.5 * constants["nodes"].square())
         constants["node_weights"] = weights / weights.sum()
@@ -104,7 +102,7 @@ class SquashedNormal(Normal):
 
     def _squashed(self, u: Tensor) -> Tensor:
         actions = torch.addcmul(self.action_middle, self.action_half_range, u.tanh())
-        return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
+        return self.env_actions(actions)
 
 
 def log_slope(u: Tensor) -> Tensor:

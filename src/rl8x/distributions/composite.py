@@ -1,0 +1,136 @@
+"""Actions of several parts, each with a distribution of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rl8x.distributions.base import Actions, Distribution
+from rl8x.nn.names import unknown_name
+from rl8x.spaces import describe
+
+CompositeParams = dict[str, Any]
+"""What each part's `from_features` gave, by the part's key."""
+
+
+class Composite(Distribution):
+    """Independent distributions over the parts of a `Dict` or `Tuple` space.
+
+    Actions are a dict of tensors for both kinds of space; a `Tuple`'s keys are "0", "1", ... Features and noise are the
+    parts' side by side, in the space's order. Log-probabilities, entropies and divergences are sums over the parts.
+
+    Args:
+        space: The `Dict` or `Tuple` space; its parts may be of these kinds themselves.
+        parts: For a part's key, the arguments of its distribution, and as `"distribution"` its name or class where it
+            is not the default one, such as `{"steer": {"distribution": "squashed_normal"}}`.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], **parts: Mapping[str, Any]) -> None:
+        # Imported here because the registry lists this class among those that it makes.
+        from rl8x.distributions.registry import make_distribution
+
+        super().__init__(space)
+        named = named_parts(space)
+        for key, options in parts.items():
+            if key not in named:
+                raise ValueError(unknown_name("part", key, named, " of the action space in `distribution_config`"))
+            if not isinstance(options, Mapping):
+                raise TypeError(f"`distribution_config[{key!r}]` must map names to values; got {options!r}.")
+        self.keys = list(named)
+        self.parts = nn.ModuleList()
+        for key, part in named.items():
+            options = dict(parts.get(key, {}))
+            self.parts.append(make_distribution(options.pop("distribution", None), part, options))
+        self.num_features = sum(part.num_features for _, part in self._items())
+        self.num_noise = sum(part.num_noise for _, part in self._items())
+        self.reparameterized = all(part.reparameterized for _, part in self._items())
+
+    def from_features(self, features: Tensor, mask: Mapping[str, Any] | None = None) -> CompositeParams:
+        """Make the distribution of each part.
+
+        Args:
+            features: The parts' features side by side, `[..., num_features]`.
+            mask: The masks of the parts that have one, by key.
+        """
+        pieces = torch.split(features, [part.num_features for _, part in self._items()], -1)
+        masks = mask or {}
+        return {
+            key: part.from_features(piece, masks.get(key))
+            for (key, part), piece in zip(self._items(), pieces, strict=True)
+        }
+
+    def sample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
+        """Draw the actions of each part, from noise `[..., num_noise]`."""
+        return self._joined({key: part.sample(params[key], piece) for key, part, piece in self._with_noise(noise)})
+
+    def rsample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
+        """Draw the actions of each part with gradients; every part has to be continuous."""
+        return self._joined({key: part.rsample(params[key], piece) for key, part, piece in self._with_noise(noise)})
+
+    def mode(self, params: CompositeParams) -> Actions:
+        """Return the most likely actions of each part."""
+        return {key: part.mode(params[key]) for key, part in self._items()}
+
+    def logp(self, params: CompositeParams, actions: Actions) -> Tensor:
+        """Return the log-probabilities, summed over the parts."""
+        return _total([part.logp(params[key], actions[key]) for key, part in self._items()])
+
+    def entropy(self, params: CompositeParams) -> Tensor:
+        """Return the sum of the parts' entropies."""
+        return _total([part.entropy(params[key]) for key, part in self._items()])
+
+    def kl(self, params: CompositeParams, other: CompositeParams) -> Tensor:
+        """Return the sum of the parts' divergences."""
+        return _total([part.kl(params[key], other[key]) for key, part in self._items()])
+
+    def env_actions(self, actions: Actions) -> Actions:
+        """Return what the environment gets of each part."""
+        return {key: part.env_actions(actions[key]) for key, part in self._items()}
+
+    def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
+        """Draw each part's own kind of noise, side by side, float32 `[*shape, num_noise]`."""
+        return torch.cat([part.noise(shape, generator, device) for _, part in self._items()], -1)
+
+    def _items(self) -> Iterator[tuple[str, Distribution]]:
+        for key, part in zip(self.keys, self.parts, strict=True):
+            assert isinstance(part, Distribution)
+            yield key, part
+
+    def _with_noise(self, noise: Tensor) -> Iterator[tuple[str, Distribution, Tensor]]:
+        pieces = torch.split(noise, [part.num_noise for _, part in self._items()], -1)
+        for (key, part), piece in zip(self._items(), pieces, strict=True):
+            yield key, part, piece
+
+    def _joined(self, drawn: dict[str, tuple[Actions, Tensor]]) -> tuple[Actions, Tensor]:
+        actions = {key: part_actions for key, (part_actions, _) in drawn.items()}
+        return actions, _total([logp for _, logp in drawn.values()])
+
+
+def named_parts(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
+    """Return the parts of a `Dict` or `Tuple` space by key; a `Tuple`'s keys are "0", "1", ...
+
+    Raises:
+        TypeError: If the space is of another kind.
+        ValueError: If it has no parts.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = dict(space.spaces)
+    elif isinstance(space, spaces.Tuple):
+        parts = {str(i): part for i, part in enumerate(space.spaces)}
+    else:
+        raise TypeError(f"Composite needs a Dict or Tuple action space; got {describe(space)}.")
+    if not parts:
+        raise ValueError(f"Composite needs an action space of at least one part; got {describe(space)}.")
+    return parts
+
+
+def _total(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

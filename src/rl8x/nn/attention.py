@@ -1,0 +1,167 @@
+"""Attention blocks over torch's fused `scaled_dot_product_attention`. A mask is True where a query may look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rl8x.nn.mlp import MLP
+from rl8x.nn.skip import Skip
+
+
+class Attention(nn.Module):
+    """Multi-head attention of queries to a context.
+
+    Args:
+        width: Width of queries and of the output; a multiple of `num_heads`.
+        num_heads: Heads.
+        context_width: Width of the context; None: that of the queries.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, context_width: int | None = None) -> None:
+        super().__init__()
+        if num_heads < 1 or width % num_heads:
+            raise ValueError(f"`num_heads` must divide the width; got {num_heads} and {width}.")
+        self.num_heads = num_heads
+        context_width = context_width or width
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(context_width, width)
+        self.value = nn.Linear(context_width, width)
+        self.out = nn.Linear(width, width)
+        for layer in (self.query, self.key, self.value, self.out):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Let each query gather from the context.
+
+        Args:
+            x: Queries, `[B, Q, width]`.
+            context: Keys and values, `[B, S, context_width]`.
+            mask: True where a query may look, bool, broadcast to `[B, Q, S]`: `[B, 1, S]` for a
+                context with padding, `[S, S]` for a causal one. A query that may look nowhere gathers zeros.
+
+        Returns:
+            `[B, Q, width]`.
+        """
+        query, key, value = (
+            layer(inputs).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, inputs in ((self.query, x), (self.key, context), (self.value, context))
+        )
+        if mask is None:
+            gathered = functional.scaled_dot_product_attention(query, key, value)
+        else:
+            mask = (mask if mask.dim() == 3 else mask.unsqueeze(0)).unsqueeze(1)
+            sees = mask.any(-1, keepdim=True)
+            # A softmax over nothing is NaN: who may look nowhere looks everywhere, and what that gives is thrown away.
+            gathered = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees)
+            gathered = gathered.masked_fill(~sees, 0.0)
+        out: Tensor = self.out(gathered.transpose(1, 2).flatten(-2))
+        return out
+
+
+class CrossAttention(nn.Module):
+    """Attention to a context, then a perceptron; inputs are normalised before, skip connections lead around each.
+
+    Args:
+        width: Width of the queries.
+        num_heads: Heads.
+        context_width: Width of the context; None: that of the queries.
+        hidden_size: Width of the perceptron's hidden layer; None: four times that of the queries.
+        activation: Name of its activation.
+        skip: Kind of the skip connections: `"residual"`, `"cat"` or `"none"`.
+
+    Attributes:
+        num_outputs: Width of the output: `width`, or 3 times that with `"cat"`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        context_width: int | None = None,
+        hidden_size: int | None = None,
+        activation: str = "gelu",
+        skip: str = "residual",
+    ) -> None:
+        super().__init__()
+        self.query_norm = nn.LayerNorm(width)
+        self.context_norm = nn.LayerNorm(context_width or width)
+        self.attention = Attention(width, num_heads, context_width=context_width)
+        self.attention_skip = Skip(skip, width, width)
+        between = self.attention_skip.num_outputs
+        self.mlp_norm = nn.LayerNorm(between)
+        self.mlp = MLP([between, hidden_size or 4 * width, width], activation=activation)
+        self.mlp_skip = Skip(skip, between, width)
+        self.num_outputs = self.mlp_skip.num_outputs
+
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply the block to queries `[B, Q, width]` and a context `[B, S, context_width]`; masks as in `Attention`."""
+        return self._finish(x, self.attention(self.query_norm(x), self.context_norm(context), mask))
+
+    def _finish(self, x: Tensor, gathered: Tensor) -> Tensor:
+        x = self.attention_skip(x, gathered)
+        out: Tensor = self.mlp_skip(x, self.mlp(self.mlp_norm(x)))
+        return out
+
+
+class SelfAttention(CrossAttention):
+    """A block of attention of a sequence to itself; arguments of `CrossAttention` but the context's width."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        hidden_size: int | None = None,
+        activation: str = "gelu",
+        skip: str = "residual",
+    ) -> None:
+        super().__init__(width, num_heads, hidden_size=hidden_size, activation=activation, skip=skip)
+        del self.context_norm
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """Apply the block to a sequence `[B, S, width]`; masks as in `Attention`."""
+        normed = self.query_norm(x)
+        return self._finish(x, self.attention(normed, normed, mask))
+
+
+class SelfAttentionStack(nn.Module):
+    """Blocks of self-attention one after the other.
+
+    Args:
+        width: Width of the sequence.
+        num_heads: Heads of each block.
+        num_layers: How many blocks.
+        share_parameters: Whether all are one block, applied again and again.
+        options: Further arguments of `SelfAttention`.
+    """
+
+    def __init__(
+        self, width: int, num_heads: int, num_layers: int, *, share_parameters: bool = False, **options: Any
+    ) -> None:
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"`num_layers` must be at least 1; got {num_layers}.")
+        self.blocks = nn.ModuleList()
+        self.num_layers = num_layers
+        self.num_outputs = width
+        for _ in range(1 if share_parameters else num_layers):
+            block = SelfAttention(self.num_outputs, num_heads, **options)
+            self.blocks.append(block)
+            self.num_outputs = block.num_outputs
+        if share_parameters and self.num_outputs != width:
+            raise ValueError(
+                "blocks that share parameters need skip connections of kind 'residual' or 'none'; got 'cat'."
+            )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply the blocks to a sequence `[B, S, width]`; masks as in `Attention`."""
+        for i in range(self.num_layers):
+            x = self.blocks[i % len(self.blocks)](x, mask)
+        return x

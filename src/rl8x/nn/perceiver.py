@@ -1,0 +1,115 @@
+"""Perceivers: long inputs read into a few latent vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl8x.nn.attention import CrossAttention, SelfAttentionStack
+
+
+class Perceiver(nn.Module):
+    """Latent vectors that look at the inputs, then at each other, as often as there are layers.
+
+    Args:
+        num_inputs: Width of the inputs.
+        num_latents: How many latent vectors.
+        width: Their width.
+        num_heads: Heads of each attention.
+        num_layers: Times that the latents look at the inputs.
+        num_blocks: Blocks of self-attention after each time.
+        share_parameters: Whether all layers have the same parameters.
+        options: Further arguments of the attention blocks.
+
+    Source: Jaegle et al. 2021, arXiv:2103.03206.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_latents: int,
+        width: int,
+        *,
+        num_heads: int = 1,
+        num_layers: int = 1,
+        num_blocks: int = 1,
+        share_parameters: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.num_layers = num_layers
+        self.num_outputs = width
+        self.latents = nn.Parameter(0.02 * torch.randn(num_latents, width))
+        copies = range(1 if share_parameters else num_layers)
+        self.reads = nn.ModuleList(
+            CrossAttention(width, num_heads, context_width=num_inputs, **options) for _ in copies
+        )
+        self.stacks = nn.ModuleList(SelfAttentionStack(width, num_heads, num_blocks, **options) for _ in copies)
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Read inputs into latents.
+
+        Args:
+            inputs: `[B, S, num_inputs]`.
+            mask: True where an input counts, `[B, S]`, bool.
+
+        Returns:
+            `[B, num_latents, width]`.
+        """
+        latents = self.latents.expand(inputs.shape[0], -1, -1)
+        visible = None if mask is None else mask.unsqueeze(1)
+        for i in range(self.num_layers):
+            latents = self.reads[i % len(self.reads)](latents, inputs, visible)
+            latents = self.stacks[i % len(self.stacks)](latents)
+        return latents
+
+
+class PerceiverIO(nn.Module):
+    """A Perceiver whose latents are read by queries: learned ones, or the caller's.
+
+    Args:
+        num_inputs: Width of the inputs.
+        num_latents: How many latent vectors.
+        width: Their width.
+        num_queries: How many output vectors.
+        query_width: Their width.
+        num_heads: Heads of each attention.
+        options: Further arguments of `Perceiver`.
+
+    Source: Jaegle et al. 2021, arXiv:2107.14795.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_latents: int,
+        width: int,
+        num_queries: int,
+        query_width: int,
+        *,
+        num_heads: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.num_outputs = query_width
+        self.perceiver = Perceiver(num_inputs, num_latents, width, num_heads=num_heads, **options)
+        self.queries = nn.Parameter(0.02 * torch.randn(num_queries, query_width))
+        self.read = CrossAttention(query_width, num_heads, context_width=width)
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None, queries: Tensor | None = None) -> Tensor:
+        """Read inputs into output vectors.
+
+        Args:
+            inputs: `[B, S, num_inputs]`.
+            mask: True where an input counts, `[B, S]`, bool.
+            queries: What to ask the latents, `[B, Q, query_width]`; None: the learned queries.
+
+        Returns:
+            `[B, Q, query_width]`.
+        """
+        latents = self.perceiver(inputs, mask)
+        asked = self.queries.expand(inputs.shape[0], -1, -1) if queries is None else queries
+        read: Tensor = self.read(asked, latents)
+        return read

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rl8x.nn import Attention, CrossAttention, SelfAttention, SelfAttentionStack, causal_mask
+
+BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 4, 5, 8, 2
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, QUERIES, WIDTH, generator=generator)
+    context = torch.randn(BATCH, KEYS, 6, generator=generator)
+    mask = torch.rand(BATCH, QUERIES, KEYS, generator=generator) < 0.6
+    mask[..., 0] = True
+    return x, context, mask
+
+
+def by_hand(attention: Attention, x, context, mask) -> torch.Tensor:
+    """Attention one batch element, one head, one query at a time."""
+    query, key, value = attention.query(x), attention.key(context), attention.value(context)
+    size = query.shape[-1] // attention.num_heads
+    out = torch.zeros_like(query)
+    for b in range(x.shape[0]):
+        for head in range(attention.num_heads):
+            part = slice(head * size, (head + 1) * size)
+            for q in range(x.shape[1]):
+                seen = [k for k in range(context.shape[1]) if mask is None or mask[b, q, k]]
+                scores = [math.exp((query[b, q, part] @ key[b, k, part]).item() / math.sqrt(size)) for k in seen]
+                for score, k in zip(scores, seen, strict=True):
+                    out[b, q, part] += score / sum(scores) * value[b, k, part]
+    return attention.out(out)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_agrees_with_a_plain_loop(masked):
+    x, context, mask = inputs()
+    attention = Attention(WIDTH, HEADS, context_width=6)
+    given = mask if masked else None
+    assert torch.allclose(attention(x, context, given), by_hand(attention, x, context, given), atol=1e-5)
+
+
+def test_attention_agrees_with_torchs_module():
+    x, _, _ = inputs()
+    attention, reference = Attention(WIDTH, HEADS), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+    with torch.no_grad():
+        for layer in (attention.query, attention.key, attention.value):
+            layer.bias.normal_()
+        layers = (attention.query, attention.key, attention.value)
+        reference.in_proj_weight.copy_(torch.cat([layer.weight for layer in layers]))
+        reference.in_proj_bias.copy_(torch.cat([layer.bias for layer in layers]))
+        reference.out_proj.load_state_dict(attention.out.state_dict())
+    # In torch's module, True is where a query may not look.
+    expected, _ = reference(x, x, x, attn_mask=~causal_mask(QUERIES), need_weights=False)
+    assert torch.allclose(attention(x, x, causal_mask(QUERIES)), expected, atol=1e-6)
+
+
+def test_a_query_that_may_look_nowhere_gathers_zeros_and_finite_gradients():
+    x, context, mask = inputs()
+    mask[1, 2] = False
+    attention = Attention(WIDTH, HEADS, context_width=6)
+    context.requires_grad_()
+    out = attention(x, context, mask)
+    assert torch.allclose(out[1, 2], attention.out.bias)
+    (gradient,) = torch.autograd.grad(out.square().sum(), context)
+    assert bool(gradient.isfinite().all())
+    (gradient,) = torch.autograd.grad(attention(x, context, mask)[1, 2].sum(), context)
+    assert gradient.abs().max().item() == 0.0
+
+
+def test_a_mask_of_the_context_serves_every_query():
+    x, context, _ = inputs()
+    attention = Attention(WIDTH, HEADS, context_width=6)
+    padding = torch.tensor([[True] * 5, [True, True, False, False, False], [False, True, True, True, True]])
+    out = attention(x, context, padding.unsqueeze(1))
+    assert torch.allclose(out[1:2], attention(x[1:2], context[1:2, :2]), atol=1e-6)
+    assert torch.allclose(out[2:3], attention(x[2:3], context[2:3, 1:]), atol=1e-6)
+
+
+def joined(skip: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if skip == "residual":
+        return x + y
+    return torch.cat([x, y], -1) if skip == "cat" else y
+
+
+@pytest.mark.parametrize(("skip", "width"), [("residual", 8), ("none", 8), ("cat", 24)])
+def test_a_block_is_attention_and_a_perceptron_with_skip_connections(skip, width):
+    x, context, mask = inputs()
+    block = CrossAttention(WIDTH, HEADS, context_width=6, hidden_size=10, skip=skip)
+    gathered = block.attention(block.query_norm(x), block.context_norm(context), mask)
+    between = joined(skip, x, gathered)
+    outputs = block.mlp(block.mlp_norm(between))
+    expected = joined(skip, between, outputs)
+    assert torch.equal(block(x, context, mask), expected)
+    assert block.num_outputs == expected.shape[-1] == width
+
+
+def test_self_attention_is_attention_to_itself():
+    x, _, _ = inputs()
+    block = SelfAttention(WIDTH, HEADS)
+    cross = CrossAttention(WIDTH, HEADS)
+    cross.load_state_dict(block.state_dict(), strict=False)
+    cross.context_norm.load_state_dict(block.query_norm.state_dict())
+    mask = causal_mask(QUERIES)
+    assert torch.equal(block(x, mask), cross(x, x, mask))
+    changed = x.clone()
+    changed[:, -1] += 1.0
+    assert torch.equal(block(changed, mask)[:, :-1], block(x, mask)[:, :-1])
+    assert not torch.equal(block(changed)[:, :-1], block(x)[:, :-1])
+
+
+def test_a_stack_applies_its_blocks_in_order():
+    x, _, _ = inputs()
+    stack = SelfAttentionStack(WIDTH, HEADS, 3)
+    expected = x
+    for block in stack.blocks:
+        expected = block(expected)
+    assert len(stack.blocks) == 3
+    assert torch.equal(stack(x), expected)
+    assert SelfAttentionStack(WIDTH, HEADS, 2, skip="cat")(x).shape == (BATCH, QUERIES, 72)
+
+
+def test_a_stack_that_shares_parameters_applies_one_block_again_and_again():
+    x, _, _ = inputs()
+    stack = SelfAttentionStack(WIDTH, HEADS, 3, share_parameters=True)
+    (block,) = stack.blocks
+    assert torch.equal(stack(x), block(block(block(x))))
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(ValueError, match="must divide the width; got 3 and 8"):
+        Attention(WIDTH, 3)
+    with pytest.raises(ValueError, match="num_layers"):
+        SelfAttentionStack(WIDTH, HEADS, 0)
+    with pytest.raises(ValueError, match="got 'cat'"):
+        SelfAttentionStack(WIDTH, HEADS, 2, share_parameters=True, skip="cat")

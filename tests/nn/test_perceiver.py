@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl8x.nn import Perceiver, PerceiverIO
+
+
+def inputs() -> torch.Tensor:
+    return torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("share_parameters", [False, True])
+def test_latents_read_the_inputs_and_then_each_other(share_parameters):
+    perceiver = Perceiver(6, 4, 8, num_heads=2, num_layers=2, num_blocks=2, share_parameters=share_parameters)
+    x = inputs()
+    latents = perceiver.latents.expand(3, 4, 8)
+    assert len(perceiver.reads) == len(perceiver.stacks) == (1 if share_parameters else 2)
+    for layer in range(2):
+        latents = perceiver.stacks[-1 if layer else 0](perceiver.reads[-1 if layer else 0](latents, x))
+    assert torch.equal(perceiver(x), latents)
+    assert perceiver(x).shape == (3, 4, perceiver.num_outputs)
+
+
+def test_masked_inputs_are_as_if_they_were_not_there():
+    perceiver, x = Perceiver(6, 4, 8, num_layers=2), inputs()
+    mask = torch.tensor([True, True, False, True, False]).expand(3, 5)
+    assert torch.allclose(perceiver(x, mask), perceiver(x[:, [0, 1, 3]]), atol=1e-6)
+
+
+def test_the_order_of_the_inputs_does_not_matter():
+    perceiver, x = Perceiver(6, 4, 8), inputs()
+    assert torch.allclose(perceiver(x), perceiver(x.flip(1)), atol=1e-6)
+
+
+def test_queries_read_the_latents():
+    model, x = PerceiverIO(6, 4, 8, 2, 10, num_heads=2), inputs()
+    latents = model.perceiver(x)
+    assert torch.equal(model(x), model.read(model.queries.expand(3, 2, 10), latents))
+    assert model(x).shape == (3, 2, model.num_outputs)
+    asked = torch.randn(3, 7, 10)
+    assert torch.equal(model(x, queries=asked), model.read(asked, latents))
+    mask = torch.tensor([True, False, True, True, True]).expand(3, 5)
+    assert torch.allclose(model(x, mask), model(x[:, [0, 2, 3, 4]]), atol=1e-6)
+
+
+def test_every_parameter_gets_a_gradient():
+    model = PerceiverIO(6, 4, 8, 2, 10, num_heads=2, num_layers=2, num_blocks=2)
+    model(inputs()).square().sum().backward()
+    assert all(weights.grad is not None for weights in model.parameters())
