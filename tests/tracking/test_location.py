@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl8x.tracking import TrackingError
-from rl8x.tracking.location import has_hidden_password, locate, make_mlruns, user_tracking_uri, without_password
+from rl8x.tracking.location import locate, make_mlruns, user_tracking_uri, with_password, without_password
 
 
 @pytest.fixture(autouse=True)
@@ -78,11 +78,14 @@ def test_unknown_schemes():
     assert locate("postgresql+psycopg2://host/db").uri == "postgresql+psycopg2://host/db"
 
 
-def test_passwords_are_not_shown():
+def test_passwords_are_not_shown(monkeypatch):
     location = locate("postgresql://me:secret@host/db")
     assert location.shown == "postgresql://me:***@host/db"
-    assert has_hidden_password(location.shown)
-    assert not has_hidden_password("http://host:5000")
+    with pytest.raises(TrackingError, match="password of postgresql"):
+        with_password(location.shown)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", location.uri)
+    assert with_password(location.shown) == location.uri
+    assert with_password("http://host:5000") == "http://host:5000"
     assert without_password("http://host:5000/a@b") == "http://host:5000/a@b"
 
 

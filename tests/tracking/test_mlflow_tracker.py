@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -195,7 +196,7 @@ def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
         tracker.start(params={}, tags={})
         assert tracker.flush(60)
         print("started", flush=True)
-        for step in range(300):
+        for step in range(150):
             tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
         print("ok" if tracker.flush(60) else "lost")
         # no finish(): the end of the script is the end of the run
@@ -205,7 +206,7 @@ def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
     assert process.stdout.readline() == "started\n"
     tracker = tracker_of(tmp_path, experiment_name="both", run_name="two", interval_s=0.0)
     tracker.start(params={}, tags={})
-    for step in range(300):
+    for step in range(150):
         tracker.log_metrics({f"m{i}": float(step) for i in range(10)}, step)
     tracker.finish("FINISHED")
     assert process.communicate(timeout=120)[0] == "ok\n"
@@ -214,7 +215,7 @@ def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
     for run in runs:
         assert run.info.status == "FINISHED"
         for name in ("m0", "m9"):
-            assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(300)]
+            assert history(mlflow_client, run.info.run_id, name) == [(step, float(step)) for step in range(150)]
 
 
 def test_a_store_that_is_away_is_told_and_synced_later(mlruns, mlflow_client, tmp_path, caplog, monkeypatch):
@@ -250,6 +251,38 @@ def test_problems_are_told_at_once(mlruns, tmp_path):
     with pytest.raises(ValueError, match="FINISHED, FAILED, KILLED; got 'ok'"):
         tracker.finish("ok")
     tracker.finish("FINISHED")  # nothing was started: nothing to end
+    with pytest.raises(ValueError, match=r"'a\('.*'a\['"):
+        tracker.start(params={"a[": 1, "a(": 2}, tags={})
+    assert not (mlruns / "spool").exists()
+
+
+def test_logging_costs_far_less_than_a_millisecond(mlruns, tmp_path):
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={}, tags={})
+    row = {f"group/metric{i}": i / 7 for i in range(40)}
+    times = []
+    for step in range(101):
+        begin = time.perf_counter()
+        tracker.log_metrics(row, step)
+        times.append(time.perf_counter() - begin)
+    tracker.finish("FINISHED")
+    assert sorted(times)[50] < 0.5e-3
+
+
+def test_the_experiment_of_the_environment(mlruns, mlflow_client, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from-environment")
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={}, tags={})
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(tracker.run_id)
+    assert mlflow_client.get_experiment(run.info.experiment_id).name == "from-environment"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{mlruns}/mlflow.db")
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", mlflow_client.create_experiment("by-id"))
+    tracker.start(params={}, tags={})
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(tracker.run_id)
+    assert mlflow_client.get_experiment(run.info.experiment_id).name == "by-id"
 
 
 def test_bad_calls_leave_the_run_alone(mlruns, mlflow_client, tmp_path):

@@ -132,6 +132,15 @@ def without_password(uri: str) -> str:
     return re.sub(r"(://[^/@:]*):[^/@]*@", rf"\1:{_HIDDEN}@", uri)
 
 
-def has_hidden_password(uri: str) -> bool:
-    """Say whether `without_password` took something out of this URI."""
-    return f":{_HIDDEN}@" in uri
+def with_password(uri: str) -> str:
+    """Put back what `without_password` took out of a URI, from the one that the user set.
+
+    Raises:
+        TrackingError: The user set none, or another one.
+    """
+    if f":{_HIDDEN}@" not in uri:
+        return uri
+    mine = user_tracking_uri()
+    if mine is not None and without_password(mine) == uri:
+        return mine
+    raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI, or give the tracking URI")

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
+from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri, with_password
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
 from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
@@ -119,14 +119,15 @@ class MLflowTracker:
             raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
         self._pid = os.getpid()
         self._metric_names = NameTable()
+        first = [_params_op(params), _tags_op({**self._tags, **tags})]
         spool, fresh = self._open_spool(resume)
         assert self._location is not None
+        for op in first:
+            spool.append(op)
         self._spool = self._last_spool = spool
-        self.log_params(params)
-        self.set_tags({**self._tags, **tags})
         location, timeout_s = self._location, self._request_timeout_s
         sender = Sender(spool, lambda: MLflowStore(location, request_timeout_s=timeout_s), fresh=fresh)
-        own_tags = {legal_name(name) for name in (*self._tags, *tags)}
+        own_tags = set(first[1]["tags"])
         prepare = (lambda: _add_source_tags(spool, own_tags)) if fresh and spool.header["owns"] else None
         self._writer = Writer(sender, location.shown, interval_s=self._interval_s, prepare=prepare)
         atexit.register(self._at_exit)
@@ -144,7 +145,7 @@ class MLflowTracker:
         old = None if resume is None else _reopened(root, resume)
         if old is not None:
             spool = old
-            uri = self._tracking_uri or user_tracking_uri() or spool.header["uri"]
+            uri = self._tracking_uri or user_tracking_uri() or with_password(str(spool.header["uri"]))
             self._location = locate(uri)
             fresh = False
         else:
@@ -192,14 +193,16 @@ class MLflowTracker:
         if self._spool is None or self._writer is None or os.getpid() != self._pid:
             return
         spool, writer = self._spool, self._writer
-        spool.append({"op": "finish", "status": status, "t": self._now()})
-        spool.sync_to_disk()
-        arrived = writer.wait(
-            lambda: not spool.pending, self._finish_timeout_s, self._outage_timeout_s, FIRST_CONTACT_S
-        )
-        writer.stop()
         self._spool = self._writer = None
         atexit.unregister(self._at_exit)
+        spool.append({"op": "finish", "status": status, "t": self._now()})
+        spool.sync_to_disk()
+        try:
+            arrived = writer.wait(
+                lambda: not spool.pending, self._finish_timeout_s, self._outage_timeout_s, FIRST_CONTACT_S
+            )
+        finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
+            writer.stop()
         if not arrived:
             _log.warning(
                 "tracking: not all of the run has reached %s; it is in %s, and `rl8x sync` sends it",
@@ -252,13 +255,12 @@ class MLflowTracker:
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
         if params:
-            names = NameTable()
-            self._append({"op": "params", "params": {names.add(name): str(value) for name, value in params.items()}})
+            self._append(_params_op(params))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; a tag set before is replaced."""
         if tags:
-            self._append({"op": "tags", "tags": {legal_name(name): str(value) for name, value in tags.items()}})
+            self._append(_tags_op(tags))
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.
@@ -314,6 +316,15 @@ def _reopened(root: Path, handle: str) -> Spool | None:
         if (folder / OPS).exists():
             raise
         return None  # it was sent and removed meanwhile
+
+
+def _params_op(params: Mapping[str, object]) -> Op:
+    names = NameTable()
+    return {"op": "params", "params": {names.add(name): str(value) for name, value in params.items()}}
+
+
+def _tags_op(tags: Mapping[str, str]) -> Op:
+    return {"op": "tags", "tags": {legal_name(name): str(value) for name, value in tags.items()}}
 
 
 def _add_source_tags(spool: Spool, taken: set[str]) -> None:

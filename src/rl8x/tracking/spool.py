@@ -201,8 +201,8 @@ class Spool:
     def _make_folder(self) -> None:
         from rl8x.tracking.location import make_mlruns
 
-        if self.folder.parent.name == "spool":
-            make_mlruns(self.folder.parent.parent)
+        if self.folder.parents[1].name == "mlruns":
+            make_mlruns(self.folder.parents[1])
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._lock is None:
             lock = FileLock(self.folder / "lock")

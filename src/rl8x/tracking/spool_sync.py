@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rl8x.tracking.location import (
-    Location,
-    has_hidden_password,
-    locate,
-    mlruns_dir,
-    user_tracking_uri,
-    without_password,
-)
+from rl8x.tracking.location import Location, locate, mlruns_dir, with_password
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders
 from rl8x.tracking.sender import Sender
@@ -114,13 +107,14 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
     sender = None
     finished = False
     try:
-        location = locate(tracking_uri or _uri_of(spool))
+        location = locate(tracking_uri or with_password(str(spool.header["uri"])))
         sender = Sender(spool, lambda: connect(location))
         sender.send_some()
         while spool.pending:
             sender.send_some()
         if not spool.ack.finished:
             sender.finish("KILLED", last_change)
+            spool.acknowledge(finished=True)
         finished = True
     except (StoreDownError, TrackingError) as error:
         num_rows = sender.num_rows if sender is not None else 0
@@ -130,14 +124,3 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
     refused = (folder / REJECTED).exists()
     note = f"what the store refused is in {folder / REJECTED}" if refused else ""
     return SpoolReport(folder, "sent", spool.ack.run_id, sender.num_rows, note)
-
-
-def _uri_of(spool: Spool) -> str:
-    """Return the URI of the store that a spool was meant for, with the password that spools do not keep."""
-    uri = str(spool.header["uri"])
-    if not has_hidden_password(uri):
-        return uri
-    mine = user_tracking_uri()
-    if mine is not None and without_password(mine) == uri:
-        return mine
-    raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI, or give the tracking URI")
