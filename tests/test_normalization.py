@@ -127,3 +127,17 @@ def test_an_empty_batch_changes_nothing():
     running.update(torch.empty(0, 2))
     assert all(torch.equal(a, b) for a, b in zip(running.buffers(), before, strict=True))
     assert np.isfinite(running.var.numpy()).all()
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_compiled_update_counts_too(shape):
+    # torch.compile 2.13 drops writes into 0-d float64 tensors on the CPU
+    compiled, eager = RunningMoments(shape), RunningMoments(shape)
+    batch, mask = torch.rand(6, *shape), torch.tensor([True, False, True, True, True, False])
+    update = torch.compile(compiled.update, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        update(batch, mask)
+        eager.update(batch, mask)
+    assert compiled.count == eager.count == 8
+    assert torch.equal(compiled.mean, eager.mean)
+    assert torch.equal(compiled.var, eager.var)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,24 +21,37 @@ class RunningMoments(nn.Module):
         shape: Shape of one number, observation or other row; `()` for scalars.
         epsilon: Added to the variance before its root, against division by 0 where a feature never varies.
 
-    Attributes:
-        count: Rows seen, 0-d.
-        mean: Their mean, `[*shape]`; 0 before the first.
-        var: Their variance over the count, `[*shape]`; 1 before the first.
-
     Source: Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", eq. 2.1 (pairwise merge).
     """
 
-    count: Tensor
-    mean: Tensor
-    var: Tensor
+    # Flat, never 0-d: torch.compile (2.13) loses what is written into a float64 scalar on the CPU, without an error.
+    num_rows: Tensor
+    means: Tensor
+    variances: Tensor
 
     def __init__(self, shape: Sequence[int] = (), *, epsilon: float = 1e-8) -> None:
         super().__init__()
+        self.shape = tuple(shape)
         self.epsilon = epsilon
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
-        self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
+        size = math.prod(self.shape)
+        self.register_buffer("num_rows", torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("means", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variances", torch.ones(size, dtype=torch.float64))
+
+    @property
+    def count(self) -> Tensor:
+        """Rows seen, 0-d float64."""
+        return self.num_rows[0]
+
+    @property
+    def mean(self) -> Tensor:
+        """Their mean, `[*shape]` float64; 0 before the first."""
+        return self.means.view(self.shape)
+
+    @property
+    def var(self) -> Tensor:
+        """Their variance over the count, `[*shape]` float64; 1 before the first."""
+        return self.variances.view(self.shape)
 
     @torch.no_grad()
     def update(self, batch: Tensor, mask: Tensor | None = None) -> None:
@@ -50,12 +64,13 @@ class RunningMoments(nn.Module):
         Raises:
             ValueError: If the shapes do not fit.
         """
-        leading = batch.shape[: batch.ndim - self.mean.ndim]
-        if batch.shape != (*leading, *self.mean.shape) or not leading:
-            raise ValueError(f"`batch` must be shaped [..., {_listed(self.mean)}]; got {list(batch.shape)}.")
+        leading = batch.shape[: batch.ndim - len(self.shape)]
+        if batch.shape != (*leading, *self.shape) or not leading:
+            needed = ", ".join(map(str, ("...", *self.shape)))
+            raise ValueError(f"`batch` must be shaped [{needed}]; got {list(batch.shape)}.")
         if mask is not None and mask.shape != leading:
             raise ValueError(f"`mask` must be shaped {list(leading)}, one a row; got {list(mask.shape)}.")
-        rows = batch.reshape(-1, *self.mean.shape)
+        rows = batch.reshape(-1, self.means.numel())
         self.merge(*moments(rows, None if mask is None else mask.reshape(-1)))
 
     @torch.no_grad()
@@ -64,13 +79,13 @@ class RunningMoments(nn.Module):
 
         M = M_a + M_b + (mean_b - mean_a)^2 * n_a * n_b / n,    M = n * var
         """
-        total = self.count + count
+        total = self.num_rows + count
         share = count / total.clamp(min=1.0)  # what the new rows are of all; 0 of 0 is 0
-        difference = mean - self.mean
-        merged = self.var * (1.0 - share) + var * share + difference.square() * (share * (1.0 - share))
-        self.var.copy_(merged)
-        self.mean.add_(difference * share)
-        self.count.copy_(total)
+        difference = mean.reshape(-1) - self.means
+        spread = difference.square() * (share * (1.0 - share))
+        self.variances.copy_(self.variances * (1.0 - share) + var.reshape(-1) * share + spread)
+        self.means.add_(difference * share)
+        self.num_rows.copy_(total)
 
     @property
     def std(self) -> Tensor:
@@ -99,7 +114,3 @@ class RunningMoments(nn.Module):
             assert buffer is not None
             self._buffers[name] = buffer.to(fn(buffer).device)
         return self
-
-
-def _listed(tensor: Tensor) -> str:
-    return ", ".join(map(str, tensor.shape))

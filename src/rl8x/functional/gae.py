@@ -45,7 +45,7 @@ def generalized_advantages(
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16; time limits as in Pardo et al. 2018, arXiv:1712.00378.
     """
     _check_shapes(rewards, values, final_values, terminated, truncated)
-    next_values = torch.where(truncated, final_values, values[1:]).masked_fill_(terminated, 0.0)
+    next_values = torch.where(terminated, 0.0, torch.where(truncated, final_values, values[1:]))
     advantages = next_values.mul_(gamma).add_(rewards).sub_(values[:-1])
     decay = (terminated | truncated).logical_not_().to(advantages.dtype).mul_(gamma * gae_lambda)
     # Views made once: indexing in the loop would cost as much as the arithmetic.
