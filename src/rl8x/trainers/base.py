@@ -9,10 +9,11 @@ import importlib.util
 import platform
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import psutil
 import torch
@@ -20,19 +21,23 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.conditions import Condition, as_conditions, check_names
+from rl8x.conditions import Condition
 from rl8x.envs import Env
 from rl8x.stats import Stats
 from rl8x.tracking.protocol import NullTracker, Tracker
+from rl8x.trainers import bad_numbers
+from rl8x.trainers.bad_numbers import OnBadNumbers
 from rl8x.trainers.evaluation import EpisodeEvaluator, fitted_config, make_evaluator
-from rl8x.trainers.progress import Progress, ProgressReporter
+from rl8x.trainers.progress import Progress
+from rl8x.trainers.resume import resume
+from rl8x.trainers.run import Run, StopConditions
+from rl8x.trainers.saving import CheckpointsLike, Saving
 from rl8x.trainers.stats import EvalStats, TrainStats
 from rl8x.trainers.timing import Timer
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 EvalEnv = str | bool | Env | Callable[..., Env] | None
-StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 Callback = Callable[["GenericTrainerBase[Any]", TrainStats], None]
 
 
@@ -42,12 +47,23 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     Args:
         algorithm: What is trained.
         tracker: Where params and metrics go; None is MLflow, or nothing where MLflow is not installed.
-        eval_env: Where `eval()` plays. True, an instance or a factory: an environment of its own, in which whole episodes are
-            played at any time. False or None: the training environment, under the rule of `horizons_per_env_reset`. `"auto"`:
-            an own one for episodic tasks, the training environment for tasks that never end.
-        num_eval_envs: Copies, and so episodes, of an own evaluation environment that the trainer makes; None is the training's
-            number, at most 128.
+        eval_env: Where `eval()` plays. True, an instance or a factory: an environment of its own, in which whole
+            episodes are played at any time. False or None: the training environment, under the rule of
+            `horizons_per_env_reset`. `"auto"`: an own one for episodic tasks, the training environment for tasks that
+            never end.
+        num_eval_envs: Copies, and so episodes, of an own evaluation environment that the trainer makes; None is the
+            training's number, at most 128.
+        checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
+            saves. None saves by the defaults where the tracker keeps the run on a disk, in a folder beside it.
+        on_bad_numbers: What happens when observations, actions, rewards, losses, gradients or weights are not finite.
+            `"stop"` ends the run as FAILED with a diagnosis. `"skip"` takes back the step's update, and `"rollback"`
+            goes back to the weights of the last checkpoint; both then go on, in new episodes where what was gathered
+            was bad, and stop after ten such steps in a row.
         callbacks: Called with the trainer and each row of statistics, after it was tracked.
+
+    Attributes:
+        saving: Its checkpoints.
+        stop_reason: Why the last `run()` stopped.
     """
 
     def __init__(
@@ -57,6 +73,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         tracker: Tracker | None = None,
         eval_env: EvalEnv = "auto",
         num_eval_envs: int | None = None,
+        checkpoints: CheckpointsLike = None,
+        on_bad_numbers: OnBadNumbers = "stop",
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.algorithm = algorithm
@@ -69,8 +87,57 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._tracked = False
         # A second run() of a trainer goes on in the same tracked run; another trainer with the same tracker begins one.
         self._resume: str | None = None
+        self._resume_tags: dict[str, str] = {}
         self._run_params: dict[str, Any] = {}
         self._process = psutil.Process()
+        self.options: dict[str, Any] = {
+            "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
+            "num_eval_envs": num_eval_envs,
+            "on_bad_numbers": on_bad_numbers,
+        }
+        self.saving = Saving(self, checkpoints)
+        self._guard = bad_numbers.Guard(self, on_bad_numbers)
+
+    @classmethod
+    def resume(
+        cls,
+        source: str | Path,
+        *,
+        auto: bool = False,
+        algorithm: AlgorithmT | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        tracker: Tracker | None = None,
+        eval_env: EvalEnv | EllipsisType = ...,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: CheckpointsLike | EllipsisType = ...,
+    ) -> Self:
+        """Make a trainer that goes on where a run was saved; its next `run()` goes on with that run, to the same bits.
+
+        Args:
+            source: Path of a checkpoint, or of a run's folder of them; or the run's name or ID in MLflow.
+            auto: Take the run's newest good checkpoint where the one that is meant is damaged.
+            algorithm: Built as the saved one was; None builds it from what the checkpoint says, which needs an
+                environment and a model that are attributes of modules.
+            overrides: Hyperparameters to be different from now on; the tracked run tells them.
+            tracker: Where params and metrics go; None is where they went.
+            eval_env: As the constructor takes it; `...` is as it was.
+            callbacks: As the constructor takes them.
+            checkpoints: As the constructor takes them; `...` is as they were, in the same folder.
+
+        Raises:
+            CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
+        """
+        return resume(
+            cls,
+            source,
+            auto=auto,
+            algorithm=algorithm,
+            overrides=overrides,
+            tracker=tracker,
+            eval_env=eval_env,
+            callbacks=callbacks,
+            checkpoints=checkpoints,
+        )
 
     @property
     def state(self) -> TrainerState:
@@ -82,7 +149,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """Every metric that a row of this trainer may have."""
         return frozenset((*keys.TRAINER_METRICS, *self.algorithm.metrics))
 
-    # -- one step, one evaluation -----------------------------------------------------------------------------------------
+    # -- one step, one evaluation -------------------------------------------------------------------------------------
 
     def step(self, *, env_config: Mapping[str, Any] | None = None) -> TrainStats:
         """Collect experience and update the policy once; track the row of metrics.
@@ -111,14 +178,27 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._track(row)
         return EvalStats(row)
 
+    def save(self) -> Path | None:
+        """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.
+
+        Returns:
+            The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
+        """
+        self._start_tracking()
+        self.saving.begin(None)
+        self.saving.save()
+        return self.saving.end()
+
     def _step(self, env_config: Mapping[str, Any] | None) -> dict[str, float]:
         algorithm, state, device = self.algorithm, self.state, self.algorithm.device
         transitions, begin = state[keys.ENV_STEPS], time.perf_counter()
+        self._guard.before_step()
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
+        bad = bad_numbers.take_counts(row)
         state[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
         row.update(state)
         row["profiling/collect_ms"], row["profiling/step_ms"] = collecting.elapsed_ms, learning.elapsed_ms
@@ -127,6 +207,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         row["memory/process_mb"] = self._process.memory_info().rss / 1e6
         row.update(algorithm.memory_stats())
         self._track(row)
+        self._guard.after_step(bad)
         return row
 
     def _eval(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
@@ -147,13 +228,15 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         every, collects = self.algorithm.horizons_per_env_reset, self.state[keys.COLLECTS]
         if every > 0 and collects % every:
             raise RuntimeError(
-                f"`eval()` in the training environment needs `algorithm/collects` to be a multiple of `horizons_per_env_reset` = "
-                f"{every}; it is {collects}. Call `step()` {every - collects % every} more time(s), or give the trainer an `eval_env`."
+                "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
+                f"`horizons_per_env_reset` = {every}; it is {collects}. Call `step()` {every - collects % every} more "
+                "time(s), or give the trainer an `eval_env`."
             )
         if every < 0 and collects > 0 and env_config is not None:
             raise ValueError(
-                "An `env_config` for this evaluation would never apply: the training environment was reset once, at the first "
-                "collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
+                "An `env_config` for this evaluation would never apply: the training environment was reset once, at "
+                "the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use "
+                "horizons_per_env_reset=1."
             )
 
     def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
@@ -162,117 +245,52 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             callback(self, stats)
         return stats
 
-    # -- running ----------------------------------------------------------------------------------------------------------
+    # -- running ------------------------------------------------------------------------------------------------------
 
     def run(
         self,
         *,
-        env_config: Mapping[str, Any] | None = None,
-        eval_env_config: Mapping[str, Any] | None = None,
-        steps_per_eval: int | None = None,
-        stop_conditions: StopConditions | Condition | None = None,
-        max_steps: int | None = None,
+        env_config: Mapping[str, Any] | EllipsisType | None = ...,
+        eval_env_config: Mapping[str, Any] | EllipsisType | None = ...,
+        steps_per_eval: int | EllipsisType | None = ...,
+        stop_conditions: StopConditions | Condition | EllipsisType | None = ...,
+        max_steps: int | EllipsisType | None = ...,
         progress: Progress = "auto",
     ) -> TrainStats:
         """Step until a condition says stop, evaluating now and then.
 
+        After `resume()` the first `run()` goes on with the interrupted one. What is not given, or given as `...`, is
+        then as it was; otherwise it is None.
+
+        SIGINT and SIGTERM end the run after the step in progress: it is saved, its status becomes KILLED, and
+        KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
+
         Args:
             env_config: Values for the environment's parameters, applied at each reset.
             eval_env_config: The same for evaluations; None evaluates under the training's.
-            steps_per_eval: An evaluation after every so many steps; None is never. Where the training environment is used, it
-                must be a multiple of `horizons_per_env_reset`.
+            steps_per_eval: An evaluation after every so many steps; None is never. Where the training environment is
+                used, it must be a multiple of `horizons_per_env_reset`.
             stop_conditions: The run stops when any of these is met. Without one it goes on until interrupted.
-            max_steps: The run stops after so many steps of this call; None sets no limit.
+            max_steps: The run stops after so many steps, those before a resume among them; None sets no limit.
             progress: `"auto"` (a bar on a terminal, lines elsewhere), `"bar"`, `"lines"` or `"none"`.
 
         Returns:
             The last row, with `stop_reason` set.
+
+        Raises:
+            NonFiniteError: If numbers are not finite and `on_bad_numbers` says stop.
         """
-        conditions = as_conditions(stop_conditions)
-        self._check_run(conditions, steps_per_eval, max_steps, eval_env_config)
-        for condition in conditions:
-            condition.bind(self)
-            condition.start()
-        self._run_params = {
-            "run.steps_per_eval": steps_per_eval,
-            "run.max_steps": max_steps,
-            "run.stop_conditions": [repr(condition) for condition in conditions],
-            "run.env_config": env_config,
-            "run.eval_env_config": eval_env_config,
+        options = {
+            "env_config": env_config,
+            "eval_env_config": eval_env_config,
+            "steps_per_eval": steps_per_eval,
+            "stop_conditions": stop_conditions,
+            "max_steps": max_steps,
         }
-        reporter = ProgressReporter(progress, max_steps)
-        status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED"
-        try:
-            self._start_tracking()
-            stats = self._loop(conditions, env_config, eval_env_config, steps_per_eval, max_steps, reporter)
-        except (KeyboardInterrupt, SystemExit):
-            status, self.stop_reason = "KILLED", "interrupted"
-            raise
-        except BaseException as error:
-            status, self.stop_reason = "FAILED", f"{type(error).__name__}: {error}"
-            if self._tracked:
-                self.tracker.log_text(traceback.format_exc(), "traceback.txt")
-            raise
-        finally:
-            reporter.close()
-            self._finish_tracking(status)
-        reporter.say(f"stopped after {self.state[keys.STEPS]:,} steps: {self.stop_reason}")
-        return stats
-
-    def _loop(
-        self,
-        conditions: list[Condition],
-        env_config: Mapping[str, Any] | None,
-        eval_env_config: Mapping[str, Any] | None,
-        steps_per_eval: int | None,
-        max_steps: int | None,
-        reporter: ProgressReporter,
-    ) -> TrainStats:
-        self.stop_reason = None
-        steps = 0
-        while True:
-            row = self._step(env_config)
-            steps += 1
-            if steps_per_eval is not None and steps % steps_per_eval == 0:
-                evaluated = self._eval(eval_env_config, deterministic=True)
-                self._track(evaluated)
-                row = row | evaluated | self.state
-            stats = self._finish_row(row, frozenset(row))
-            reporter.update(stats)
-            # Every condition sees every row: one that counts must not miss any because another was met.
-            met = [condition for condition in conditions if condition(stats)]
-            reasons = [condition.reason(stats) for condition in met]
-            if max_steps is not None and steps >= max_steps:
-                reasons.append(f"max_steps={max_steps}")
-            if reasons:
-                stats.stop_reason = self.stop_reason = "; ".join(reasons)
-                return stats
-
-    def _check_run(
-        self,
-        conditions: list[Condition],
-        steps_per_eval: int | None,
-        max_steps: int | None,
-        eval_env_config: Mapping[str, Any] | None,
-    ) -> None:
-        for name, value in (("steps_per_eval", steps_per_eval), ("max_steps", max_steps)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"`{name}` must be a whole number, at least 1, or None; got {value!r}.")
-        every = self.algorithm.horizons_per_env_reset
-        if self.evaluator is None and steps_per_eval is not None:
-            if every > 0 and steps_per_eval % every:
-                raise ValueError(
-                    f"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got {steps_per_eval} and {every}. "
-                    f"Try {-(-steps_per_eval // every) * every}, or give the trainer an `eval_env`."
-                )
-            if every > 0:
-                self._check_eval_turn(None)
-            if every < 0 and eval_env_config is not None:
-                raise ValueError(
-                    "`eval_env_config` would never apply: the training environment is reset once, at the first collect "
-                    "(`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
-                )
-        check_names(conditions, self.metric_names)
+        run = Run(self, options, self.saving.restored)
+        self.saving.restored = None
+        self._run_params = run.params
+        return run.execute(progress)
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -286,7 +304,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             return None
         return self.eval()
 
-    # -- tracking ---------------------------------------------------------------------------------------------------------
+    # -- tracking -----------------------------------------------------------------------------------------------------
 
     def _start_tracking(self) -> None:
         if self._tracked:
@@ -300,6 +318,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         begin = time.perf_counter()
         self.tracker.log_metrics(row, self.state[self.algorithm.clock])
         self._tracking_ms = (time.perf_counter() - begin) * 1e3
+
+    def _track_failure(self, trace: str) -> None:
+        if self._tracked:
+            self.tracker.log_text(trace, "traceback.txt")
 
     def _finish_tracking(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         if not self._tracked:
@@ -326,12 +348,12 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         }
 
     def _tags(self) -> dict[str, str]:
-        tags = {"rl8x.version": __version__, "rl8x.command": " ".join(sys.argv)}
+        tags = {"rl8x.version": __version__, "rl8x.command": " ".join(sys.argv), **self._resume_tags}
         if not self.algorithm.env.gives_final_obs:
             tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
         return tags
 
-    # -- saving -----------------------------------------------------------------------------------------------------------
+    # -- saving -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on."""

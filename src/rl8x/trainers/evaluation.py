@@ -26,8 +26,8 @@ _MAX_STEPS: Final = 10_000
 class EpisodeEvaluator:
     """Plays one episode in each copy of an environment that training never touches.
 
-    Counting the first episode of each copy, however long it lasts, gives short and long episodes their true weight; to count
-    the episodes that end within some steps would favour the short ones.
+    Counting the first episode of each copy, however long it lasts, gives short and long episodes their true weight; to
+    count the episodes that end within some steps would favour the short ones.
 
     Args:
         env: The evaluation environment; its copies are the episodes of one evaluation.
@@ -88,8 +88,8 @@ class EpisodeEvaluator:
         if count and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{count} of {self.env.num_envs} evaluation episodes had not ended after {_MAX_STEPS} steps; they are counted "
-                "as they stood. Give the evaluation environment a `time_limit`.",
+                f"{count} of {self.env.num_envs} evaluation episodes had not ended after {_MAX_STEPS} steps; they are "
+                "counted as they stood. Give the evaluation environment a `time_limit`.",
                 stacklevel=2,
             )
 
@@ -147,12 +147,14 @@ def make_evaluator(
         factory = algorithm.env_factory if eval_env is True else eval_env
         if factory is None:
             raise ValueError(
-                "`eval_env=True` needs to make an environment, but the algorithm was built from an instance. Pass an instance or a factory."
+                "`eval_env=True` needs to make an environment, but the algorithm was built from an instance. "
+                "Pass an instance or a factory."
             )
         env = factory(num_eval_envs or min(algorithm.env.num_envs, 128), device=algorithm.device, seed=env_seed)
     if not env.episodic:
         raise ValueError(
-            f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. Give it a `time_limit`, or use eval_env=False."
+            f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. "
+            "Give it a `time_limit`, or use eval_env=False."
         )
     spaces = (env.single_observation_space, env.single_action_space)
     if spaces != (algorithm.env.single_observation_space, algorithm.env.single_action_space):

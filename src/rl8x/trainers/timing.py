@@ -18,7 +18,8 @@ class Timer:
     def __init__(self, device: torch.device) -> None:
         self._events: tuple[Any, Any] | None = None
         if device.type == "cuda":
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._events = (begin, end)
         self._begin = self._end = 0.0
 
     def __enter__(self) -> Timer:

@@ -1,0 +1,222 @@
+"""A checkpoint on the disk: a folder that is there whole or not at all.
+
+    000007-step-120/
+        checkpoint.json   what it is, and the state without its tensors
+        tensors.pt        the tensors by path; loads with torch.load(weights_only=True)
+        SHA256SUMS        digests of both, as `sha256sum -c SHA256SUMS` checks them
+
+The folder is written under a hidden name, synced, and renamed. Nothing in it is ever unpickled beyond what
+`weights_only=True` admits, and no path is ever taken from it. docs/checkpoints.md describes the format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl8x.checkpoint.errors import CheckpointError
+from rl8x.checkpoint.tree import decode
+
+FORMAT: Final = "rl8x-checkpoint"
+VERSION: Final = 1
+DESCRIPTION: Final = "checkpoint.json"
+TENSORS: Final = "tensors.pt"
+SUMS: Final = "SHA256SUMS"
+_NAME: Final = re.compile(r"(\d{6,})-step-(\d+)")
+_UNFINISHED: Final = ".unfinished-"
+_REMOVED: Final = ".removed-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and found good.
+
+    Attributes:
+        path: Its folder.
+        about: What it is: versions, run, counters, how the algorithm is built.
+        state: The state, tensors in it, on the CPU.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    state: dict[str, Any]
+
+
+def write(directory: Path, steps: int, about: Mapping[str, Any], state: Any, tensors: Mapping[str, Tensor]) -> Path:
+    """Write a checkpoint: all of it, synced to the disk, or nothing.
+
+    Args:
+        directory: The run's folder of checkpoints.
+        steps: The trainer's steps, for its name.
+        about: What it is; JSON can hold it.
+        state: The state as `tree.encode` returned it.
+        tensors: Its tensors.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
+    number = max((_number(path) for path in listed(directory)), default=0) + 1
+    target = directory / f"{number:06d}-step-{steps}"
+    unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
+    unfinished.mkdir(parents=True)
+    try:
+        description = {"format": FORMAT, "version": VERSION, **about, "state": state}
+        buffer = io.BytesIO()
+        torch.save(dict(tensors), buffer)
+        _write_synced(unfinished / TENSORS, buffer.getbuffer())
+        _write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode())
+        _write_synced(unfinished / SUMS, _sums(unfinished).encode())
+        _sync_folder(unfinished)
+        os.rename(unfinished, target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    _sync_folder(directory)
+    return target
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint and check it, digests first.
+
+    Raises:
+        CheckpointError: If it is damaged, foreign, or of a newer format.
+    """
+    try:
+        about, encoded = _description(path)
+        expected, actual = (path / SUMS).read_text(encoding="ascii"), _sums(path)
+        if expected != actual:
+            wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
+            raise CheckpointError(f"{' and '.join(wrong) or SUMS} does not have the digest that was written")
+        tensors = _tensors(path / TENSORS)
+        return Checkpoint(path, about, decode(encoded, tensors))
+    except CheckpointError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from None
+    except FileNotFoundError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {Path(error.filename).name} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Read what a checkpoint is, without its tensors and without checking their digest.
+
+    Raises:
+        CheckpointError: If its description cannot be read.
+    """
+    try:
+        return _description(path)[0]
+    except (OSError, UnicodeDecodeError, CheckpointError) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
+
+
+def _description(path: Path) -> tuple[dict[str, Any], Any]:
+    try:
+        data = json.loads((path / DESCRIPTION).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{DESCRIPTION} is damaged ({_one_line(error)})") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise CheckpointError(f"{DESCRIPTION} is not that of an rl8x checkpoint")
+    version = data.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise CheckpointError(f"its format has version {version!r}, and this rl8x reads up to {VERSION}: update rl8x")
+    state = data.pop("state", None)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{DESCRIPTION} has no state")
+    return data, state
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{TENSORS} holds something other than tensors ({_one_line(error):.120})") from None
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise CheckpointError(f"{TENSORS} holds something other than tensors by name")
+    return tensors
+
+
+def listed(directory: Path) -> list[Path]:
+    """List the checkpoints of a folder, good or not, in the order in which they were written."""
+    if not directory.is_dir():
+        return []
+    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+
+
+def good(directory: Path, besides: Path | None = None) -> Iterator[Checkpoint]:
+    """Read the good checkpoints of a folder, the newest first.
+
+    Args:
+        directory: The run's folder of checkpoints.
+        besides: One to leave out.
+    """
+    for path in reversed(listed(directory)):
+        if besides is None or path.name != besides.name:
+            with contextlib.suppress(CheckpointError):
+                yield read(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, first from sight and then from the disk, so that no half of it is ever found."""
+    hidden = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
+    with contextlib.suppress(OSError):
+        os.rename(path, hidden)
+        shutil.rmtree(hidden)
+
+
+def tidy(directory: Path) -> None:
+    """Remove what a killed process left behind; only for the one that holds the folder's lock."""
+    for path in directory.glob(".*"):
+        if path.name.startswith((_UNFINISHED, _REMOVED)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split("-")[0])
+
+
+def _sums(folder: Path) -> str:
+    """Return the digests of a checkpoint's files in the form of `sha256sum`."""
+    return "".join(f"{_digest(folder / name)}  {name}\n" for name in (DESCRIPTION, TENSORS))
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_synced(path: Path, data: bytes | memoryview) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Sync a folder's entries, where the system can."""
+    with contextlib.suppress(OSError):
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())

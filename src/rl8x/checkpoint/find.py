@@ -1,0 +1,103 @@
+"""Finding the checkpoint that is meant: by its path, by that of a run's folder, or by the run's name or ID."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl8x.checkpoint import files
+from rl8x.checkpoint.errors import CheckpointError
+from rl8x.checkpoint.files import Checkpoint
+from rl8x.tracking import TrackingError, find_run
+from rl8x.tracking.location import mlruns_dir
+from rl8x.tracking.locks import FileLock
+from rl8x.tracking.runs import HANDLE_PREFIX, find_spool
+
+
+def find(source: str | Path, *, auto: bool = False, tracking_uri: str | None = None) -> Checkpoint:
+    """Find and read a checkpoint.
+
+    Args:
+        source: Path of a checkpoint, or of a run's folder of them, whose newest is meant; or a run's name or ID.
+        auto: Take the newest good checkpoint of the same run where the one that is meant cannot be used.
+        tracking_uri: Where a run of this name is looked up; None is as in training.
+
+    Raises:
+        CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
+    """
+    path = Path(source)
+    if not path.is_dir():
+        if path.exists() or len(path.parts) > 1:
+            return _instead_of_missing(path, auto)
+        path = _folder_of_run(str(source), tracking_uri)
+    if files.listed(path):
+        path = files.listed(path)[-1]
+    elif not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
+        raise CheckpointError(f"there is no checkpoint in {path}")
+    try:
+        return files.read(path)
+    except CheckpointError as error:
+        other = next(files.good(path.parent, besides=path), None)
+        if other is None:
+            raise CheckpointError(f"{error}; there is no good one beside it") from None
+        if auto:
+            return other
+        raise CheckpointError(f"{error}; the newest good one is {other.path}") from None
+
+
+def _instead_of_missing(path: Path, auto: bool) -> Checkpoint:
+    other = next(files.good(path.parent), None)
+    if other is not None and auto:
+        return other
+    hint = "" if other is None else f"; the newest good one is {other.path}"
+    raise CheckpointError(f"there is no checkpoint {path}{hint}")
+
+
+def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
+    """Find a run's folder of checkpoints: by its own name, by what its checkpoints say, by asking MLflow for its ID."""
+    root = mlruns_dir() / "checkpoints"
+    names = {run, run.removeprefix(HANDLE_PREFIX)}
+    for folder, about in _runs(root):
+        if folder.name in names or run in (about["run"].get("id"), about["run"].get("handle")):
+            return folder
+    try:
+        run_id = find_run(run, tracking_uri).run_id
+    except TrackingError as error:
+        raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
+    # A run that was killed early is known to its checkpoints by its spool only.
+    spool = find_spool(mlruns_dir() / "spool", run_id)
+    for folder, about in _runs(root):
+        if about["run"].get("id") == run_id or (spool is not None and folder.name == spool.name):
+            return folder
+    raise CheckpointError(f"the run {run!r} ({run_id}) has no checkpoints in {root}; give the path of one")
+
+
+def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:
+    """Find the newest run of a run file that has checkpoints, has not finished, and that no process is at.
+
+    Args:
+        run_file: The run as plain data, as its checkpoints say it.
+        root: The folder with the runs' folders; None is `mlruns/checkpoints`.
+    """
+    found = []
+    for folder, about in _runs(mlruns_dir() / "checkpoints" if root is None else root):
+        if about.get("run_file") == dict(run_file) and about.get("status") != "FINISHED":
+            lock = FileLock(folder / "lock")
+            if lock.acquire():
+                lock.release()
+                found.append((str(about.get("created")), folder))
+    return max(found)[1] if found else None
+
+
+def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each run's folder of checkpoints with what its newest readable checkpoint is."""
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    for folder in folders:
+        for path in reversed(files.listed(folder)):
+            with contextlib.suppress(CheckpointError):
+                about = files.describe(path)
+                if isinstance(about.get("run"), dict):
+                    yield folder, about
+                    break

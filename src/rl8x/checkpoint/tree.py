@@ -1,0 +1,103 @@
+"""States as JSON and tensors: nested dicts, lists and tuples of plain values, with the tensors taken out.
+
+A tensor becomes `{"$tensor": name}` in the JSON, where the name is its path in the tree; a tuple `{"$tuple": [...]}`,
+and a float that JSON cannot hold `{"$float": "nan"}`. Everything else is itself, so that a person can read the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl8x.checkpoint.errors import CheckpointError
+
+_TENSOR: Final = "$tensor"
+_TUPLE: Final = "$tuple"
+_FLOAT: Final = "$float"
+_MAX_DEPTH: Final = 64
+
+
+def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Take a state apart.
+
+    Args:
+        tree: Nested dicts (with text keys), lists and tuples of tensors, numbers, texts, flags and None.
+
+    Returns:
+        The tree as JSON can hold it, and copies of its tensors on the CPU by path. Neither shares anything with `tree`,
+        which may change from here on.
+
+    Raises:
+        TypeError: If something in the tree is of another kind.
+    """
+    tensors: dict[str, Tensor] = {}
+    return _encoded(tree, "", tensors), tensors
+
+
+def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        # A copy without its neighbours: a view would drag its whole storage into the file.
+        copied = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        tensors[path] = copied
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str) or key.startswith("$"):
+                raise TypeError(
+                    f"a state has texts without a leading '$' as keys; got {key!r} in {path or 'the state'}."
+                )
+        return {key: _encoded(item, f"{path}/{key}" if path else key, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_encoded(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: str(float(value))}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a state holds tensors, numbers, texts, lists and dicts; got {type(value).__name__} in {path}.")
+
+
+def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Put a state together again from what `encode` returned.
+
+    Raises:
+        CheckpointError: If it is not such a tree, or a tensor is missing.
+    """
+    return _decoded(tree, tensors, 0)
+
+
+def _decoded(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise CheckpointError("its state is nested too deeply")
+    if isinstance(value, list):
+        return [_decoded(item, tensors, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    marker = next((key for key in value if key.startswith("$")), None)
+    if marker is None:
+        return {key: _decoded(item, tensors, depth + 1) for key, item in value.items()}
+    content = value[marker]
+    if len(value) == 1 and marker == _TENSOR and isinstance(content, str):
+        if content not in tensors:
+            raise CheckpointError(f"its tensor {content!r} is missing")
+        return tensors[content]
+    if len(value) == 1 and marker == _TUPLE and isinstance(content, list):
+        return tuple(_decoded(item, tensors, depth + 1) for item in content)
+    if len(value) == 1 and marker == _FLOAT and content in ("nan", "inf", "-inf"):
+        return float(content)
+    raise CheckpointError(f"its state has the unknown entry {marker!r}")
+
+
+def clone(tree: Any) -> Any:
+    """Copy a state where it is, on its device."""
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, Mapping):
+        return {key: clone(item) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(clone(item) for item in tree)
+    return tree

@@ -1,0 +1,112 @@
+"""Making the trainer of an interrupted run again, from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find
+from rl8x.checkpoint.build import build_algorithm, changes
+from rl8x.tracking import MemoryTracker, Tracker
+from rl8x.tracking.location import locate, user_tracking_uri
+from rl8x.trainers.saving import CheckpointsLike
+
+if TYPE_CHECKING:
+    from rl8x.trainers.base import GenericTrainerBase
+
+TrainerT = TypeVar("TrainerT", bound="GenericTrainerBase[Any]")
+
+
+def resume(
+    cls: type[TrainerT],
+    source: str | Path,
+    *,
+    auto: bool,
+    algorithm: GenericAlgorithmBase[Any] | None,
+    overrides: Mapping[str, Any] | None,
+    tracker: Tracker | None,
+    eval_env: Any,
+    callbacks: Sequence[Any],
+    checkpoints: CheckpointsLike | EllipsisType,
+) -> TrainerT:
+    """Make a trainer that goes on where a checkpoint was taken; `GenericTrainerBase.resume` documents it."""
+    checkpoint = find(source, auto=auto)
+    about, overrides = checkpoint.about, dict(overrides or {})
+    try:
+        options, run = dict(about["trainer"]), about["run"]
+        if algorithm is None:
+            algorithm = build_algorithm(about["build"], overrides)
+        changed = _changed(about["build"], algorithm, overrides)
+        if checkpoints is ...:
+            checkpoints = _saved_options(checkpoint)
+        options["eval_env"] = _eval_env(options, eval_env)
+        own_tracker = tracker
+        if own_tracker is None and run["tracker"] == "MLflowTracker":
+            own_tracker = _mlflow_tracker(run)
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: it does not say {error}") from None
+    trainer = cls(algorithm, tracker=own_tracker, callbacks=callbacks, checkpoints=checkpoints, **options)
+    trainer.saving.restore(checkpoint)
+    trainer.saving.run_file = about.get("run_file")
+    trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
+    trainer._resume = _handle(run, trainer.tracker)
+    trainer._resume_tags = {"rl8x.resumed_from": checkpoint.path.name}
+    if changed:
+        trainer._resume_tags["rl8x.resumed_with"] = json.dumps(changed, default=str)
+    return trainer
+
+
+def _changed(
+    build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what is to be different from now on, and refuse what is different without having been asked for."""
+    different = changes(build, algorithm)
+    for name, (before, now) in different.items():
+        if name not in overrides:
+            raise CheckpointError(
+                f"`{name}` was {before!r} and is {now!r} in the algorithm given; "
+                f"pass overrides={{{name!r}: {now!r}}} to change it"
+            )
+    return {name: {"before": before, "now": now} for name, (before, now) in different.items()}
+
+
+def _saved_options(checkpoint: Checkpoint) -> Checkpoints:
+    saved = checkpoint.about["checkpoints"]
+    return Checkpoints(checkpoint.path.parent, **({} if saved is None else saved))
+
+
+def _eval_env(options: Mapping[str, Any], given: Any) -> Any:
+    if given is not ...:
+        return given
+    if options["eval_env"] == "given":
+        raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
+    return options["eval_env"]
+
+
+def _mlflow_tracker(run: Mapping[str, Any]) -> Tracker:
+    """Make a tracker to the store where the run is, unless the user has set one."""
+    from rl8x.tracking import MLflowTracker
+
+    location = str(run["location"])
+    if user_tracking_uri() is not None or ":***@" in location:
+        return MLflowTracker()
+    database = locate(location).database
+    if database is not None and not database.exists():
+        return MLflowTracker()  # the folder was moved: the store is where it would be made now
+    return MLflowTracker(tracking_uri=location)
+
+
+def _handle(run: Mapping[str, Any], tracker: Tracker) -> str | None:
+    """Return the handle of the tracked run, if this tracker can go on with it."""
+    handle: str | None = run.get("handle")
+    if type(tracker).__name__ != run["tracker"]:
+        return None
+    if isinstance(tracker, MemoryTracker) and tracker.run_id != handle:
+        return None  # the memory that it was kept in is gone
+    return handle

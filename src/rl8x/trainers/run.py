@@ -1,0 +1,211 @@
+"""One `run()`: its options and conditions, how far it has come, and what of that a checkpoint keeps."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Literal
+
+from rl8x import keys
+from rl8x.checkpoint import CheckpointError
+from rl8x.conditions import Condition, as_conditions, check_names, from_spec, to_spec
+from rl8x.importing import import_named
+from rl8x.trainers.evaluation import fitted_config
+from rl8x.trainers.progress import Progress, ProgressReporter
+from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.stats import TrainStats
+
+if TYPE_CHECKING:
+    from rl8x.trainers.base import GenericTrainerBase
+
+StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
+OPTIONS = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
+
+
+class Run:
+    """Steps a trainer until a condition says stop, a signal does, or something breaks.
+
+    It is the other half of the trainer and calls its private methods.
+
+    Args:
+        trainer: What is run.
+        options: `env_config`, `eval_env_config`, `steps_per_eval`, `max_steps` and `stop_conditions` as `run()` takes
+            them; `...` is None, or what `saved` has.
+        saved: `state_dict()` of a run to go on with.
+
+    Raises:
+        ValueError: If the options do not fit the trainer or each other.
+    """
+
+    def __init__(
+        self, trainer: GenericTrainerBase[Any], options: Mapping[str, Any], saved: Mapping[str, Any] | None = None
+    ) -> None:
+        self.trainer = trainer
+        self.steps = 0
+        before: Mapping[str, Any] = {} if saved is None else saved["options"]
+        self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
+        self.conditions = self._conditions(options["stop_conditions"], saved)
+        self._check(resumed=saved is not None)
+        for condition in self.conditions:
+            condition.bind(trainer)
+            condition.start()
+        if saved is not None:
+            self._go_on(saved)
+        self._plain = self._plain_options()
+
+    def _conditions(
+        self, given: StopConditions | Condition | EllipsisType | None, saved: Mapping[str, Any] | None
+    ) -> list[Condition]:
+        if not isinstance(given, EllipsisType):
+            return as_conditions(given)
+        conditions = []
+        for entry in () if saved is None else saved["conditions"]:
+            if entry["spec"] is None:
+                raise CheckpointError(
+                    f"the stop condition {entry['repr']} has no form in a file: pass the run's `stop_conditions` again"
+                )
+            conditions.append(from_spec(entry["spec"], find=import_named))
+        return as_conditions(conditions)
+
+    def _go_on(self, saved: Mapping[str, Any]) -> None:
+        """Take over how far a run had come; a condition that it did not have begins afresh."""
+        self.steps = int(saved["steps"])
+        entries = list(saved["conditions"])
+        for condition in self.conditions:
+            entry = next((entry for entry in entries if entry["repr"] == repr(condition)), None)
+            if entry is not None:
+                entries.remove(entry)
+                condition.load_state_dict(entry["state"])
+        limit = self.options["max_steps"]
+        if limit is not None and self.steps >= limit:
+            raise ValueError(
+                f"the run has come to its end: {self.steps} steps, max_steps={limit}. "
+                "Give a larger `max_steps` to go on."
+            )
+
+    def _plain_options(self) -> dict[str, Any]:
+        trainer, options = self.trainer, dict(self.options)
+        if options["env_config"] is not None:
+            options["env_config"] = trainer.algorithm.env.plain_config(options["env_config"])
+        if options["eval_env_config"] is not None:
+            env = trainer.algorithm.env if trainer.evaluator is None else trainer.evaluator.env
+            options["eval_env_config"] = env.plain_config(fitted_config(options["eval_env_config"], env.num_envs))
+        return options
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The options as the tracked run shows them."""
+        shown = {f"run.{name}": value for name, value in self.options.items()}
+        return {**shown, "run.stop_conditions": [repr(condition) for condition in self.conditions]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it needs to go on after the present step."""
+        conditions = [
+            {"repr": repr(condition), "spec": _spec(condition), "state": condition.state_dict()}
+            for condition in self.conditions
+        ]
+        return {"options": self._plain, "steps": self.steps, "conditions": conditions}
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def execute(self, progress: Progress) -> TrainStats:
+        """Run, and end the tracked run with the right status whatever happens."""
+        trainer = self.trainer
+        reporter = ProgressReporter(progress, self._steps_left)
+        status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED"
+        with SignalGuard(quiet=reporter.mode == "none") as signals:
+            try:
+                stats = self._run(reporter, signals)
+            except (KeyboardInterrupt, SystemExit):
+                status = "KILLED"
+                trainer.stop_reason = "interrupted" if signals.stop is None else f"interrupted by {signals.stop.name}"
+                raise
+            except BaseException as error:
+                status, trainer.stop_reason = "FAILED", f"{type(error).__name__}: {error}"
+                trainer._track_failure(traceback.format_exc())
+                raise
+            finally:
+                reporter.close()
+                trainer.saving.end()
+                trainer._finish_tracking(status)
+            reporter.say(f"stopped after {trainer.state[keys.STEPS]:,} steps: {trainer.stop_reason}")
+            if signals.stop is not None:
+                raise signals.exception()
+        return stats
+
+    @property
+    def _steps_left(self) -> int | None:
+        limit: int | None = self.options["max_steps"]
+        return None if limit is None else limit - self.steps
+
+    def _run(self, reporter: ProgressReporter, signals: SignalGuard) -> TrainStats:
+        trainer, saving = self.trainer, self.trainer.saving
+        trainer.stop_reason = None
+        trainer._start_tracking()
+        saving.begin(self)
+        while True:
+            if signals.stop is not None:
+                saving.save(status="KILLED")
+                raise signals.exception()
+            stats = self._step()
+            reporter.update(stats)
+            is_best = saving.improved(stats)
+            if stats.stop_reason is not None:
+                trainer.stop_reason = stats.stop_reason
+                saving.save(status="FINISHED", is_best=is_best)
+                return stats
+            if is_best or signals.save or saving.due():
+                saving.save(is_best=is_best)
+                if signals.save:
+                    signals.save = False
+                    reporter.say(saving.told())
+
+    def _step(self) -> TrainStats:
+        """Step once, evaluate where due, and ask the conditions."""
+        trainer, every = self.trainer, self.options["steps_per_eval"]
+        row = trainer._step(self.options["env_config"])
+        self.steps += 1
+        if every is not None and self.steps % every == 0:
+            row = row | trainer.eval(env_config=self.options["eval_env_config"]) | trainer.state
+        stats = trainer._finish_row(row, frozenset(row))
+        # Every condition sees every row: one that counts must not miss any because another was met.
+        met = [condition for condition in self.conditions if condition(stats)]
+        reasons = [condition.reason(stats) for condition in met]
+        if self._steps_left is not None and self._steps_left <= 0:
+            reasons.append(f"max_steps={self.options['max_steps']}")
+        stats.stop_reason = "; ".join(reasons) or None
+        return stats
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    def _check(self, *, resumed: bool) -> None:
+        for name in ("steps_per_eval", "max_steps"):
+            value = self.options[name]
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"`{name}` must be a whole number, at least 1, or None; got {value!r}.")
+        if self.trainer.evaluator is None and self.options["steps_per_eval"] is not None:
+            self._check_evaluation(self.options["steps_per_eval"], resumed)
+        check_names(self.conditions, self.trainer.metric_names)
+
+    def _check_evaluation(self, steps_per_eval: int, resumed: bool) -> None:
+        every = self.trainer.algorithm.horizons_per_env_reset
+        if every > 0 and steps_per_eval % every:
+            raise ValueError(
+                f"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got {steps_per_eval} and {every}. "
+                f"Try {-(-steps_per_eval // every) * every}, or give the trainer an `eval_env`."
+            )
+        if every > 0 and not resumed:
+            self.trainer._check_eval_turn(None)
+        if every < 0 and self.options["eval_env_config"] is not None:
+            raise ValueError(
+                "`eval_env_config` would never apply: the training environment is reset once, at the first collect "
+                "(`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
+            )
+
+
+def _spec(condition: Condition) -> Any:
+    try:
+        return to_spec(condition)
+    except ValueError:
+        return None

@@ -1,0 +1,201 @@
+"""A trainer's checkpoints: what goes into one, when one is written, and going back to one."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rl8x import keys
+from rl8x._version import __version__
+from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, Saver
+from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint.files import good
+from rl8x.tracking.location import make_mlruns, mlruns_dir
+from rl8x.trainers.stats import TrainStats
+
+if TYPE_CHECKING:
+    from rl8x.trainers.base import GenericTrainerBase
+    from rl8x.trainers.run import Run
+
+CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
+
+
+class Saving:
+    """Writes a trainer's checkpoints while it runs.
+
+    Args:
+        trainer: What is saved.
+        checkpoints: As the trainer documents it.
+
+    Attributes:
+        key: The run's own key, by which its checkpoints are told from other runs'.
+        restored: The interrupted run that the next `run()` goes on with, as its checkpoint has it.
+        run_file: The run file that made the trainer, if one did, for the checkpoints to keep.
+    """
+
+    def __init__(self, trainer: GenericTrainerBase[Any], checkpoints: CheckpointsLike) -> None:
+        if isinstance(checkpoints, str | os.PathLike):
+            checkpoints = Checkpoints(checkpoints)
+        if checkpoints is not None and not isinstance(checkpoints, bool | Checkpoints):
+            raise TypeError(f"`checkpoints` must be a Checkpoints, a path, a bool or None; got {checkpoints!r}.")
+        self.key = uuid.uuid4().hex
+        self.restored: dict[str, Any] | None = None
+        self.run_file: dict[str, Any] | None = None
+        self._trainer = trainer
+        # None saves where the run is kept on a disk, so that a MemoryTracker's leaves nothing behind.
+        self._where_tracked = checkpoints is None
+        self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
+        self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
+        self._saver: Saver | None = None
+        self._run: Run | None = None
+        self._build: dict[str, Any] | None = None
+        self._best: dict[str, Any] | None = None
+        if self.options and self.options.best is not None and self.options.best not in trainer.metric_names:
+            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {self.options.best!r}.")
+
+    @property
+    def directory(self) -> Path | None:
+        """The run's folder of checkpoints; None where nothing is saved, or not yet known where."""
+        if self.options is None or self._directory is not None:
+            return self._directory
+        spool: Path | None = getattr(self._trainer.tracker, "spool_folder", None)
+        if spool is not None:
+            return spool.parent.parent / "checkpoints" / spool.name
+        return None if self._where_tracked else mlruns_dir() / "checkpoints" / self.key
+
+    # -- while it runs ------------------------------------------------------------------------------------------------
+
+    def begin(self, run: Run | None) -> None:
+        """Take the folder, where checkpoints are wanted; a tracked run must have begun."""
+        self._run = run
+        directory = self.directory
+        if self.options is None or directory is None:
+            return
+        if self.options.directory is None and directory.parent.parent.name == "mlruns":
+            make_mlruns(directory.parent.parent)
+        self._directory = directory
+        saver = Saver(self.options, directory)
+        saver.open(self.key)
+        saver.best = self._best
+        self._saver = saver
+        if run is not None:
+            self._trainer.tracker.set_tags({"rl8x.checkpoints": str(directory.absolute())})
+
+    def due(self) -> bool:
+        """Whether a checkpoint is to be written after this step."""
+        return self._saver is not None and self._saver.due(self._trainer.state[keys.STEPS])
+
+    def improved(self, stats: TrainStats) -> bool:
+        """Whether a row has the best value so far of the metric to save the best of."""
+        if self._saver is None or not self._saver.improved(stats, stats.fresh, self._trainer.state[keys.STEPS]):
+            return False
+        self._best = self._saver.best
+        return True
+
+    def save(self, *, status: str = "RUNNING", is_best: bool = False) -> None:
+        """Write a checkpoint of the state after this step, in the background."""
+        if self._saver is not None:
+            about, state = self._snapshot(status)
+            self._saver.save(self._trainer.state[keys.STEPS], about, state, is_best=is_best)
+
+    def told(self) -> str:
+        """Say where the last checkpoint is, once it is written."""
+        path = None if self._saver is None else self._saver.wait()
+        return f"saved {path}" if path is not None else "nothing saved: this run has no checkpoints"
+
+    def end(self) -> Path | None:
+        """Wait until the last checkpoint is written, and give the folder back."""
+        saver, self._saver, self._run = self._saver, None, None
+        return None if saver is None else saver.close()
+
+    def last_good(self) -> Checkpoint | None:
+        """Read the newest good checkpoint of this run."""
+        if self._saver is not None:
+            self._saver.wait()
+        return None if self.directory is None else next(good(self.directory), None)
+
+    def write_text(self, name: str, text: str) -> Path | None:
+        """Write a file beside the checkpoints, for a person to read; None where there are none."""
+        directory = self.directory
+        if self.options is None or directory is None:
+            return None
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / name
+            path.write_text(text)
+            return path
+        return None
+
+    # -- what goes in and comes out -----------------------------------------------------------------------------------
+
+    def _snapshot(self, status: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        trainer, tracker, options = self._trainer, self._trainer.tracker, self.options
+        if self._build is None:
+            self._build = describe_algorithm(trainer.algorithm)
+        about = {
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
+            "versions": {"rl8x": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "status": status,
+            "stop_reason": trainer.stop_reason if status == "FINISHED" else None,
+            "counters": dict(trainer.state),
+            "run": {
+                "key": self.key,
+                "tracker": type(tracker).__name__,
+                "handle": tracker.resume_handle,
+                "id": tracker.run_id,
+                "location": tracker.location,
+            },
+            "build": self._build,
+            "trainer": trainer.options,
+            "checkpoints": None if options is None else options.to_dict(),
+            "run_file": self.run_file,
+        }
+        state = {
+            "trainer": trainer.state_dict(),
+            "run": None if self._run is None else self._run.state_dict(),
+            "best": self._best,
+            # rl8x draws from generators of its own; a user's model may use torch's (dropout does).
+            "torch_generators": _torch_generators(trainer.algorithm.device),
+        }
+        return about, state
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint: its state, its run, and its folder.
+
+        Raises:
+            CheckpointError: If it does not fit the trainer.
+        """
+        state, about = checkpoint.state, checkpoint.about
+        try:
+            self._trainer.load_state_dict(state["trainer"])
+            _set_torch_generators(state["torch_generators"], self._trainer.algorithm.device)
+            self.restored, self._best = state["run"], state["best"]
+            self.key = about["run"]["key"]
+        except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {type(error).__name__}: {reason:.300}"
+            ) from error
+        if self.options is not None and self._directory is None:
+            self._directory = checkpoint.path.parent
+
+
+def _torch_generators(device: torch.device) -> dict[str, Any]:
+    generators = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    return generators
+
+
+def _set_torch_generators(generators: Mapping[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(generators["cpu"])
+    if device.type == "cuda" and "cuda" in generators:
+        torch.cuda.set_rng_state(generators["cuda"], device)

@@ -1,0 +1,67 @@
+"""Signals that end a run or have it saved, taken note of at once and obeyed between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+_STOPS: Final = ("SIGINT", "SIGTERM")
+_SAVES: Final = ("SIGUSR1",)
+
+
+class SignalGuard:
+    """Within the block, SIGINT and SIGTERM ask for an end and SIGUSR1 for a checkpoint; a second SIGINT ends at once.
+
+    Handlers are installed in the main thread only (Python has no others) and put back at the end. A signal that the
+    process ignores, as SIGINT in the background of a shell script, stays ignored.
+
+    Attributes:
+        stop: The signal that asked for an end; None while none did.
+        save: Whether a checkpoint was asked for; the one who writes it sets it back.
+        quiet: Whether nothing is printed when a signal comes.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.stop: signal.Signals | None = None
+        self.save = False
+        self.quiet = quiet
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> SignalGuard:
+        if threading.current_thread() is threading.main_thread():
+            for name in (*_STOPS, *_SAVES):
+                number = getattr(signal, name, None)
+                # A handler that is None was not installed by Python, and could not be put back.
+                if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        if received.name in _SAVES:
+            self.save = True
+            return
+        if received == signal.SIGINT and self.stop is not None:
+            raise KeyboardInterrupt
+        if self.stop is None:
+            self.stop = received
+            if not self.quiet:
+                # Not print(): the signal may have come in the middle of one.
+                with contextlib.suppress(OSError):
+                    os.write(2, f"rl8x: {received.name}: ending after this step; Ctrl-C ends at once\n".encode())
+
+    def exception(self) -> BaseException:
+        """Return what ends the process as the signal would have: KeyboardInterrupt, or SystemExit(128 + n)."""
+        assert self.stop is not None
+        return KeyboardInterrupt() if self.stop == signal.SIGINT else SystemExit(128 + self.stop)
