@@ -133,17 +133,12 @@ def test_every_weight_gets_a_gradient(model_class, shared):
     assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in model.parameters())
 
 
-def with_weights_of(model: RecurrentModel, trunk: int, order: list[int], cell: torch.nn.RNNBase) -> torch.nn.RNNBase:
-    """Copy one trunk's weights into a module of torch, whose gates stand in another order."""
-
-    def ordered(weights: torch.Tensor) -> torch.Tensor:
-        blocks = weights.T.chunk(len(order))
-        return torch.cat([blocks[i] for i in order])
-
+def with_weights_of(model: RecurrentModel, trunk: int, cell: torch.nn.RNNBase) -> torch.nn.RNNBase:
+    """Copy one trunk's weights into a module of torch, which has the gates in the same order."""
     with torch.no_grad():
-        cell.weight_ih_l0.copy_(ordered(model.inputs.weight[trunk]))
-        cell.weight_hh_l0.copy_(ordered(model.recurrence[trunk]))
-        cell.bias_ih_l0.copy_(ordered(model.inputs.bias[trunk]).squeeze(-1))
+        cell.weight_ih_l0.copy_(model.inputs.weight[trunk].T)
+        cell.weight_hh_l0.copy_(model.recurrence[trunk].T)
+        cell.bias_ih_l0.copy_(model.inputs.bias[trunk, 0])
         cell.bias_hh_l0.zero_()
         if isinstance(model, GRUModel):
             cell.bias_hh_l0[-UNITS:] = model.candidate_bias[trunk, 0]
@@ -156,8 +151,7 @@ def test_the_lstm_agrees_with_torchs():
     state = random_state(model)
     hidden, last = model._run(obs, state, torch.zeros(STEPS, BATCH, dtype=torch.bool), slice(None))
     for trunk, name in enumerate(("actor", "critic")):
-        # Here the gates are input, forget, output, candidate; in torch input, forget, candidate, output.
-        cell = with_weights_of(model, trunk, [0, 1, 3, 2], torch.nn.LSTM(5, UNITS))
+        cell = with_weights_of(model, trunk, torch.nn.LSTM(5, UNITS))
         outputs, (h, c) = cell(obs, (state[f"{name}_h"][None], state[f"{name}_c"][None]))
         assert torch.allclose(hidden[trunk], outputs, atol=1e-6)
         assert torch.allclose(last[f"{name}_h"], h[0], atol=1e-6)
@@ -170,7 +164,7 @@ def test_the_gru_agrees_with_torchs():
     state = random_state(model)
     hidden, last = model._run(obs, state, torch.zeros(STEPS, BATCH, dtype=torch.bool), slice(None))
     for trunk, name in enumerate(("actor", "critic")):
-        cell = with_weights_of(model, trunk, [0, 1, 2], torch.nn.GRU(5, UNITS))
+        cell = with_weights_of(model, trunk, torch.nn.GRU(5, UNITS))
         outputs, h = cell(obs, state[f"{name}_h"][None])
         assert torch.allclose(hidden[trunk], outputs, atol=1e-6)
         assert torch.allclose(last[f"{name}_h"], h[0], atol=1e-6)
@@ -215,3 +209,14 @@ def test_observations_of_several_parts_are_joined():
 def test_sizes_that_are_none_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         GRUModel(OBS, 2, **options)
+
+
+@BOTH
+def test_the_state_keeps_its_digits_where_products_are_taken_in_bfloat16(model_class):
+    model = make(model_class)
+    obs, starts = sequence()
+    exact, _, _ = model(obs, model.initial_state(BATCH), starts)
+    with torch.autocast("cpu", torch.bfloat16):
+        features, _, state = model(obs, model.initial_state(BATCH), starts)
+    assert all(value.dtype == torch.float32 for value in state.values())
+    assert torch.allclose(features.float(), exact, atol=0.05)

@@ -8,7 +8,14 @@ from gymnasium.spaces import Box
 from rl8x.models import BUILTIN, GRUModel, LSTMModel, MLPModel, Model, make_model
 
 OBS = Box(-1.0, 1.0, (5,), np.float32)
-SMALL = {"mlp": {"hidden_sizes": (8,)}, "lstm": {"hidden_size": 8}, "gru": {"hidden_size": 8}}
+IMAGE = Box(0, 255, (6, 7, 3), np.uint8)
+SMALL = {
+    "mlp": {"hidden_sizes": (8,)},
+    "lstm": {"hidden_size": 8},
+    "gru": {"hidden_size": 8},
+    "cnn": {"hidden_sizes": (8,), "convolutions": [(4, 3, 1)]},
+    "attention": {"window": 4, "width": 8, "num_heads": 2},
+}
 
 
 class Mine(Model):
@@ -38,7 +45,7 @@ def test_the_users_config_stays_as_it_is():
 @pytest.mark.parametrize(
     ("spec", "config", "error", "says"),
     [
-        ("lsmt", None, ValueError, "Did you mean 'lstm'.*mlp, lstm, gru"),
+        ("lsmt", None, ValueError, "Did you mean 'lstm'.*mlp, lstm, gru, cnn, attention"),
         ("LSTM", None, ValueError, "Did you mean 'lstm'"),
         ("mlp", {"hidden_size": 3}, ValueError, "'hidden_size' of MLPModel.*Did you mean 'hidden_sizes'"),
         ("lstm", {"hidden_sizes": 3}, ValueError, "Did you mean 'hidden_size'"),
@@ -55,8 +62,10 @@ def test_what_is_wrong_is_said(spec, config, error, says):
 
 
 def make(name):
-    model = make_model(name, OBS, 2, SMALL[name])
-    return model, torch.randn(3, 4, 5), model.initial_state(4), torch.zeros(3, 4, dtype=torch.bool)
+    space = IMAGE if name == "cnn" else OBS
+    model = make_model(name, space, 2, SMALL[name])
+    obs = torch.randint(256, (3, 4, *IMAGE.shape), dtype=torch.uint8) if name == "cnn" else torch.randn(3, 4, 5)
+    return model, obs, model.initial_state(4), torch.zeros(3, 4, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("name", BUILTIN)
@@ -67,7 +76,7 @@ def test_every_model_keeps_the_contract(name):
     assert values.shape == (3, 4)
     assert {key: value.shape for key, value in last.items()} == {key: value.shape for key, value in state.items()}
     assert bool(state) is model.recurrent
-    copy = make_model(name, OBS, 2, SMALL[name])
+    copy = make_model(name, model.observation_space, 2, SMALL[name])
     copy.load_state_dict(model.state_dict())
     assert torch.equal(copy(obs, state, starts)[0], features)
 

@@ -1,8 +1,21 @@
 """Models: networks from observations to features and values."""
 
+from rl8x.models.attention import AttentionModel
 from rl8x.models.base import Model, State
+from rl8x.models.cnn import CNNModel
 from rl8x.models.mlp import MLPModel
 from rl8x.models.recurrent import GRUModel, LSTMModel, RecurrentModel
 from rl8x.models.registry import BUILTIN, make_model
 
-__all__ = ["BUILTIN", "GRUModel", "LSTMModel", "MLPModel", "Model", "RecurrentModel", "State", "make_model"]
+__all__ = [
+    "BUILTIN",
+    "AttentionModel",
+    "CNNModel",
+    "GRUModel",
+    "LSTMModel",
+    "MLPModel",
+    "Model",
+    "RecurrentModel",
+    "State",
+    "make_model",
+]

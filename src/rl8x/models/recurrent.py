@@ -171,7 +171,7 @@ class RecurrentModel(Model):
 class LSTMModel(RecurrentModel):
     """Long short-term memory for actor and critic.
 
-        i, f, o = sigmoid(W x + U h + b),  g = tanh(W_g x + U_g h + b_g)
+        i, f, o = sigmoid(W x + U h + b),  g = tanh(W_g x + U_g h + b_g),  gates in the order i, f, g, o
         c' = f c + i g,  h' = o tanh(c')
 
     Source: Hochreiter and Schmidhuber 1997; forget gates, with a bias of 1 at first, as in Gers et al. 2000.
@@ -188,12 +188,10 @@ class LSTMModel(RecurrentModel):
 
     def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, cell = parts
-        gates = torch.baddbmm(inputs, hidden, weights[0])
-        # The sigmoid gates stand together (i, f, o, then g), so that one call does all three.
-        write, keep, show = gates[..., : 3 * self.hidden_size].sigmoid().chunk(3, -1)
-        candidate = gates[..., 3 * self.hidden_size :].tanh()
-        cell = torch.addcmul(keep * cell, write, candidate)
-        return show * cell.tanh(), cell
+        # One cut into equal parts has one concatenation as its backward; slices would each fill a whole gradient.
+        write, keep, candidate, show = torch.baddbmm(inputs, hidden, weights[0]).to(cell.dtype).chunk(4, -1)
+        cell = torch.addcmul(keep.sigmoid() * cell, write.sigmoid(), candidate.tanh())
+        return show.sigmoid() * cell.tanh(), cell
 
 
 class GRUModel(RecurrentModel):
@@ -218,8 +216,7 @@ class GRUModel(RecurrentModel):
     def _move(self, parts: Sequence[Tensor], inputs: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         (hidden,) = parts
         weight, bias = weights
-        products = torch.baddbmm(bias, hidden, weight)
-        split = 2 * self.hidden_size
-        reset, update = (products[..., :split] + inputs[..., :split]).sigmoid().chunk(2, -1)
-        candidate = torch.addcmul(inputs[..., split:], reset, products[..., split:]).tanh()
-        return (torch.lerp(candidate, hidden, update),)
+        reset, update, candidate = torch.baddbmm(bias, hidden, weight).to(hidden.dtype).chunk(3, -1)
+        reset_input, update_input, candidate_input = inputs.to(hidden.dtype).chunk(3, -1)
+        candidate = torch.addcmul(candidate_input, (reset + reset_input).sigmoid(), candidate).tanh()
+        return (torch.lerp(candidate, hidden, (update + update_input).sigmoid()),)

@@ -8,7 +8,9 @@ from typing import Any
 
 import gymnasium
 
+from rl8x.models.attention import AttentionModel
 from rl8x.models.base import Model
+from rl8x.models.cnn import CNNModel
 from rl8x.models.mlp import MLPModel
 from rl8x.models.recurrent import GRUModel, LSTMModel
 from rl8x.nn.names import check_arguments, unknown_name
@@ -17,6 +19,8 @@ BUILTIN: dict[str, type[Model]] = {
     "mlp": MLPModel,
     "lstm": LSTMModel,
     "gru": GRUModel,
+    "cnn": CNNModel,
+    "attention": AttentionModel,
 }
 
 

@@ -1,0 +1,143 @@
+"""A model that attends to a rolling window of the latest observations.
+
+The window is the model's state, so that the model is used and recomputed like a recurrent one: what it needs of the
+steps before a sequence is stored with the sequence, and inside of a sequence windows are views of one tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from rl8x.models.base import Model, State
+from rl8x.models.observations import FlatObservations
+from rl8x.nn.attention import SelfAttentionStack
+from rl8x.nn.mlp import linear
+from rl8x.nn.positions import PositionalEmbedding
+
+
+class WindowTrunk(nn.Module):
+    """Self-attention over windows, of which the last element's output is taken.
+
+    Args:
+        num_inputs: Width of an observation.
+        window: Observations in a window, the present one included.
+        width: Width of the embeddings.
+        num_heads: Heads of each attention.
+        num_layers: Blocks of attention.
+        activation: Name of the activation in the blocks' perceptrons.
+    """
+
+    def __init__(
+        self, num_inputs: int, window: int, width: int, num_heads: int, num_layers: int, activation: str
+    ) -> None:
+        super().__init__()
+        self.window = window
+        self.embedding = nn.Linear(num_inputs, width)
+        self.positions = PositionalEmbedding(window, width)
+        self.stack = SelfAttentionStack(width, num_heads, num_layers, activation=activation)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, history: Tensor, lengths: Tensor) -> Tensor:
+        """Read each window.
+
+        Args:
+            history: `window - 1` observations from before the sequence, then those of it,
+                `[window - 1 + T, B, num_inputs]`.
+            lengths: Observations of the same episode in the window before the present one, `[T, B]`.
+
+        Returns:
+            `[T, B, width]`.
+        """
+        steps, batch = lengths.shape
+        # Embedded once, however many windows an observation is in.
+        windows = self.embedding(history).unfold(0, self.window, 1).movedim(-1, 2)  # [T, B, window, width]
+        windows = windows.flatten(0, 1)
+        ages = torch.arange(self.window - 1, -1, -1, device=lengths.device)
+        mask = (ages <= lengths.reshape(-1, 1)).unsqueeze(1)
+        read: Tensor = self.norm(self.stack(self.positions(windows), mask)[:, -1])
+        return read.reshape(steps, batch, -1)
+
+
+class AttentionModel(Model):
+    """Self-attention over the latest observations of the episode, actor and critic apart unless `shared`.
+
+    The state is `history`, the observations before the present one, `[num_envs, window - 1, width of an observation]`,
+    and `length`, how many of them are of the same episode, `[num_envs]`.
+
+    Args:
+        observation_space: Space of one copy's observation.
+        num_features: Width of the features that the action distribution needs.
+        window: Observations that the model sees at a time, the present one included; at least 2.
+        width: Width of the embeddings, a multiple of `num_heads`.
+        num_heads: Heads of each attention.
+        num_layers: Blocks of attention.
+        activation: Name of the activation in the blocks' perceptrons.
+        shared: Whether actor and critic have the same layers but the last.
+        policy_gain: Gain of the layer that gives features.
+        value_gain: Gain of the layer that gives values.
+    """
+
+    recurrent: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        num_features: int,
+        *,
+        window: int = 16,
+        width: int = 64,
+        num_heads: int = 4,
+        num_layers: int = 1,
+        activation: str = "gelu",
+        shared: bool = False,
+        policy_gain: float = 0.01,
+        value_gain: float = 1.0,
+    ) -> None:
+        super().__init__(observation_space, num_features)
+        if not isinstance(window, int) or window < 2:
+            raise ValueError(f"`window` must be a whole number of at least 2; got {window!r}.")
+        self.flat = FlatObservations(observation_space)
+        self.window = window
+        options = (self.flat.width, window, width, num_heads, num_layers, activation)
+        self.actor = WindowTrunk(*options)
+        self.critic = None if shared else WindowTrunk(*options)
+        self.policy_head = linear(width, num_features, policy_gain)
+        self.value_head = linear(width, 1, value_gain)
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return an empty history."""
+        weight = self.policy_head.weight
+        return {
+            "history": weight.new_zeros(num_envs, self.window - 1, self.flat.width),
+            "length": weight.new_zeros(num_envs),
+        }
+
+    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Read sequences `[T, B, *obs]`; at `starts` the history is forgotten before the observation there is read."""
+        history, lengths = self._windows(obs, state, starts)
+        hidden = self.actor(history, lengths)
+        critic_hidden = hidden if self.critic is None else self.critic(history, lengths)
+        state = {
+            "history": history[1 - self.window :].transpose(0, 1),
+            "length": (lengths[-1] + 1.0).clamp(max=self.window - 1),
+        }
+        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
+
+    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Return the values alone, `[T, B]`."""
+        critic = self.actor if self.critic is None else self.critic
+        values: Tensor = self.value_head(critic(*self._windows(obs, state, starts))).squeeze(-1)
+        return values
+
+    def _windows(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the history with the sequence after it, and how far each step may look back, `[T, B]`."""
+        history = torch.cat([state["history"].transpose(0, 1), self.flat(obs)])
+        steps = torch.arange(len(starts), device=starts.device, dtype=state["length"].dtype).unsqueeze(-1)
+        # The step of the latest start; before the first one the episode began `length` steps before the sequence.
+        latest = torch.where(starts, steps, -1.0).cummax(0).values
+        begin = torch.where(latest < 0, -state["length"], latest)
+        return history, (steps - begin).clamp(max=self.window - 1)
