@@ -184,12 +184,6 @@ def test_ctrl_c_ends_with_130(monkeypatch, capsys):
     assert capsys.readouterr().err.strip().endswith("rl8x: interrupted")
 
 
-def test_sigterm_ends_the_run_as_ctrl_c_does():
-    with pytest.raises(SystemExit) as ending:
-        train_module._terminate(15, None)
-    assert ending.value.code == 143
-
-
 @pytest.fixture(scope="module")
 def untrained():
     """Every run is put together and checked, none is built."""

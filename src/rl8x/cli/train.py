@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import sys
 from collections.abc import Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -92,7 +90,6 @@ def train(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], dry_r
     if dry_run:
         click.echo(dump_run(run.to_dict()), nl=False)
         return 0
-    signal.signal(signal.SIGTERM, _terminate)
     stats = _train(run, trainer)
     _summarize(stats, str(trainer.tracker.location) if run.tracking else None)
     return 0
@@ -156,8 +153,3 @@ def _find_modules_here() -> None:
     """Let dotted paths name modules of the working directory; last, so that they hide nothing."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-
-
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """End as Ctrl-C does, so that the run is marked as killed."""
-    raise SystemExit(128 + signum)
