@@ -2,8 +2,8 @@
 
     python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 5] [--out benchmarks/results/learning.json]
 
-Each task has one setting for all seeds and a fixed number of transitions, over which the learning rate falls to 0. What counts
-is the policy at the end, not the best one on the way. The exit code is 1 if a seed misses the task's bound.
+Each task has one setting for all seeds and a fixed number of transitions, over which the learning rate falls to 0. What
+counts is the policy at the end, not the best one on the way. The exit code is 1 if a seed misses the task's bound.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """Say on what it was measured."""
-    names: list[str] = []
-    if Path("/proc/cpuinfo").exists():
-        names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -216,7 +216,8 @@ def main(argv: list[str] | None = None) -> int:
             rows.append(row)
             print(
                 f"{name:<20} {seed:>4} {row['return_mean']:>8.1f} {row['return_min']:>7.1f} {row['wall_s']:>7.1f} "
-                f"{row['cpu_s']:>6.1f} {row['env_steps']:>10,} {row['updates']:>8,}{'' if row['passed'] else '  MISSED'}",
+                f"{row['cpu_s']:>6.1f} {row['env_steps']:>10,} {row['updates']:>8,}"
+                + ("" if row["passed"] else "  MISSED"),
                 flush=True,
             )
     print("\n" + report(rows, TASKS))

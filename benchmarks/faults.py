@@ -1,0 +1,487 @@
+"""What happens to a run when things break: killed processes, damaged files, servers that go away, numbers that are none.
+
+    python -m benchmarks.faults                      # the full table, about an hour on two cores
+    python -m benchmarks.faults --tries 0.05         # a twentieth of every number of tries
+    python -m benchmarks.faults --only kill write    # some rows
+
+Children are forked from this process after everything is imported, so that a try costs what training costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+import torch
+
+from benchmarks.common import version
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import CheckpointError, files
+from rl8x.conditions import HitsUpperBound, Plateau
+from rl8x.envs import CartPole
+from rl8x.tracking import MLflowTracker, NullTracker
+from rl8x.trainers import Checkpoints, NonFiniteError, Trainer
+
+STEPS = 120
+TIMES = ("profiling/", "memory/")
+QUANTITIES = ("observations", "rewards", "actions", "losses", "gradients", "parameters")
+
+
+# -- the run that is killed -------------------------------------------------------------------------------------------
+
+
+def config(**options: Any) -> PPOConfig:
+    """Return a small problem whose steps take milliseconds."""
+    small = {"num_envs": 8, "horizon": 8, "seed": 3, "device": "cpu", "num_threads": 1}
+    return PPOConfig(**(small | {"model_config": {"hidden_sizes": [16]}, "num_sgd_iters": 2} | options))
+
+
+def tracker(root: Path) -> MLflowTracker:
+    """Return a tracker to the database of a folder."""
+    store = f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"
+    return MLflowTracker(tracking_uri=store, spool_dir=root / "mlruns" / "spool", interval_s=0.1)
+
+
+def train(root: Path, *, tracked: bool, steps: int = STEPS) -> None:
+    """Begin a run, or go on with the one that is there, and write down what came out."""
+    made = tracker(root) if tracked else NullTracker()
+    folder = root / "checkpoints"
+    try:
+        trainer = Trainer.resume(folder, auto=True, tracker=made)
+        trainer.run(progress="none")
+    except CheckpointError:
+        options = Checkpoints(folder, every_steps=7, best="eval/returns/mean")
+        trainer = Trainer(config().build(CartPole), tracker=made, num_eval_envs=2, checkpoints=options)
+        conditions = [HitsUpperBound("algorithm/steps", steps), Plateau("returns/mean", patience=10_000)]
+        trainer.run(steps_per_eval=10, stop_conditions=conditions, progress="none")
+    (root / "result.json").write_text(json.dumps({"digest": digest(trainer), "counters": trainer.state}))
+
+
+def digest(trainer: Trainer) -> str:
+    """Return a digest of the weights and the optimizer's moments."""
+    state = trainer.algorithm.state_dict()
+    hashed = hashlib.sha256()
+    for tensor in (*state["policy"].values(), *state["optimizer"]["state"].values()):
+        hashed.update(tensor.contiguous().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def child(function: Callable[[], None]) -> int:
+    """Fork a child that does something and ends; return its process ID."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        warnings.simplefilter("ignore")
+        function()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """Wait for a child; return its exit code, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def rows(root: Path) -> tuple[dict[tuple[str, int], float], int]:
+    """Return what the database has of all runs by name and step, and how many rows are there twice."""
+    with contextlib.closing(sqlite3.connect(root / "mlruns" / "mlflow.db")) as database:
+        found = database.execute("SELECT key, step, value FROM metrics").fetchall()
+    unique = {(key, step): value for key, step, value in found}
+    return unique, len(found) - len(unique)
+
+
+def statuses(root: Path) -> list[str]:
+    """Return the status of each run that has rows."""
+    with contextlib.closing(sqlite3.connect(root / "mlruns" / "mlflow.db")) as database:
+        query = "SELECT status FROM runs WHERE run_uuid IN (SELECT DISTINCT run_uuid FROM metrics)"
+        return [status for (status,) in database.execute(query)]
+
+
+@contextlib.contextmanager
+def scratch(template: Path | None = None) -> Iterator[Path]:
+    """Make a folder for one try, with a fresh database if there is a template, and remove it."""
+    with tempfile.TemporaryDirectory(prefix="rl8x-faults-") as name:
+        root = Path(name)
+        if template is not None:
+            (root / "mlruns").mkdir()
+            shutil.copy(template, root / "mlruns" / "mlflow.db")
+        yield root
+
+
+@contextlib.contextmanager
+def database_template() -> Iterator[Path]:
+    """Make an empty database once: MLflow needs seconds for that."""
+    with scratch() as root:
+
+        def make() -> None:
+            made = tracker(root)
+            made.start(params={}, tags={})
+            made.finish("FINISHED")
+
+        assert ended(child(make)) == 0, "the database could not be made"
+        with contextlib.closing(sqlite3.connect(root / "mlruns" / "mlflow.db")) as database:
+            database.execute("DELETE FROM runs")
+            database.commit()
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        yield root / "mlruns" / "mlflow.db"
+
+
+# -- the rows of the table --------------------------------------------------------------------------------------------
+
+
+def kill(tries: int) -> dict[str, Any]:
+    """SIGKILL at a random instant, then resume, as `rl8x train --resume auto` does."""
+    random.seed(0)
+    table = dict.fromkeys(("resumed", "equal", "before_start", "rows_lost", "rows_doubled", "wrong_rows", "status"), 0)
+    with database_template() as template, scratch(template) as root:
+        began = time.monotonic()
+        assert ended(child(lambda: train(root, tracked=True))) == 0, "the uninterrupted run failed"
+        duration = time.monotonic() - began
+        expected, result = rows(root)[0], json.loads((root / "result.json").read_text())
+        for _ in range(tries):
+            with scratch(template) as other:
+                _killed_once(other, duration, expected, result, table)
+    good = table["resumed"] == table["equal"] == table["status"] == tries
+    lost = table["rows_lost"] + table["rows_doubled"] + table["wrong_rows"]
+    return {"fault": "SIGKILL at a random instant, then resume", "tries": tries, "ok": good and not lost, **table}
+
+
+def _killed_once(
+    root: Path, duration: float, expected: dict[tuple[str, int], float], result: dict[str, Any], table: dict[str, int]
+) -> None:
+    pid = child(lambda: train(root, tracked=True))
+    time.sleep(random.uniform(0.0, duration))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    table["before_start"] += not files.listed(root / "checkpoints")
+    table["resumed"] += ended(child(lambda: train(root, tracked=True))) == 0
+    with contextlib.suppress(OSError):
+        table["equal"] += json.loads((root / "result.json").read_text()) == result
+    actual, doubled = rows(root)
+    table["rows_lost"] += len(expected.keys() - actual.keys())
+    table["rows_doubled"] += doubled + len(actual.keys() - expected.keys())
+    measured = [key for key in expected.keys() & actual.keys() if not key[0].startswith(TIMES)]
+    table["wrong_rows"] += sum(actual[key] != expected[key] for key in measured)
+    table["status"] += statuses(root) == ["FINISHED"]
+
+
+def write(tries: int) -> dict[str, Any]:
+    """SIGKILL inside a checkpoint write: at a random system call of a random checkpoint, files half written too."""
+    random.seed(1)
+    steps, resumed, equal = 40, 0, 0
+    with scratch() as root:
+        assert ended(child(lambda: train(root, tracked=False, steps=steps))) == 0, "the uninterrupted run failed"
+        result = json.loads((root / "result.json").read_text())
+    for _ in range(tries):
+        with scratch() as root:
+
+            def killed(root: Path = root) -> None:
+                _kill_in_write(random.randrange(1, 40), random.random())
+                train(root, tracked=False, steps=steps)
+
+            code = ended(child(killed))
+            assert code in (0, -signal.SIGKILL), f"the run that was to be killed ended with {code}"
+            resumed += ended(child(lambda root=root: train(root, tracked=False, steps=steps))) == 0
+            equal += json.loads((root / "result.json").read_text()) == result
+            random.random()
+    ok = resumed == equal == tries
+    return {"fault": "SIGKILL inside a checkpoint write", "tries": tries, "ok": ok, "resumed": resumed, "equal": equal}
+
+
+def _kill_in_write(calls: int, part: float) -> None:
+    """Have this process killed at its n-th call that changes a checkpoint's folder."""
+    left = calls
+
+    def deadly(function: Callable[..., Any], before: Callable[..., None] | None = None) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if before is not None:
+                    before(*args)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return call
+
+    def half(path: Path, data: Any) -> None:
+        Path(path).write_bytes(bytes(data)[: int(len(data) * part)])
+
+    def some(path: Path) -> None:
+        next(Path(path).iterdir()).unlink()
+
+    files._write_synced = deadly(files._write_synced, half)
+    files._sync_folder = deadly(files._sync_folder)
+    files.os = type("os", (), {**vars(os), "rename": staticmethod(deadly(os.rename))})
+    files.shutil = type("shutil", (), {"rmtree": staticmethod(deadly(shutil.rmtree, some))})
+
+
+def damage(tries: int) -> dict[str, Any]:
+    """Flip a bit of a checkpoint, or cut, lengthen or remove one of its files."""
+    random.seed(2)
+    errors = right = wrong = 0
+    with scratch() as root:
+        trainer = Trainer(
+            config().build(CartPole), tracker=NullTracker(), checkpoints=Checkpoints(root / "checkpoints")
+        )
+        trainer.step()
+        path = trainer.save()
+        assert path is not None
+        original = fingerprint(files.read(path))
+        for number in range(tries):
+            copy = root / "damaged" / path.name
+            shutil.copytree(path, copy)
+            _damage(random.choice(sorted(copy.iterdir())), number)
+            try:
+                same = fingerprint(files.read(copy)) == original
+                right, wrong = right + same, wrong + (not same)
+            except CheckpointError as error:
+                assert "\n" not in str(error), "an error in several lines"
+                errors += 1
+            shutil.rmtree(copy)
+    fault = "flipped or cut bytes in a checkpoint"
+    return {"fault": fault, "tries": tries, "ok": not wrong, "clear_errors": errors, "right": right, "wrong": wrong}
+
+
+def fingerprint(checkpoint: files.Checkpoint) -> str:
+    """Return a text that differs where anything in a checkpoint does."""
+    hashed = hashlib.sha256()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            hashed.update(f"{value.dtype}{list(value.shape)}".encode())
+            hashed.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                hashed.update(key.encode())
+                walk(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                walk(item)
+        else:
+            hashed.update(repr(value).encode())
+
+    walk([checkpoint.about, checkpoint.state])
+    return hashed.hexdigest()
+
+
+def _damage(file: Path, number: int) -> None:
+    data = bytearray(file.read_bytes())
+    kind = number % 4
+    if kind in (0, 1):
+        place = random.randrange(len(data) * 8)
+        data[place // 8] ^= 1 << place % 8
+    elif kind == 2:
+        del data[random.randrange(len(data)) :]
+    elif number % 8 == 3:
+        data += random.randbytes(random.randrange(1, 64))
+    else:
+        file.unlink()
+        return
+    file.write_bytes(bytes(data))
+
+
+def bad_numbers(tries: int) -> dict[str, Any]:
+    """Put NaN or infinity into each quantity; every try does all of them."""
+    found, total, missed = 0, 0, []
+    for number in range(tries):
+        for quantity in QUANTITIES:
+            for value in (float("nan"), float("inf")):
+                total += 1
+                step = 2 + number % 5
+                named, at = _injected(quantity, value, step)
+                if (named, at) == (quantity, step):
+                    found += 1
+                else:
+                    missed.append([quantity, value, named, at])
+    fault = "non-finite values injected into each quantity"
+    return {"fault": fault, "tries": total, "ok": found == total, "named_in_that_step": found, "missed": missed[:5]}
+
+
+def _injected(quantity: str, value: float, step: int) -> tuple[str | None, int | None]:
+    """Train with one bad number in a step; return the quantity and the step that the trainer named."""
+    trainer = Trainer(config().build(CartPole), tracker=NullTracker())
+    for _ in range(step - 1):
+        trainer.step()
+    inject(trainer, quantity, value)
+    try:
+        for _ in range(3):
+            trainer.step()
+    except NonFiniteError as error:
+        return error.diagnosis["quantity"], error.diagnosis["step"]
+    return None, None
+
+
+def inject(trainer: Trainer, quantity: str, value: float) -> None:
+    """Have the next step meet a bad number in copy 5 of the environment, or in the update."""
+    algorithm, env, policy = trainer.algorithm, trainer.algorithm.env, trainer.algorithm.policy
+    if quantity in ("observations", "rewards"):
+        advance, calls = env.advance, iter(range(10_000))
+
+        def bad_advance(*args: Any) -> Any:
+            carry, step = advance(*args)
+            name = "obs" if quantity == "observations" else "rewards"
+            changed = getattr(step, name).clone()
+            if next(calls) == 3:
+                changed[5] = value
+            return carry, step._replace(**{name: changed})
+
+        env.advance = bad_advance
+    elif quantity == "actions":
+        sample = policy.distribution.sample
+
+        def bad_sample(*args: Any) -> Any:
+            actions, logp = sample(*args)
+            logp = logp.clone()
+            logp[5] = value
+            return actions, logp
+
+        policy.distribution.sample = bad_sample
+    elif quantity == "losses":
+        logp = policy.distribution.logp
+        policy.distribution.logp = lambda *args: logp(*args) * value
+    elif quantity == "gradients":
+        next(policy.parameters()).register_hook(lambda gradient: gradient * value)
+    else:
+        step_weights = algorithm.optimizer.step
+
+        def bad_step(*args: Any, **kwargs: Any) -> Any:
+            norm = step_weights(*args, **kwargs)
+            algorithm.optimizer.flat.data[3] = value
+            return norm
+
+        algorithm.optimizer.step = bad_step
+
+
+def server(tries: int) -> dict[str, Any]:
+    """SIGKILL MLflow's server at random instants of one run and start it again."""
+    random.seed(3)
+    with database_template() as template, scratch(template) as root:
+        port = _free_port()
+        process = _start_server(root, port)
+        pid = child(lambda: _train_until_told(root, port))
+        try:
+            for _ in range(tries):
+                time.sleep(random.uniform(0.5, 3.0))
+                process.kill()
+                process.wait()
+                time.sleep(random.uniform(0.0, 2.0))
+                process = _start_server(root, port)
+            (root / "enough").touch()
+            code = ended(pid)
+        finally:
+            process.kill()
+        seen = json.loads((root / "seen.json").read_text())
+        actual, doubled = rows(root)
+        lost = len({tuple(key) for key in seen["rows"]} - actual.keys())
+        figures = {
+            "rows": len(actual),
+            "rows_lost": lost,
+            "rows_doubled": doubled,
+            "max_delay_ms": seen["max_delay_ms"],
+        }
+    ok = code == 0 and not lost and not doubled and seen["max_delay_ms"] < 50
+    return {"fault": "server killed and restarted at random", "tries": tries, "ok": ok, **figures}
+
+
+def _train_until_told(root: Path, port: int) -> None:
+    made = MLflowTracker(
+        tracking_uri=f"http://127.0.0.1:{port}", spool_dir=root / "spool", finish_timeout_s=120, outage_timeout_s=120
+    )
+    trainer = Trainer(config().build(CartPole), tracker=made, num_eval_envs=2, checkpoints=False)
+    seen: list[tuple[str, int]] = []
+    delays: list[float] = []
+
+    def note(trainer: Any, stats: Any) -> None:
+        seen.extend((name, int(stats["env/steps"])) for name in stats if name in stats.fresh)
+        delays.append(stats["profiling/tracking_ms"])
+        time.sleep(0.02)
+
+    trainer.callbacks = (note,)
+    trainer.run(stop_conditions=[lambda stats: (root / "enough").exists()], progress="none")
+    (root / "seen.json").write_text(json.dumps({"rows": seen, "max_delay_ms": max(delays)}))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start_server(root: Path, port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with open(root / "server.log", "ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    for _ in range(600):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+            break
+        time.sleep(0.1)
+    return process
+
+
+FAULTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+    "kill": (kill, 200),
+    "write": (write, 50),
+    "server": (server, 50),
+    "damage": (damage, 200),
+    "bad_numbers": (bad_numbers, 5),
+}
+
+
+def main() -> int:
+    """Run the faults and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tries", type=float, default=1.0, metavar="SHARE", help="share of the full number of tries")
+    parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "faults.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    import mlflow  # noqa: F401 - once here rather than in every child
+
+    table = []
+    for name in arguments.only:
+        function, tries = FAULTS[name]
+        began = time.monotonic()
+        row = function(max(1, round(tries * arguments.tries)))
+        table.append(row | {"seconds": round(time.monotonic() - began, 1)})
+        print(json.dumps(table[-1]), flush=True)
+    packages = {package: version(package) for package in ("rl8x", "torch", "mlflow")}
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps({"machine": machine | packages, "faults": table}, indent=1) + "\n")
+    return 0 if all(row["ok"] for row in table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""rejax: its PPO on gymnax environments, one compiled program an iteration. It has no logging to include.
+
+rejax 0.1 expects the five results of a step that gymnax gave before its version 1.0; the adapters restore them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from gymnax.environments.classic_control import cartpole, pendulum
+from jax import numpy as jnp
+from rejax import PPO
+
+from benchmarks.common import Job, Recorder, main
+
+
+class CartPole(cartpole.CartPole):
+    """CartPole-v1."""
+
+    def step(self, key: Any, state: Any, action: Any, params: Any = None) -> tuple[Any, ...]:
+        """Move one copy."""
+        obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
+        return obs, state, reward, terminated | truncated, info
+
+
+class Pendulum(pendulum.Pendulum):
+    """Pendulum-v1."""
+
+    def reset_env(self, key: Any, params: Any) -> tuple[Any, Any]:
+        """Start an episode, with the types that a step returns: else the second iteration compiles again."""
+        obs, state = super().reset_env(key, params)
+        return obs, state.replace(last_u=jnp.zeros((), jnp.float32))
+
+    def step(self, key: Any, state: Any, action: Any, params: Any = None) -> tuple[Any, ...]:
+        """Move one copy."""
+        obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
+        return obs, state, reward, terminated | truncated, info
+
+
+def train(job: Job, recorder: Recorder) -> None:
+    """Run `train_iteration` under `jax.jit`; the first iteration includes the compilation."""
+    work = job.work
+    algorithm = PPO.create(
+        env={"cartpole": CartPole, "pendulum": Pendulum}[work.env](),
+        agent_kwargs={"activation": "relu", "hidden_layer_sizes": (work.hidden, work.hidden)},
+        num_envs=work.num_envs,
+        num_steps=work.horizon,
+        num_minibatches=work.minibatches,
+        num_epochs=work.passes,
+        learning_rate=work.lr,
+        gamma=work.gamma,
+        gae_lambda=work.gae_lambda,
+        clip_eps=work.clip,
+        ent_coef=work.entropy_coeff,
+        max_grad_norm=work.max_grad_norm,
+    )
+    state = algorithm.init_state(jax.random.PRNGKey(job.seed))
+    iterate = jax.jit(algorithm.train_iteration)
+    likeliest = jax.jit(lambda params, obs: greedy(algorithm, params, obs))
+
+    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.asarray(likeliest(state.actor_ts.params, obs))
+
+    recorder.start()
+    while True:
+        state = jax.block_until_ready(iterate(state))
+        recorder.tick(act)
+
+
+def greedy(algorithm: Any, params: Any, obs: Any) -> Any:
+    """Return the likeliest actions."""
+    distribution = algorithm.actor.apply(params, obs, method="_action_dist")
+    return jnp.asarray(distribution.mode())
+
+
+if __name__ == "__main__":
+    main("rejax", train, ("jax", "jaxlib", "gymnax", "flax", "optax", "distrax", "numpy"))

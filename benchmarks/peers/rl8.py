@@ -1,0 +1,98 @@
+"""rl8 1.0: its own config, algorithm and trainer, logging to MLflow as it does by itself.
+
+rl8's environments never end as far as it knows: it has no notion of a termination, so returns run across restarts. The
+work of an iteration is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+from rl8 import AlgorithmConfig, Trainer
+from rl8.env import Env
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import Categorical, Unbounded
+
+from benchmarks.common import OBSERVATIONS, Job, Recorder, main
+from benchmarks.peers import torch_envs
+
+
+class Adapter(Env):
+    """A batched torch environment in rl8's interface."""
+
+    name: str
+
+    def __init__(self, num_envs: int, /, horizon: int | None = None, *, device: Any = "cpu") -> None:
+        super().__init__(num_envs, horizon, device=device)
+        self.env = torch_envs.make(self.name, num_envs, device)
+        self.observation_spec = Unbounded(OBSERVATIONS[self.name], device=device)
+        if self.name == "cartpole":
+            self.action_spec = Categorical(2, shape=torch.Size([1]), device=device)
+        else:
+            self.action_spec = Unbounded(shape=torch.Size([1]), device=device)
+
+    def reset(self, *, config: dict[str, Any] | None = None) -> Tensor:
+        """Start an episode in every copy."""
+        return self.env.reset()
+
+    def step(self, action: Tensor) -> TensorDict:
+        """Move every copy."""
+        step = self.env.step(action)
+        return TensorDict({"obs": step.obs, "rewards": step.rewards.unsqueeze(-1)}, batch_size=self.num_envs)
+
+
+class CartPole(Adapter):
+    """CartPole-v1."""
+
+    name = "cartpole"
+
+
+class Pendulum(Adapter):
+    """Pendulum-v1."""
+
+    name = "pendulum"
+
+
+def train(job: Job, recorder: Recorder) -> None:
+    """Train with rl8's trainer."""
+    work = job.work
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(job.seed)
+    config = AlgorithmConfig(
+        model_config={"hiddens": (work.hidden, work.hidden)},
+        horizon=work.horizon,
+        horizons_per_env_reset=-1,
+        num_envs=work.num_envs,
+        optimizer_config={"lr": work.lr},
+        entropy_coeff=work.entropy_coeff,
+        gae_lambda=work.gae_lambda,
+        gamma=work.gamma,
+        sgd_minibatch_size=None if work.minibatches == 1 else work.minibatch_size,
+        num_sgd_iters=work.passes,
+        clip_param=work.clip,
+        max_grad_norm=work.max_grad_norm,
+        normalize_rewards=work.normalize_rewards,
+        device=job.device,
+    )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.chdir(folder)  # where MLflow writes by default
+        algorithm = config.build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
+        trainer = Trainer(algorithm)
+
+        def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            batch = TensorDict({"obs": torch.from_numpy(obs).to(job.device).unsqueeze(1)}, batch_size=[len(obs), 1])
+            return algorithm.policy.sample(batch, kind="last", deterministic=True)["actions"].cpu().numpy()
+
+        recorder.start()
+        while True:
+            trainer.step()
+            recorder.tick(act)
+
+
+if __name__ == "__main__":
+    main("rl8", train, ("torch", "tensordict", "torchrl", "mlflow-skinny", "numpy"))

@@ -1,0 +1,88 @@
+"""rl8x: its own config and trainer, tracking to MLflow as it does by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import Job, Recorder, main
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, Pendulum
+from rl8x.trainers import Trainer
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """Return the config's values; execution and precision where the config knows them.
+
+    Raises:
+        SystemExit: If a mode is asked for that this version does not have.
+    """
+    work = job.work
+    values: dict[str, Any] = {
+        "num_envs": work.num_envs,
+        "horizon": work.horizon,
+        "model_config": {"hidden_sizes": [work.hidden, work.hidden]},
+        "sgd_minibatch_size": None if work.minibatches == 1 else work.minibatch_size,
+        "num_sgd_iters": work.passes,
+        "gamma": work.gamma,
+        "gae_lambda": work.gae_lambda,
+        "clip_param": work.clip,
+        "entropy_coeff": work.entropy_coeff,
+        "max_grad_norm": work.max_grad_norm,
+        "normalize_rewards": work.normalize_rewards,
+        "lr": work.lr,
+        "num_threads": job.threads,
+        "device": job.device,
+        "seed": job.seed,
+    }
+    known = {field.name for field in dataclasses.fields(PPOConfig)}
+    for name, default in (("execution", "eager"), ("precision", "fp32")):
+        value = getattr(job, name)
+        if name in known:
+            values[name] = value
+        elif value != default:
+            raise SystemExit(f"unsupported: {name}={value}")
+    return values
+
+
+def make_tracker(folder: str) -> Any:
+    """Return a tracker to MLflow in a folder; what keeps nothing where MLflow is not installed."""
+    from rl8x import tracking
+
+    try:
+        import mlflow  # noqa: F401 - is it there
+    except ImportError:
+        return tracking.NullTracker()
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    return tracking.MLflowTracker()
+
+
+def train(job: Job, recorder: Recorder) -> None:
+    """Train with rl8x's trainer."""
+    work = job.work
+    algorithm = PPOConfig(**settings(job)).build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
+    policy = algorithm.policy
+
+    def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with torch.no_grad():
+            batch = torch.from_numpy(obs).to(job.device)
+            starts = torch.zeros(len(obs), dtype=torch.bool, device=job.device)
+            chosen = policy.act(batch, policy.initial_state(len(obs)), starts)
+            return policy.env_actions(chosen.actions).cpu().numpy()
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.chdir(folder)
+        trainer = Trainer(algorithm, tracker=make_tracker(folder))
+        recorder.start()
+        while True:
+            trainer.step()
+            recorder.tick(act)
+
+
+if __name__ == "__main__":
+    main("rl8x", train, ("torch", "tensordict", "mlflow", "numpy"))

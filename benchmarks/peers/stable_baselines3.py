@@ -1,0 +1,131 @@
+"""Stable-Baselines3: its PPO on a numpy vector environment, logging to a CSV file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecEnv
+
+from benchmarks.common import OBSERVATIONS, Job, Recorder, main
+from benchmarks.peers import numpy_envs
+
+Array = np.ndarray[Any, Any]
+
+
+class Adapter(VecEnv):
+    """A batched numpy environment in Stable-Baselines3's interface, with what its monitor would say of episodes."""
+
+    def __init__(self, name: str, num_envs: int, seed: int) -> None:
+        self.env = numpy_envs.make(name, num_envs, seed)
+        self.actions: Array | None = None
+        actions: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)
+        if name == "pendulum":
+            actions = gymnasium.spaces.Box(-2.0, 2.0, (1,))
+        super().__init__(num_envs, gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS[name],)), actions)
+
+    def reset(self) -> Array:
+        """Start an episode in every copy."""
+        return self.env.reset()
+
+    def step_async(self, actions: Array) -> None:
+        """Take actions."""
+        self.actions = actions
+
+    def step_wait(self) -> tuple[Array, Array, Array, list[dict[str, Any]]]:
+        """Move every copy."""
+        assert self.actions is not None
+        step = self.env.step(self.actions)
+        done = step.terminated | step.truncated
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for index in np.flatnonzero(done):
+            infos[index] = {
+                "terminal_observation": step.final_obs[index],
+                "TimeLimit.truncated": bool(step.truncated[index]),
+                "episode": {"r": float(step.returns[index]), "l": int(step.lengths[index]), "t": 0.0},
+            }
+        return step.obs, step.rewards, done, infos
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """Say that there is no rendering; there are no other attributes."""
+        if attr_name == "render_mode":
+            return [None] * self.num_envs
+        raise AttributeError(attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Refuse: there are no attributes."""
+        raise AttributeError(attr_name)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Refuse: there are no methods."""
+        raise AttributeError(method_name)
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> Sequence[bool]:
+        """Say no."""
+        return [False] * self.num_envs
+
+
+class Ticker(BaseCallback):
+    """Tells when an iteration has ended, which is when the next one begins."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.iterations = 0
+
+    def act(self, obs: Array) -> Array:
+        """Return the likeliest actions."""
+        return self.model.predict(obs, deterministic=True)[0]
+
+    def _on_rollout_start(self) -> None:
+        if self.iterations:
+            self.recorder.tick(self.act)
+        self.iterations += 1
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def train(job: Job, recorder: Recorder) -> None:
+    """Train with `PPO.learn`."""
+    work = job.work
+    torch.set_num_threads(job.threads)
+    model = PPO(
+        "MlpPolicy",
+        Adapter(work.env, work.num_envs, job.seed),
+        learning_rate=work.lr,
+        n_steps=work.horizon,
+        batch_size=work.minibatch_size,
+        n_epochs=work.passes,
+        gamma=work.gamma,
+        gae_lambda=work.gae_lambda,
+        clip_range=work.clip,
+        ent_coef=work.entropy_coeff,
+        max_grad_norm=work.max_grad_norm,
+        policy_kwargs={
+            "net_arch": {"pi": [work.hidden, work.hidden], "vf": [work.hidden, work.hidden]},
+            "activation_fn": torch.nn.ReLU,
+        },
+        seed=job.seed,
+        device=job.device,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model.set_logger(configure(folder, ["csv"]))
+        ticker = Ticker(recorder)
+        recorder.start()
+        model.learn(job.max_iterations * work.transitions, callback=ticker)
+        recorder.tick(ticker.act)
+
+
+if __name__ == "__main__":
+    main("stable-baselines3", train, ("torch", "gymnasium", "numpy"))
