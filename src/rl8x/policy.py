@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.models import Model, make_model
+from rl8x.models.observations import named_parts
 from rl8x.normalization import RunningMoments
+from rl8x.trees import Tree, tree_map
 
 State = dict[str, Tensor]
+MASK_KEY = "action_mask"
+"""The part of a `Dict` observation that says which actions are legal."""
 
 
 class Act(NamedTuple):
     """What acting on one observation a copy gives.
 
     Attributes:
-        actions: Sampled or most likely actions, `[num_envs, *action]`, before any clipping.
+        actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of such, before any clipping.
         logp: Their log-probabilities, `[num_envs]`; zeros when acting deterministically.
         values: Estimated values of the observations, `[num_envs]`.
         state: The model's state after the observation, each `[num_envs, *]`.
     """
 
-    actions: Tensor
+    actions: Any
     logp: Tensor
     values: Tensor
     state: State
@@ -50,8 +55,12 @@ class Policy(nn.Module):
         model_config: Keyword arguments of the model's class.
         distribution: Built-in name or `Distribution` subclass; None picks by the action space.
         distribution_config: Keyword arguments of the distribution's class.
-        normalize_observations: Whether observations are shifted and scaled by running moments before the model sees them.
+        normalize_observations: Whether observations are shifted and scaled by running moments before the model sees
+        them.
     """
+
+    action_low: Tensor
+    action_high: Tensor
 
     def __init__(
         self,
@@ -68,12 +77,12 @@ class Policy(nn.Module):
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = make_distribution(distribution, action_space, distribution_config)
-        self.model = make_model(model or "mlp", observation_space, self.distribution.num_features, model_config)
-        self.obs_moments = RunningMoments(observation_space.shape or ()) if normalize_observations else None
-        bounded = isinstance(action_space, gymnasium.spaces.Box) and bool(
-            action_space.is_bounded("below") or action_space.is_bounded("above")
+        self.masked, model_space = _without_mask(observation_space)
+        self.model = make_model(model or "mlp", model_space, self.distribution.num_features, model_config)
+        self.obs_moments = _moments(model_space) if normalize_observations else None
+        self.clips = isinstance(action_space, gymnasium.spaces.Box) and bool(
+            np.isfinite(action_space.low).any() or np.isfinite(action_space.high).any()
         )
-        self.clips = bounded
         if isinstance(action_space, gymnasium.spaces.Box):
             self.register_buffer("action_low", torch.as_tensor(action_space.low, dtype=torch.float32), persistent=False)
             self.register_buffer(
@@ -91,59 +100,123 @@ class Policy(nn.Module):
         return next(self.parameters()).device
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the state that a model has before it has seen anything, each `[num_envs, *]`; empty when feedforward."""
+        """Return the state of a model that has seen nothing, each `[num_envs, *]`; empty when feedforward."""
         return self.model.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draw what sampling a whole horizon of actions needs, `[horizon, num_envs, num_noise]`."""
         return self.distribution.noise((horizon, num_envs), generator, self.device)
 
-    def act(self, obs: Tensor, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
+    def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
         """Choose an action for each copy.
 
         Args:
-            obs: Observations, `[num_envs, *obs]`.
+            obs: Observations, `[num_envs, *obs]` or a dict of such.
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
-            noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's mode.
+            noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
+            mode.
 
         Returns:
             Actions, log-probabilities, values and the next state.
         """
-        features, values, state = self.model(self._normalized(obs).unsqueeze(0), state, starts.unsqueeze(0))
-        params = self.distribution.from_features(features[0])
+        obs, mask = self._split(obs)
+        features, values, state = self.model(_one_step(obs), state, starts.unsqueeze(0))
+        params = self.distribution.from_features(features[0], mask)
         if noise is None:
             return Act(self.distribution.mode(params), torch.zeros_like(values[0]), values[0], state)
         actions, logp = self.distribution.sample(params, noise)
         return Act(actions, logp, values[0], state)
 
-    def evaluate(self, obs: Tensor, actions: Tensor, state: State, starts: Tensor) -> Evaluation:
+    def evaluate(self, obs: Tree, actions: Tree, state: State, starts: Tensor) -> Evaluation:
         """Recompute log-probabilities, values and entropies of stored sequences under the present weights.
 
         Args:
-            obs: Observations, `[seq_len, batch, *obs]`.
-            actions: Stored actions, `[seq_len, batch, *action]`.
+            obs: Observations, `[seq_len, batch, *obs]` or a dict of such.
+            actions: Stored actions, `[seq_len, batch, *action]` or a dict of such.
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
         """
-        features, values, _ = self.model(self._normalized(obs), state, starts)
-        params = self.distribution.from_features(features)
+        obs, mask = self._split(obs)
+        features, values, _ = self.model(obs, state, starts)
+        params = self.distribution.from_features(features, mask)
         return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params))
 
-    def values(self, obs: Tensor, state: State, starts: Tensor) -> Tensor:
+    def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Estimate the values of one observation a copy, `[num_envs]`, without the actor's work where that is apart."""
-        return self.model.values(self._normalized(obs).unsqueeze(0), state, starts.unsqueeze(0))[0]
+        return self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))[0]
 
-    def env_actions(self, actions: Tensor) -> Tensor:
+    def env_actions(self, actions: Any) -> Any:
         """Clip actions to a bounded `Box`, as the environment gets them; the stored ones stay as sampled."""
         if not self.clips:
             return actions
         return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
 
-    def observe(self, obs: Tensor) -> None:
-        """Let the observation normaliser learn from a rollout's observations, `[..., *obs]`."""
-        if self.obs_moments is not None:
-            self.obs_moments.update(obs.reshape(-1, *(self.observation_space.shape or ())))
+    def observe(self, obs: Tree) -> None:
+        """Let the observation normaliser learn from observations, `[horizon, num_envs, *obs]` or a dict of such."""
+        if self.obs_moments is None:
+            return
+        for path, moments in self.obs_moments.items():
+            assert isinstance(moments, RunningMoments)
+            moments.update(_at(obs, path))
 
-    def _normalized(self, obs: Tensor) -> Tensor:
-        return obs if self.obs_moments is None else self.obs_moments.normalize(obs, 10.0)
+    def _split(self, obs: Any) -> tuple[Any, Any]:
+        """Take the action mask out of an observation and normalise the rest."""
+        mask = None
+        if self.masked:
+            mask = tree_map(lambda legal: legal.bool(), obs[MASK_KEY])
+            obs = {name: part for name, part in obs.items() if name != MASK_KEY}
+        if self.obs_moments is not None:
+            obs = self._normalized(obs, "")
+        return obs, mask
+
+    def _normalized(self, obs: Any, path: str) -> Any:
+        assert self.obs_moments is not None
+        if isinstance(obs, Mapping):
+            return {name: self._normalized(part, f"{path}/{name}" if path else name) for name, part in obs.items()}
+        name = path or _WHOLE
+        if name not in self.obs_moments:
+            return obs
+        moments = self.obs_moments[name]
+        assert isinstance(moments, RunningMoments)
+        return moments.normalize(obs, 10.0)
+
+
+_WHOLE = "observation"
+
+
+def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
+    """Say whether an observation carries an action mask, and return the space of what the model sees."""
+    if not isinstance(space, gymnasium.spaces.Dict) or MASK_KEY not in space.spaces:
+        return False, space
+    rest = {name: part for name, part in space.spaces.items() if name != MASK_KEY}
+    if not rest:
+        raise ValueError(f"A Dict observation needs a part beside {MASK_KEY!r} for the model to see.")
+    return True, gymnasium.spaces.Dict(rest)
+
+
+def _moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
+    """Make running moments for every float `Box` of an observation, by its path."""
+    boxes = {path or _WHOLE: box for path, box in _float_boxes(space, "")}
+    return nn.ModuleDict({path: RunningMoments(box.shape) for path, box in boxes.items()})
+
+
+def _float_boxes(space: gymnasium.Space[Any], path: str) -> Iterator[tuple[str, gymnasium.spaces.Box]]:
+    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        for name, part in named_parts(space):
+            yield from _float_boxes(part, f"{path}/{name}" if path else name)
+    elif isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        yield path, space
+
+
+def _at(tree: Any, path: str) -> Tensor:
+    if isinstance(tree, Mapping):
+        for name in path.split("/"):
+            tree = tree[name]
+    tensor: Tensor = tree
+    return tensor
+
+
+def _one_step(obs: Any) -> Any:
+    """Give observations of one step a time axis of 1."""
+    return obs.unsqueeze(0) if isinstance(obs, Tensor) else tree_map(lambda part: part.unsqueeze(0), obs)

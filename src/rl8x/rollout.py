@@ -1,7 +1,9 @@
 """Gathering experience: a buffer that is allocated once, and the loop that fills it.
 
-The loop is the same for every environment, model and algorithm. What it calls for one step, `act_and_step`, is a pure function
-of tensors, so that `execution.py` can compile or capture it; the noise that sampling and resets need is drawn for the whole
+The loop is the same for every environment, model and algorithm. What it calls for one step, `act_and_step`, is a pure
+function
+of tensors, so that `execution.py` can compile or capture it; the noise that sampling and resets need is drawn for the
+whole
 horizon beforehand.
 """
 
@@ -18,18 +20,19 @@ from rl8x.envs.base import Carry, Env, Step
 from rl8x.functional.stats import masked_summary, summary
 from rl8x.policy import Act, Policy, State
 from rl8x.stats import Number, Stats
+from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map, unflatten_tree
 
 
 class Cursor(NamedTuple):
     """Where the environment and the policy stand between two steps.
 
     Attributes:
-        obs: The observation to act on, `[num_envs, *obs]`.
+        obs: The observation to act on, `[num_envs, *obs]` or a dict of such.
         starts: Where it begins an episode, `[num_envs]`, bool.
         state: The policy's state before it, each `[num_envs, *]`.
     """
 
-    obs: Tensor
+    obs: Tree
     starts: Tensor
     state: State
 
@@ -70,6 +73,19 @@ class Rollout:
             self.tensors[key] = buffer
         buffer[t].copy_(value)
 
+    def write_tree(self, key: str, t: int, tree: Tree) -> None:
+        """Copy one step of an observation or action, a tensor or nested dicts, into slot t."""
+        if isinstance(tree, Tensor):
+            self.write(key, t, tree)
+            return
+        for name, value in flatten_tree(key, tree).items():
+            self.write(name, t, value)
+
+    def tree(self, key: str) -> Tree:
+        """Return an observation or action as it was written, each tensor `[horizon + 1, num_envs, ...]`."""
+        tree: Tree = unflatten_tree(key, self.tensors)
+        return tree
+
     def write_state(self, t: int, state: State) -> None:
         """Keep the policy's state before slot t, where it begins a sequence."""
         if t % self.state_every:
@@ -78,6 +94,18 @@ class Rollout:
             if name not in self.states:
                 self.states[name] = value.new_zeros((self.horizon // self.state_every, *value.shape))
             self.states[name][t // self.state_every].copy_(value)
+
+    def cut(self) -> None:
+        """Truncate the episodes that go on at the end of the horizon, because a reset follows.
+
+        Their final observation is the one of the last slot.
+        """
+        last = self.horizon - 1
+        terminated, truncated = self.tensors[keys.TERMINATED][last], self.tensors[keys.TRUNCATED][last]
+        final_values = self.tensors[keys.FINAL_VALUES][last]
+        goes_on = ~(terminated | truncated)
+        final_values.copy_(torch.where(goes_on, self.tensors[keys.VALUES][self.horizon], final_values))
+        truncated |= goes_on
 
     def as_tensordict(self) -> TensorDict:
         """Show the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
@@ -92,7 +120,8 @@ class Collector:
         env: The environment; its `carry` follows the collector's.
         policy: The policy that acts.
         generator: Source of the sampling noise, on the policy's device.
-        state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is never.
+        state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is
+        never.
     """
 
     def __init__(self, env: Env, policy: Policy, generator: torch.Generator, *, state_reset_every: int = 0) -> None:
@@ -106,18 +135,18 @@ class Collector:
     def reset(self, env_config: Any = None) -> None:
         """Start every copy afresh, with a new `env_config` where one is given."""
         obs, _ = self.env.reset(config=env_config)
-        starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=obs.device)
+        starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
         self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
 
     @torch.no_grad()
     def fill(self, rollout: Rollout) -> None:
         """Run one horizon and write it into the buffer, values of cut episodes' final observations with it."""
-        cursor, carry = self._start(), self.env.carry
+        cursor, carry = self._start()
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
         for t in range(rollout.horizon):
             cursor = self.refreshed(cursor, t)
-            rollout.write(keys.OBS, t, cursor.obs)
+            rollout.write_tree(keys.OBS, t, cursor.obs)
             rollout.write(keys.STARTS, t, cursor.starts)
             rollout.write_state(t, cursor.state)
             carry, cursor, act, step = act_and_step(self.policy, self.env, carry, cursor, env_noise[t], policy_noise[t])
@@ -127,7 +156,7 @@ class Collector:
         self._write_last(rollout, cursor)
 
     def _write(self, rollout: Rollout, t: int, act: Act, step: Step) -> None:
-        rollout.write(keys.ACTIONS, t, act.actions)
+        rollout.write_tree(keys.ACTIONS, t, act.actions)
         rollout.write(keys.LOGP, t, act.logp)
         rollout.write(keys.VALUES, t, act.values)
         rollout.write(keys.REWARDS, t, step.rewards)
@@ -140,14 +169,15 @@ class Collector:
         rollout.write(keys.FINAL_VALUES, t, self._final_values(act, step))
 
     def _write_last(self, rollout: Rollout, cursor: Cursor) -> None:
-        rollout.write(keys.OBS, rollout.horizon, cursor.obs)
+        rollout.write_tree(keys.OBS, rollout.horizon, cursor.obs)
         rollout.write(keys.STARTS, rollout.horizon, cursor.starts)
         rollout.write(keys.VALUES, rollout.horizon, self.policy.values(cursor.obs, cursor.state, cursor.starts))
 
     def _final_values(self, act: Act, step: Step) -> Tensor:
         """Value the observations at which time limits cut episodes, `[num_envs]`; elsewhere 0, which nothing reads.
 
-        On the CPU only the copies that were cut are evaluated. On an accelerator to look which those are would cost a copy to
+        On the CPU only the copies that were cut are evaluated. On an accelerator to look which those are would cost a
+        copy to
         the host, so all are.
         """
         cut = step.truncated & ~step.terminated
@@ -158,30 +188,37 @@ class Collector:
         if self.truncates and bool(cut.any()):
             rows = cut.nonzero().squeeze(1)
             state = {name: value[rows] for name, value in act.state.items()}
-            values[rows] = self.policy.values(step.final_obs[rows], state, starts[rows])
+            values[rows] = self.policy.values(tree_map(lambda part: part[rows], step.final_obs), state, starts[rows])
         return values
 
     @torch.no_grad()
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
         """Run one horizon without keeping any of it, and return its statistics."""
-        cursor, carry = self._start(), self.env.carry
+        cursor, carry = self._start()
         env_noise = self.env.noise(horizon)
         policy_noise = None if deterministic else self.policy.noise(horizon, self.env.num_envs, self.generator)
-        steps = []
+        steps: list[Step] = []
         for t in range(horizon):
             cursor = self.refreshed(cursor, t)
             noise = None if policy_noise is None else policy_noise[t]
             carry, cursor, _, step = act_and_step(self.policy, self.env, carry, cursor, env_noise[t], noise)
-            steps.append((step.rewards, step.terminated | step.truncated, step.episode_returns, step.episode_lengths))
+            steps.append(step)
         self.env.carry = carry
         self.cursor = cursor
-        return collect_stats(*(torch.stack(column) for column in zip(*steps, strict=True)))
+        return collect_stats(
+            torch.stack([step.rewards for step in steps]),
+            torch.stack([step.terminated | step.truncated for step in steps]),
+            torch.stack([step.episode_returns for step in steps]),
+            torch.stack([step.episode_lengths for step in steps]),
+            None if steps[0].valid is None else torch.stack([step.valid for step in steps if step.valid is not None]),
+        )
 
-    def _start(self) -> Cursor:
+    def _start(self) -> tuple[Cursor, Carry]:
         if self.cursor is None:
             self.reset()
         assert self.cursor is not None
-        return self.cursor
+        assert self.env.carry is not None
+        return self.cursor, self.env.carry
 
     def refreshed(self, cursor: Cursor, t: int) -> Cursor:
         """Forget the policy's state where the schedule of state resets says so."""
@@ -190,7 +227,7 @@ class Collector:
         return cursor._replace(state=self.policy.initial_state(self.env.num_envs))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor, the environment and the generator: all that the next horizon depends on but the weights."""
+        """Return the cursor, the environment and the generator: all that the next horizon needs but the weights."""
         cursor = self.cursor
         return {
             "env": self.env.state_dict(),
@@ -206,14 +243,19 @@ class Collector:
         self.generator.set_state(state["generator"].cpu())
         cursor = state["cursor"]
         device = self.policy.device
+        if not self.env.resumable:
+            # Its simulator cannot be set back: the next horizon begins with a reset.
+            cursor = None
         self.cursor = cursor and Cursor(
-            cursor["obs"].to(device),
+            tree_map(lambda part: part.to(device), cursor["obs"]),
             cursor["starts"].to(device),
             {name: value.to(device) for name, value in cursor["state"].items()},
         )
 
 
-def collect_stats(rewards: Tensor, ended: Tensor, episode_returns: Tensor, episode_lengths: Tensor) -> Stats:
+def collect_stats(
+    rewards: Tensor, ended: Tensor, episode_returns: Tensor, episode_lengths: Tensor, valid: Tensor | None = None
+) -> Stats:
     """Summarise a horizon: sums over it, each reward, and the episodes that ended in it.
 
     Args:
@@ -221,10 +263,13 @@ def collect_stats(rewards: Tensor, ended: Tensor, episode_returns: Tensor, episo
         ended: Where an episode ended, `[horizon, num_envs]`, bool.
         episode_returns: Return of the episode so far, `[horizon, num_envs]`; read where it ended.
         episode_lengths: Its length so far in steps, `[horizon, num_envs]`; read where it ended.
+        valid: Which rows are experience, `[horizon, num_envs]`, bool; None is all. Filler rows have reward 0.
     """
+    if valid is not None:
+        ended = ended & valid
     values: dict[str, Number] = {}
     values.update(named("returns", summary(rewards.sum(0))))
-    values.update(named("rewards", summary(rewards)))
+    values.update(named("rewards", summary(rewards) if valid is None else masked_summary(rewards, valid)))
     values.update(named("episodes/returns", masked_summary(episode_returns, ended)))
     values.update(named("episodes/lengths", masked_summary(episode_lengths.to(torch.float32), ended)))
     values[keys.EPISODES_ENDED] = ended.sum()

@@ -1,7 +1,9 @@
 """Statistics that stay on the device until somebody reads them.
 
-A collect and an update each make a few dozen numbers. Copying them one by one stalls a GPU at every copy, so a `Stats` keeps
-0-d tensors and moves all of them in one vector, once, when the first is read. `Stats.merge` joins several without reading any.
+A collect and an update each make a few dozen numbers. Copying them one by one stalls a GPU at every copy, so a `Stats`
+keeps
+0-d tensors and moves all of them in one vector, once, when the first is read. `Stats.merge` joins several without
+reading any.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ class Stats(Mapping[str, float]):
 
     Args:
         values: Metric name to a number or a 0-d tensor (all tensors on one device).
-        counts: Names of statistics to the name-prefixes that they gate: where the count is 0 (no episode ended), every metric
+        counts: Names of statistics to the name-prefixes that they gate: where the count is 0 (no episode ended), every
+        metric
             under the prefix is left out rather than reported as NaN.
     """
 
@@ -72,7 +75,8 @@ class Stats(Mapping[str, float]):
 def reduce_horizons(horizons: list[Mapping[str, float]]) -> dict[str, float]:
     """Reduce the statistics of several horizons to one row.
 
-    The minimum of minima, the maximum of maxima, the mean of means, the root of the mean square of standard deviations, and
+    The minimum of minima, the maximum of maxima, the mean of means, the root of the mean square of standard
+    deviations, and
     the sum of the rest, over the horizons in which a metric occurs.
     """
     names = list(dict.fromkeys(name for horizon in horizons for name in horizon))

@@ -2,37 +2,38 @@ import dataclasses
 
 import pytest
 import torch
+from tests import probes
 from torch.distributions import Categorical
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.algorithms.ppo import LOSS_METRICS, nearest_divisor, ppo_losses
+from rl8x.algorithms.config import nearest_divisor
+from rl8x.algorithms.ppo_losses import LOSS_METRICS, ppo_losses
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, Pendulum
 from rl8x.policy import Evaluation
-from tests import probes
 
 
 def tiny(**options):
-    defaults = dict(num_envs=8, horizon=16, seed=3, device="cpu", model_config={"hidden_sizes": [16]})
+    defaults = {"num_envs": 8, "horizon": 16, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
     return PPOConfig(**(defaults | options))
 
 
 def probe_config(**options):
     return PPOConfig(
         **(
-            dict(
-                num_envs=64,
-                horizon=8,
-                seed=1,
-                device="cpu",
-                lr=1e-2,
-                gamma=0.9,
-                gae_lambda=0.95,
-                normalize_rewards=False,
-                model_config={"hidden_sizes": [32], "activation": "tanh"},
-                num_sgd_iters=8,
-                sgd_minibatch_size=128,
-            )
+            {
+                "num_envs": 64,
+                "horizon": 8,
+                "seed": 1,
+                "device": "cpu",
+                "lr": 1e-2,
+                "gamma": 0.9,
+                "gae_lambda": 0.95,
+                "normalize_rewards": False,
+                "model_config": {"hidden_sizes": [32], "activation": "tanh"},
+                "num_sgd_iters": 8,
+                "sgd_minibatch_size": 128,
+            }
             | options
         )
     )
@@ -52,7 +53,7 @@ def value_of(algorithm, x):
     )
 
 
-# -- probe environments: known values, known best actions ---------------------------------------------------------------------
+# -- probe environments: known values, known best actions
 
 
 def test_value_of_one_step():
@@ -72,7 +73,8 @@ def test_value_of_a_delayed_reward_is_discounted():
 
 
 def test_time_limits_do_not_lower_values():
-    # 1 / (1 - 0.5) = 2; were a truncation taken for an end, the mean over the three steps would be (1.75 + 1.5 + 1) / 3 = 1.42.
+    # 1 / (1 - 0.5) = 2; were a truncation taken for an end, the mean over the three steps would be (1.75 + 1.5 + 1) /
+    # 3 = 1.42.
     algorithm = train(probe_config(gamma=0.5).build(probes.Forever), 60)
     assert value_of(algorithm, 0.0) == pytest.approx(2.0, abs=0.06)
 
@@ -104,7 +106,7 @@ def test_memory_solves_what_a_feedforward_policy_cannot(model):
     assert abs(mean[1]) < 0.6
 
 
-# -- what the update sees -----------------------------------------------------------------------------------------------------
+# -- what the update sees
 
 
 CASES = [("mlp", {"hidden_sizes": [16]}, 1), ("lstm", {"hidden_size": 16}, 4), ("gru", {"hidden_size": 16}, 8)]
@@ -238,7 +240,7 @@ def test_reward_scale_survives_the_step():
     assert float(algorithm.return_moments.std) > 10
 
 
-# -- counters, schedules, rules -----------------------------------------------------------------------------------------------
+# -- counters, schedules, rules
 
 
 def test_schedules_advance_by_transitions_and_not_by_evaluation():
@@ -288,7 +290,7 @@ def test_never_ending_tasks_reset_each_horizon_by_default_and_episodic_ones_neve
 
 
 def test_recurrent_states_start_afresh_as_rl8_has_it():
-    config = dict(model="lstm", model_config={"hidden_size": 8}, horizon=32)
+    config = {"model": "lstm", "model_config": {"hidden_size": 8}, "horizon": 32}
     assert tiny(**config, seq_len=4, seqs_per_state_reset=8).build(DiscreteDummy).state_reset_every == 32
     assert tiny(**config).build(DiscreteDummy).state_reset_every == 32
     assert tiny(**config).build(CartPole).state_reset_every == 0
@@ -322,7 +324,7 @@ def test_a_horizon_goes_on_where_the_last_one_ended():
     assert torch.equal(algorithm.rollout[keys.STARTS][0], last[1])
 
 
-# -- seeds, saving ------------------------------------------------------------------------------------------------------------
+# -- seeds, saving
 
 
 @pytest.mark.parametrize("model", ["mlp", "gru"])
@@ -354,7 +356,7 @@ def test_a_restored_state_goes_on_with_the_same_bits(options):
     assert second.counters == straight.counters
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------------------
+# -- bad input
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How an algorithm's hyperparameters are declared: once, with default, legal range and explanation, in a frozen dataclass."""
+"""How hyperparameters are declared: once, with default, legal range and explanation, in a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -135,3 +135,9 @@ def resolve_device(device: str | torch.device) -> torch.device:
 def split_seed(seed: int, count: int) -> list[int]:
     """Derive independent seeds for the parts of a run, so that no two draw the same numbers."""
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, dtype=np.uint64) >> np.uint64(1)]
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Find the divisor of a number that is nearest to the one wanted."""
+    divisors = {size for low in range(1, int(number**0.5) + 1) if number % low == 0 for size in (low, number // low)}
+    return min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))

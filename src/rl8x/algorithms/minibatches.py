@@ -1,6 +1,7 @@
 """Cutting a rollout into sequences and those into minibatches.
 
-All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled minibatch
+All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled
+minibatch
 costs a single gather instead of one for each key.
 """
 
@@ -37,7 +38,8 @@ class SequencePack:
         """Copy a rollout in.
 
         Args:
-            tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to 2^24.
+            tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
+            2^24.
             states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
         """
         if self._packed is None:
@@ -73,7 +75,7 @@ class SequencePack:
         packed = packed.transpose(0, 1)
         batch = {}
         for name, (low, high, shape, dtype) in self._columns.items():
-            column = packed[..., low] if not shape else packed[..., low:high].unflatten(-1, shape)
+            column = packed[..., low] if not shape else packed[..., low:high].reshape(*packed.shape[:2], *shape)
             batch[name] = column.to(dtype)
         states = {
             name: state[rows] if isinstance(rows, slice) else state.index_select(0, rows)
@@ -94,7 +96,7 @@ def minibatch_rows(
             yield slice(low, low + minibatch_rows)
         return
     order = torch.randperm(num_rows, generator=generator, device=device)
-    yield from order.split(minibatch_rows)
+    yield from torch.split(order, minibatch_rows)
 
 
 def chunked(rows: Tensor | slice, chunk_rows: int) -> Iterator[Tensor | slice]:
@@ -103,4 +105,4 @@ def chunked(rows: Tensor | slice, chunk_rows: int) -> Iterator[Tensor | slice]:
         for low in range(rows.start, rows.stop, chunk_rows):
             yield slice(low, min(low + chunk_rows, rows.stop))
         return
-    yield from rows.split(chunk_rows)
+    yield from torch.split(rows, chunk_rows)

@@ -1,12 +1,14 @@
 """One optimizer step on one flat vector of weights.
 
-A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid out in one
-vector, the gradients in another, and every module keeps views of them: clipping is one norm and Adam is one fused kernel.
+A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid
+out in one
+vector, the gradients in another, and every module keeps views of them: clipping is one norm and Adam is one fused
+kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from rl8x.algorithms.config import check_names_in
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
@@ -68,7 +70,7 @@ class FlatOptimizer:
             The norm before clipping, 0-d.
         """
         gradient = self.gradient
-        norm = torch.linalg.vector_norm(gradient)
+        norm: Tensor = torch.linalg.vector_norm(gradient)
         if max_grad_norm is not None:
             gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         # The fused kernels of torch take the flag that automatic mixed precision uses to leave a step out.
@@ -79,7 +81,7 @@ class FlatOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the moments and step counts of the flat vector."""
         state = self.optimizer.state.get(self.flat, {})
-        return {"lr": self.lr, "state": {name: value for name, value in state.items()}}
+        return {"lr": self.lr, "state": dict(state.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the moments, in place where they exist, so that captured pointers stay valid."""
@@ -99,7 +101,9 @@ def _flatten(weights: list[nn.Parameter]) -> nn.Parameter:
     with torch.no_grad():
         data = torch.zeros(sum(sizes), dtype=weights[0].dtype, device=weights[0].device)
         gradient = torch.zeros_like(data)
-        for parameter, values, slopes in zip(weights, data.split(sizes), gradient.split(sizes), strict=True):
+        for parameter, values, slopes in zip(
+            weights, torch.split(data, sizes), torch.split(gradient, sizes), strict=True
+        ):
             view = values[: parameter.numel()].view(parameter.shape)
             view.copy_(parameter)
             parameter.data = view

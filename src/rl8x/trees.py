@@ -1,0 +1,49 @@
+"""Observations and actions that are a tensor or nested dicts of tensors, and their flat form by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+Tree: TypeAlias = "Tensor | dict[str, Tree]"
+"""A tensor, or a dict of trees; the parts of a `Tuple` space have the keys "0", "1", ..."""
+
+
+def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply a function to every tensor."""
+    if isinstance(tree, Mapping):
+        return {name: tree_map(function, part) for name, part in tree.items()}
+    return function(tree)
+
+
+def flatten_tree(name: str, tree: Any) -> dict[str, Tensor]:
+    """Spread a tree over flat names: `obs` stays `obs`, a part of a dict becomes `obs/part`."""
+    if not isinstance(tree, Mapping):
+        return {name: tree}
+    return {key: leaf for part, value in tree.items() for key, leaf in flatten_tree(f"{name}/{part}", value).items()}
+
+
+def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
+    """Gather the tree that `flatten_tree` spread under a name."""
+    if name in flat:
+        return flat[name]
+    tree: dict[str, Any] = {}
+    for key, leaf in flat.items():
+        if not key.startswith(f"{name}/"):
+            continue
+        *path, last = key[len(name) + 1 :].split("/")
+        part = tree
+        for step in path:
+            part = part.setdefault(step, {})
+        part[last] = leaf
+    return tree
+
+
+def first_tensor(tree: Any) -> Tensor:
+    """Return one of a tree's tensors, to ask for its device or leading size."""
+    while isinstance(tree, Mapping):
+        tree = next(iter(tree.values()))
+    tensor: Tensor = tree
+    return tensor
