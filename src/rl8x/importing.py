@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import re
@@ -41,12 +42,17 @@ def import_named(path: str) -> Any:
 
 
 def dotted_path(thing: Any) -> str | None:
-    """Name a class or function by the dotted path under which `import_named` finds it; None where there is none."""
+    """Name a class or function by the shortest dotted path under which `import_named` finds it; None where none does.
+
+    The shortest, because packages show there what they mean to keep: `rl8x.PPOConfig`, wherever its file may move.
+    """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    path = f"{module}.{name}"
-    if not module or not name or "." in name or not is_dotted(path):
+    if not module or not name:
         return None
-    try:
-        return path if import_named(path) is thing else None
-    except ValueError:
-        return None
+    parts = module.split(".")
+    for length in range(1, len(parts) + 1):
+        path = ".".join((*parts[:length], name))
+        with contextlib.suppress(ValueError):
+            if import_named(path) is thing:
+                return path
+    return None

@@ -46,6 +46,7 @@ class Run:
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
         self.conditions = self._conditions(options["stop_conditions"], saved)
+        self._last: TrainStats | None = None
         self._check(resumed=saved is not None)
         for condition in self.conditions:
             condition.bind(trainer)
@@ -77,12 +78,17 @@ class Run:
             if entry is not None:
                 entries.remove(entry)
                 condition.load_state_dict(entry["state"])
+        if saved["stop_reason"] is not None and not self._asks_for_more(saved):
+            self._last = TrainStats(saved["row"])
+            self._last.stop_reason = saved["stop_reason"]
+
+    def _asks_for_more(self, saved: Mapping[str, Any]) -> bool:
+        """Whether a run that has come to its end is asked to go on: for more steps, or until something else is met."""
+        conditions = [repr(condition) for condition in self.conditions]
         limit = self.options["max_steps"]
         if limit is not None and self.steps >= limit:
-            raise ValueError(
-                f"the run has come to its end: {self.steps} steps, max_steps={limit}. "
-                "Give a larger `max_steps` to go on."
-            )
+            return False
+        return limit != saved["options"]["max_steps"] or conditions != [each["repr"] for each in saved["conditions"]]
 
     def _plain_options(self) -> dict[str, Any]:
         trainer, options = self.trainer, dict(self.options)
@@ -105,7 +111,14 @@ class Run:
             {"repr": repr(condition), "spec": _spec(condition), "state": condition.state_dict()}
             for condition in self.conditions
         ]
-        return {"options": self._plain, "steps": self.steps, "conditions": conditions}
+        last = self._last
+        return {
+            "options": self._plain,
+            "steps": self.steps,
+            "conditions": conditions,
+            "row": None if last is None else dict(last),
+            "stop_reason": None if last is None else last.stop_reason,
+        }
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -141,14 +154,22 @@ class Run:
 
     def _run(self, reporter: ProgressReporter, signals: SignalGuard) -> TrainStats:
         trainer, saving = self.trainer, self.trainer.saving
-        trainer.stop_reason = None
         trainer._start_tracking()
+        if self._last is not None:  # killed after its end was saved, before the tracked run knew
+            trainer.stop_reason = self._last.stop_reason
+            return self._last
+        trainer.stop_reason = None
         saving.begin(self)
+        if self.steps == 0:
+            # On the disk before the first row is tracked: whenever the run is killed, there is something to go on from.
+            saving.save()
+            saving.wait()
         while True:
             if signals.stop is not None:
                 saving.save(status="KILLED")
                 raise signals.exception()
             stats = self._step()
+            self._last = stats if stats.stop_reason is not None else None
             reporter.update(stats)
             is_best = saving.improved(stats)
             if stats.stop_reason is not None:

@@ -106,9 +106,13 @@ class Saving:
             about, state = self._snapshot(status)
             self._saver.save(self._trainer.state[keys.STEPS], about, state, is_best=is_best)
 
+    def wait(self) -> Path | None:
+        """Wait until nothing is being written; returns the last checkpoint that was."""
+        return None if self._saver is None else self._saver.wait()
+
     def told(self) -> str:
         """Say where the last checkpoint is, once it is written."""
-        path = None if self._saver is None else self._saver.wait()
+        path = self.wait()
         return f"saved {path}" if path is not None else "nothing saved: this run has no checkpoints"
 
     def end(self) -> Path | None:
@@ -118,8 +122,7 @@ class Saving:
 
     def last_good(self) -> Checkpoint | None:
         """Read the newest good checkpoint of this run."""
-        if self._saver is not None:
-            self._saver.wait()
+        self.wait()
         return None if self.directory is None else next(good(self.directory), None)
 
     def write_text(self, name: str, text: str) -> Path | None:
