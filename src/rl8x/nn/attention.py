@@ -57,7 +57,7 @@ class Attention(nn.Module):
         else:
             mask = (mask if mask.dim() == 3 else mask.unsqueeze(0)).unsqueeze(1)
             sees = mask.any(-1, keepdim=True)
-            # A softmax over nothing is NaN: who may look nowhere looks everywhere, and what that gives is thrown away.
+            # A softmax over nothing is NaN in some kernels: who may look nowhere looks everywhere, and that is dropped.
             gathered = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees)
             gathered = gathered.masked_fill(~sees, 0.0)
         out: Tensor = self.out(gathered.transpose(1, 2).flatten(-2))
