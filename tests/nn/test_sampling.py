@@ -22,7 +22,7 @@ def test_sampling_inverts_the_cumulative_distribution(n):
 
 
 def test_first_hit_survives_sums_that_are_not_monotone(monkeypatch):
-    # Float32 sums of n numbers are off by some 1e-7 n: the number lies in the chosen interval up to that.
+    # What adding up as a tree may give, exaggerated: the sum grows at choice 1, of probability 0, and the last sum
     # is smaller than the one before.
     probs = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
     sums = torch.tensor([[0.5, 0.6, 1.1, 1.0]])
