@@ -193,6 +193,11 @@ def test_the_first_value_of_a_plateau_compares_with_nothing():
     assert verdicts(Plateau(X, patience=1, rtol=10), [1.0]) == [False]
 
 
+def test_a_plateau_is_relative_to_the_value_before():
+    # 1 -> 1.6 is 60% of 1, though 37% of 1.6; 1.6 -> 1 is 37% of 1.6
+    assert verdicts(Plateau(X, patience=1, rtol=0.5), [1.0, 1.6, 1.0]) == [False, False, True]
+
+
 def test_plateau_at_infinity_is_none():
     assert verdicts(
         Plateau(X, patience=1, rtol=0.5), [math.inf, 1.0, math.inf, math.inf, math.nan, math.nan, 2, 2]
