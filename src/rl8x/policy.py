@@ -59,9 +59,6 @@ class Policy(nn.Module):
         them.
     """
 
-    action_low: Tensor
-    action_high: Tensor
-
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
@@ -80,14 +77,6 @@ class Policy(nn.Module):
         self.masked, model_space = _without_mask(observation_space)
         self.model = make_model(model or "mlp", model_space, self.distribution.num_features, model_config)
         self.obs_moments = _moments(model_space) if normalize_observations else None
-        self.clips = isinstance(action_space, gymnasium.spaces.Box) and bool(
-            np.isfinite(action_space.low).any() or np.isfinite(action_space.high).any()
-        )
-        if isinstance(action_space, gymnasium.spaces.Box):
-            self.register_buffer("action_low", torch.as_tensor(action_space.low, dtype=torch.float32), persistent=False)
-            self.register_buffer(
-                "action_high", torch.as_tensor(action_space.high, dtype=torch.float32), persistent=False
-            )
 
     @property
     def recurrent(self) -> bool:
@@ -148,9 +137,7 @@ class Policy(nn.Module):
 
     def env_actions(self, actions: Any) -> Any:
         """Clip actions to a bounded `Box`, as the environment gets them; the stored ones stay as sampled."""
-        if not self.clips:
-            return actions
-        return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
+        return self.distribution.env_actions(actions)
 
     def observe(self, obs: Tree) -> None:
         """Let the observation normaliser learn from observations, `[horizon, num_envs, *obs]` or a dict of such."""

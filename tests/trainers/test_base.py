@@ -17,7 +17,14 @@ from rl8x.trainers import Trainer
 def config(**options):
     return PPOConfig(
         **(
-            dict(num_envs=4, horizon=8, seed=5, device="cpu", model_config={"hidden_sizes": [8]}, num_sgd_iters=1)
+            {
+                "num_envs": 4,
+                "horizon": 8,
+                "seed": 5,
+                "device": "cpu",
+                "model_config": {"hidden_sizes": [8]},
+                "num_sgd_iters": 1,
+            }
             | options
         )
     )
@@ -31,7 +38,7 @@ def run(trainer, **options):
     return trainer.run(progress="none", **options)
 
 
-# -- rl8's semantics ----------------------------------------------------------------------------------------------------------
+# -- rl8's semantics
 
 
 def test_evaluation_counts_as_k_collects_and_no_step():
@@ -51,7 +58,7 @@ def test_evaluation_out_of_turn_is_refused():
 
 def test_steps_per_eval_must_be_a_multiple():
     with pytest.raises(
-        ValueError, match="`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 1 and 2. Try 2"
+        ValueError, match=r"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 1 and 2\. Try 2"
     ):
         run(make(horizons_per_env_reset=2), steps_per_eval=1, max_steps=1)
 
@@ -75,7 +82,7 @@ def test_an_eval_config_that_nothing_would_apply_is_refused():
         run(make(horizons_per_env_reset=-1), steps_per_eval=1, eval_env_config={"bounds": 10.0}, max_steps=1)
 
 
-# -- rows, rules, conditions --------------------------------------------------------------------------------------------------
+# -- rows, rules, conditions
 
 
 def test_a_row_has_exactly_the_declared_metrics():
@@ -172,7 +179,7 @@ def test_run_options_are_checked():
             make().run(**options)
 
 
-# -- seeds and evaluation -----------------------------------------------------------------------------------------------------
+# -- seeds and evaluation
 
 TIMES = ("profiling/", "memory/")
 
@@ -237,7 +244,7 @@ def test_a_restored_trainer_goes_on_with_the_same_rows():
     assert rows_without_times(straight)[6:] == rows_without_times(second)
 
 
-# -- the state machine against a model ----------------------------------------------------------------------------------------
+# -- the state machine against a model
 
 
 class TrainerMachine(RuleBasedStateMachine):
