@@ -149,7 +149,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """Every metric that a row of this trainer may have."""
         return frozenset((*keys.TRAINER_METRICS, *self.algorithm.metrics))
 
-    # -- one step, one evaluation -------------------------------------------------------------------------------------
+    # -- one step, one evaluation
 
     def step(self, *, env_config: Mapping[str, Any] | None = None) -> TrainStats:
         """Collect experience and update the policy once; track the row of metrics.
@@ -245,7 +245,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             callback(self, stats)
         return stats
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running
 
     def run(
         self,
@@ -304,7 +304,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             return None
         return self.eval()
 
-    # -- tracking -----------------------------------------------------------------------------------------------------
+    # -- tracking
 
     def _start_tracking(self) -> None:
         if self._tracked:
@@ -353,7 +353,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
         return tags
 
-    # -- saving -------------------------------------------------------------------------------------------------------
+    # -- saving
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next step depends on."""

@@ -120,7 +120,7 @@ class Run:
             "stop_reason": None if last is None else last.stop_reason,
         }
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running
 
     def execute(self, progress: Progress) -> TrainStats:
         """Run, and end the tracked run with the right status whatever happens."""
@@ -198,7 +198,7 @@ class Run:
         stats.stop_reason = "; ".join(reasons) or None
         return stats
 
-    # -- checks -------------------------------------------------------------------------------------------------------
+    # -- checks
 
     def _check(self, *, resumed: bool) -> None:
         for name in ("steps_per_eval", "max_steps"):

@@ -71,7 +71,7 @@ class Saving:
             return spool.parent.parent / "checkpoints" / spool.name
         return None if self._where_tracked else mlruns_dir() / "checkpoints" / self.key
 
-    # -- while it runs ------------------------------------------------------------------------------------------------
+    # -- while it runs
 
     def begin(self, run: Run | None) -> None:
         """Take the folder, where checkpoints are wanted; a tracked run must have begun."""
@@ -137,7 +137,7 @@ class Saving:
             return path
         return None
 
-    # -- what goes in and comes out -----------------------------------------------------------------------------------
+    # -- what goes in and comes out
 
     def _snapshot(self, status: str) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer, tracker, options = self._trainer, self._trainer.tracker, self.options

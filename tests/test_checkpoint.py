@@ -1,0 +1,450 @@
+import json
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import CheckpointError, Checkpoints, Saver, describe, files, find, listed, read
+from rl8x.checkpoint.build import build_algorithm, changes, describe_algorithm
+from rl8x.checkpoint.find import find_unfinished
+from rl8x.checkpoint.tree import clone, decode, encode
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.importing import dotted_path, import_named
+
+# -- trees
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8]).map(
+        lambda dtype: torch.arange(6).view(2, 3).to(dtype)
+    ),
+)
+KEYS = st.text(max_size=4).filter(lambda key: not key.startswith("$"))
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def same(left, right):
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    return type(left) is type(right) and (left == right or (left != left and right != right))
+
+
+@given(TREES)
+@settings(max_examples=200, deadline=None)
+def test_a_tree_survives_json(tree):
+    encoded, tensors = encode(tree)
+    assert same(decode(json.loads(json.dumps(encoded, allow_nan=False)), tensors), tree)
+    assert same(clone(tree), tree)
+
+
+def test_encoding_copies_views_without_their_neighbours():
+    whole = torch.arange(1000.0)
+    _, tensors = encode({"a": whole[:3]})
+    whole.zero_()
+    assert tensors["a"].tolist() == [0.0, 1.0, 2.0]
+    assert tensors["a"].untyped_storage().nbytes() == 12
+
+
+@pytest.mark.parametrize("tree", [{"a": object()}, {1: 2}, {"$tensor": "x"}, [{"x": {2, 3}}]])
+def test_what_has_no_form_is_refused(tree):
+    with pytest.raises(TypeError, match="a state"):
+        encode(tree)
+
+
+@pytest.mark.parametrize("tree", [{"$tensor": "no"}, {"$tensor": 3}, {"$code": "x"}, {"$tuple": {}}, {"$float": "1"}])
+def test_what_is_no_tree_is_refused(tree):
+    with pytest.raises(CheckpointError):
+        decode(tree, {})
+
+
+def test_a_tree_too_deep_is_refused():
+    tree = []
+    for _ in range(100):
+        tree = [tree]
+    with pytest.raises(CheckpointError, match="deeply"):
+        decode(tree, {})
+
+
+# -- files
+
+
+def put(directory, steps=1, value=1.0, **about):
+    state, tensors = encode({"x": torch.full((3,), value), "y": float("nan"), "n": [1, "two", None]})
+    return files.write(directory, steps, {"run": {"key": "k"}, **about}, state, tensors)
+
+
+def test_what_was_written_is_read(tmp_path):
+    path = put(tmp_path, 7, 2.5, status="RUNNING")
+    checkpoint = read(path)
+    assert path.name == "000001-step-7"
+    assert checkpoint.state["x"].tolist() == [2.5, 2.5, 2.5]
+    assert checkpoint.state["n"] == [1, "two", None]
+    assert checkpoint.about["status"] == "RUNNING" == describe(path)["status"]
+    assert sorted(item.name for item in path.iterdir()) == ["SHA256SUMS", "checkpoint.json", "tensors.pt"]
+    assert list(torch.load(path / "tensors.pt", weights_only=True)) == ["x"]
+
+
+def test_checkpoints_are_listed_in_the_order_of_writing(tmp_path):
+    paths = [put(tmp_path, steps) for steps in (5, 3, 5)]
+    (tmp_path / "notes").mkdir()
+    assert listed(tmp_path) == paths
+    assert [path.name for path in paths] == ["000001-step-5", "000002-step-3", "000003-step-5"]
+    assert listed(tmp_path / "nothing") == []
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    good = put(tmp_path)
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_write_synced", full)
+    with pytest.raises(OSError, match="No space"):
+        put(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+
+
+def test_leftovers_are_tidied(tmp_path):
+    good = put(tmp_path)
+    for name in (".unfinished-1", ".removed-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tensors.pt").touch()
+    files.tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+
+
+@pytest.mark.parametrize("name", [files.DESCRIPTION, files.TENSORS, files.SUMS])
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_no_damage_goes_unseen(tmp_path_factory, name, data):
+    directory = tmp_path_factory.mktemp("damaged")
+    path = put(directory)
+    content = bytearray((path / name).read_bytes())
+    if data.draw(st.booleans()):
+        bit = data.draw(st.integers(0, len(content) * 8 - 1))
+        content[bit // 8] ^= 1 << bit % 8
+    else:
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    (path / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as error:
+        read(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def signed(path, description=None, tensors=None):
+    """Change a checkpoint and make its digests right again, as somebody who means harm would."""
+    if description is not None:
+        data = json.loads((path / files.DESCRIPTION).read_text())
+        data.update(description)
+        (path / files.DESCRIPTION).write_text(json.dumps(data))
+    if tensors is not None:
+        (path / files.TENSORS).write_bytes(tensors)
+    (path / files.SUMS).write_text(files._sums(path))
+
+
+class Harm:
+    def __reduce__(self):
+        return os.mkdir, ("harm-was-done",)
+
+
+def test_nothing_is_unpickled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = put(tmp_path / "run")
+    signed(path, tensors=pickle.dumps({"x": Harm()}))
+    with pytest.raises(CheckpointError, match="other than tensors"):
+        read(path)
+    torch.save({"x": Harm()}, path / files.TENSORS)
+    signed(path)
+    with pytest.raises(CheckpointError, match="other than tensors"):
+        read(path)
+    torch.save([torch.zeros(1)], path / files.TENSORS)
+    signed(path)
+    with pytest.raises(CheckpointError, match="tensors by name"):
+        read(path)
+    assert not (tmp_path / "harm-was-done").exists()
+
+
+def test_newer_and_foreign_checkpoints_are_refused(tmp_path):
+    path = put(tmp_path)
+    signed(path, {"version": 2})
+    with pytest.raises(CheckpointError, match=r"version 2, and this rl8x reads up to 1: update rl8x"):
+        read(path)
+    signed(path, {"version": 1, "format": "other"})
+    with pytest.raises(CheckpointError, match="not that of an rl8x checkpoint"):
+        read(path)
+    (path / files.DESCRIPTION).write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", [files.DESCRIPTION, files.TENSORS, files.SUMS])
+def test_a_missing_file_is_named(tmp_path, name):
+    path = put(tmp_path)
+    (path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        read(path)
+
+
+# -- finding
+
+
+def test_the_newest_of_a_folder_is_meant(tmp_path):
+    first, second = put(tmp_path, 1, 1.0), put(tmp_path, 2, 2.0)
+    assert find(tmp_path).path == second
+    assert find(str(first)).path == first
+
+
+def test_a_damaged_one_names_the_newest_good_one_and_auto_takes_it(tmp_path):
+    paths = [put(tmp_path, steps, float(steps)) for steps in (1, 2, 3, 4)]
+    for path in paths[2:]:
+        (path / files.TENSORS).write_bytes(b"")
+    for source in (tmp_path, paths[3], paths[2]):
+        with pytest.raises(CheckpointError, match=r"the newest good one is .*000002-step-2$"):
+            find(source)
+        assert find(source, auto=True).path == paths[1]
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*; the newest good one is .*000002-step-2$"):
+        find(tmp_path / "000009-step-9")
+    assert find(tmp_path / "000009-step-9", auto=True).path == paths[1]
+
+
+def test_nothing_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+        find(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        find(tmp_path / "no" / "such")
+    with pytest.raises(CheckpointError, match="there is no run 'some-run'"):
+        find("some-run")
+    path = put(tmp_path / "only")
+    (path / files.SUMS).unlink()
+    with pytest.raises(CheckpointError, match="no good one beside it"):
+        find(tmp_path / "only", auto=True)
+
+
+def test_a_run_is_found_by_what_its_checkpoints_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = put(tmp_path / "mlruns" / "checkpoints" / "abc", run={"key": "k", "id": "the-id", "handle": "spool-xyz"})
+    for name in ("abc", "spool-abc", "the-id", "spool-xyz"):
+        assert find(name).path == path
+
+
+def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
+    config = {"env": "CartPole"}
+    for name, created, status in (("a", "1", "RUNNING"), ("b", "2", "KILLED"), ("c", "3", "FINISHED")):
+        put(tmp_path / name, run_file=config, created=created, status=status)
+    put(tmp_path / "d", run_file={"env": "Pendulum"}, created="4", status="RUNNING")
+    assert find_unfinished(config, tmp_path) == tmp_path / "b"
+    assert find_unfinished({"env": "Acrobot"}, tmp_path) is None
+    saver = Saver(Checkpoints(), tmp_path / "b")
+    saver.open("k")
+    assert find_unfinished(config, tmp_path) == tmp_path / "a"  # somebody is at b
+    saver.close()
+
+
+# -- when and which
+
+
+def opened(directory, key="k", **options):
+    saver = Saver(Checkpoints(**options), directory)
+    saver.open(key)
+    return saver
+
+
+def about(key="k"):
+    return {"run": {"key": key}}
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+    saver = opened(tmp_path, keep=2)
+    for steps in range(1, 7):
+        saver.save(steps, about(), {"x": torch.tensor(steps)}, is_best=steps in (2, 3))
+    assert saver.close() == tmp_path / "000006-step-6"
+    assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000005-step-5", "000006-step-6"]
+    saver = opened(tmp_path, keep=1)
+    saver.save(7, about(), {})
+    saver.close()
+    assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000007-step-7"]
+
+
+def test_a_state_is_copied_when_save_returns(tmp_path, monkeypatch):
+    go, write = threading.Event(), files.write
+
+    def late(*args):
+        go.wait(10)
+        return write(*args)
+
+    monkeypatch.setattr(files, "write", late)
+    saver, state = opened(tmp_path), {"x": torch.zeros(2), "n": [1]}
+    saver.save(1, about(), state)
+    state["x"].fill_(9.0)
+    state["n"].append(2)
+    go.set()
+    assert same(read(saver.close()).state, {"x": torch.zeros(2), "n": [1]})
+
+
+def test_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    saver = opened(tmp_path)
+    saver.save(1, about(), {})
+    saver.wait()
+    monkeypatch.setattr(files, "write", full)
+    saver.save(2, about(), {})
+    assert saver.close() == tmp_path / "000001-step-1"
+    assert "no checkpoint at step 2, those before are kept: [Errno 28]" in caplog.text
+
+
+def test_due(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("rl8x.checkpoint.saver.time.monotonic", lambda: now[0])
+    saver = opened(tmp_path, every_steps=3, every_minutes=1.0)
+    assert [saver.due(steps) for steps in range(1, 8)] == [False, False, True, False, False, True, False]
+    now[0] += 60.0
+    assert saver.due(7)
+    saver.save(7, about(), {})
+    assert not saver.due(8)
+    saver.close()
+
+
+@pytest.mark.parametrize(("mode", "improves"), [("max", [1, 0, 0, 1, 0]), ("min", [1, 0, 1, 0, 0])])
+def test_the_best_is_better_than_ever_and_fresh(tmp_path, mode, improves):
+    saver = opened(tmp_path, best="m", mode=mode)
+    values = [2.0, 2.0, 1.0, 3.0, float("nan")]
+    seen = [saver.improved({"m": value}, frozenset({"m"}), steps) for steps, value in enumerate(values)]
+    assert seen == [bool(better) for better in improves]
+    assert not saver.improved({"m": 99.0 if mode == "max" else -99.0}, frozenset(), 9)
+    assert saver.best == {
+        "metric": "m",
+        "mode": mode,
+        "value": 3.0 if mode == "max" else 1.0,
+        "steps": 3 if mode == "max" else 2,
+    }
+    saver.close()
+
+
+def test_a_folder_belongs_to_one_run_and_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl8x.checkpoint.saver._BUSY_WAIT_S", 0.0)
+    saver = opened(tmp_path, key="mine")
+    saver.save(1, about("mine"), {})
+    with pytest.raises(CheckpointError, match="in use by this process"):
+        opened(tmp_path, key="mine")
+    saver.close()
+    with pytest.raises(CheckpointError, match="checkpoints of another run: resume that"):
+        opened(tmp_path, key="other")
+    opened(tmp_path, key="mine").close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": 0}, {"every_steps": 0}, {"every_steps": 1.5}, {"every_minutes": -1}, {"mode": "most"}]
+)
+def test_options_are_checked(options):
+    with pytest.raises(ValueError, match=f"Checkpoints: `{next(iter(options))}` must be"):
+        Checkpoints(**options)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot hold checkpoints"):
+        opened(tmp_path / "file" / "folder")
+
+
+# -- building again
+
+
+def config(**options):
+    return PPOConfig(**({"num_envs": 4, "horizon": 4, "seed": 1, "device": "cpu"} | options))
+
+
+def test_an_algorithm_is_built_again_from_json():
+    algorithm = config(lr=2e-3, lr_schedule=[[0, 1e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}).build(
+        CartPole, time_limit=20
+    )
+    build = json.loads(json.dumps(describe_algorithm(algorithm)))
+    again = build_algorithm(build, {"gamma": 0.5})
+    assert again.config == config(
+        lr=2e-3, lr_schedule=[[0, 1e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
+    )
+    assert (type(again.env), again.env.time_limit) == (CartPole, 20)
+    assert changes(build, again) == {"gamma": (0.95, 0.5)}
+    with pytest.raises(ValueError, match="gamma"):
+        build_algorithm(build, {"gama": 0.5})
+
+
+def test_a_drawn_seed_is_kept():
+    algorithm = config(seed=None).build(CartPole)
+    build = describe_algorithm(algorithm)
+    assert build_algorithm(build, {}).seed == algorithm.seed
+    assert changes(build, config(seed=None).build(CartPole)) == {}
+
+
+def test_a_model_class_is_named():
+    from rl8x.models.mlp import MLPModel
+
+    build = describe_algorithm(config(model=MLPModel).build(CartPole))
+    assert build["problems"] == []
+    assert build_algorithm(build, {}).config.model is MLPModel
+
+
+def test_an_adapter_is_built_again_with_its_arguments():
+    import functools
+
+    algorithm = config(model_config={"hidden_sizes": [4]}).build(functools.partial(GymnasiumEnv, "CartPole-v1"))
+    again = build_algorithm(json.loads(json.dumps(describe_algorithm(algorithm))), {})
+    assert isinstance(again.env, GymnasiumEnv)
+    assert again.env.single_observation_space == algorithm.env.single_observation_space
+
+
+def test_what_cannot_be_built_again_says_so():
+    with pytest.raises(CheckpointError, match=r"given as an instance. Pass `algorithm=`"):
+        build_algorithm(describe_algorithm(config().build(CartPole(4))), {})
+    with pytest.raises(CheckpointError, match="not made by a class"):
+        build_algorithm(describe_algorithm(config().build(lambda n, **options: CartPole(n, **options))), {})
+
+
+def test_another_environment_is_refused():
+    build = describe_algorithm(config().build(CartPole))
+    with pytest.raises(CheckpointError, match="environment is CartPole; the algorithm given has Pendulum"):
+        changes(build, config().build(Pendulum))
+
+
+@pytest.mark.parametrize("path", ["os.system", "subprocess.Popen", "builtins.eval", "rl8x.PPOConfig", "nowhere.Env"])
+def test_a_file_cannot_have_anything_else_called(path):
+    build = describe_algorithm(config().build(CartPole))
+    build["env"]["class"] = path
+    with pytest.raises(CheckpointError, match=r"not a subclass of Env|cannot import"):
+        build_algorithm(build, {})
+    build = describe_algorithm(config().build(CartPole)) | {"config_class": path}
+    if path != "rl8x.PPOConfig":
+        with pytest.raises(CheckpointError, match=r"not a subclass of AlgorithmConfig|cannot import"):
+            build_algorithm(build, {})
+
+
+def test_dotted_paths():
+    assert dotted_path(PPOConfig) == "rl8x.PPOConfig"
+    assert dotted_path(Path) == "pathlib.Path"
+    assert dotted_path(lambda: 0) is None
+    assert dotted_path(3) is None
+    assert import_named("pathlib.Path") is Path
