@@ -61,27 +61,35 @@ class SequencePack:
         device = next(iter(tensors.values())).device
         self._packed = torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
-    def gather(self, rows: Tensor | slice) -> tuple[Batch, Batch]:
-        """Take sequences by their numbers.
+    def take(self, rows: Tensor | slice) -> list[Tensor]:
+        """Take sequences by their numbers, as they are packed: what a compiled program gets as its arguments.
 
         Args:
             rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing.
 
         Returns:
-            The tensors, each `[seq_len, batch, ...]` in its own dtype, and the states, each `[batch, *]`.
+            The packed numbers, `[batch, seq_len, columns]`, then the states, each `[batch, *]`.
         """
         assert self._packed is not None
-        packed = self._packed[rows] if isinstance(rows, slice) else self._packed.index_select(0, rows)
-        packed = packed.transpose(0, 1)
+        tensors = [self._packed, *self._states.values()]
+        return [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in tensors]
+
+    def unpack(self, taken: list[Tensor]) -> tuple[Batch, Batch]:
+        """Name what `take` gave.
+
+        Returns:
+            The tensors, each `[seq_len, batch, ...]` in its own dtype, and the states, each `[batch, *]`.
+        """
+        packed = taken[0].transpose(0, 1)
         batch = {}
         for name, (low, high, shape, dtype) in self._columns.items():
-            column = packed[..., low] if not shape else packed[..., low:high].reshape(*packed.shape[:2], *shape)
+            column = packed[..., low:high].reshape(*packed.shape[:2], *shape) if shape else packed[..., low]
             batch[name] = column.to(dtype)
-        states = {
-            name: state[rows] if isinstance(rows, slice) else state.index_select(0, rows)
-            for name, state in self._states.items()
-        }
-        return batch, states
+        return batch, dict(zip(self._states, taken[1:], strict=True))
+
+    def gather(self, rows: Tensor | slice) -> tuple[Batch, Batch]:
+        """Take sequences by their numbers, and name what they hold."""
+        return self.unpack(self.take(rows))
 
 
 def minibatch_rows(
