@@ -1,0 +1,88 @@
+"""The examples run, at a small size, and give what they are about."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl8x import MemoryTracker, NullTracker
+from rl8x.config import RunConfig
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_is_short_and_explains_itself(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) < 60
+    assert lines[0].startswith('"""')
+    assert "expected" in path.read_text()
+
+
+def test_quickstart_tracks_a_run_and_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = MemoryTracker()
+    stats = load("quickstart").main(max_steps=5, tracker=tracker)
+    assert stats.stop_reason == "max_steps=5"
+    assert stats["algorithm/steps"] == 5
+    assert stats["eval/returns/mean"] > 0
+    assert "stays up for" in capsys.readouterr().out
+
+
+def test_quickstart_learns_and_its_conditions_stop_it() -> None:
+    stats = load("quickstart").main(tracker=NullTracker())
+    assert "Plateau" in stats.stop_reason
+    assert stats["eval/returns/mean"] >= 450
+
+
+def test_recurrent_trains_a_policy_with_a_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 5 < load("recurrent").main(max_steps=3) <= 500
+    assert "without a memory" in capsys.readouterr().out
+
+
+def test_randomization_evaluates_each_policy_under_each_physics() -> None:
+    module = load("randomization")
+    results = module.main(max_steps=3)
+    assert list(results) == ["fixed physics", "random physics"]
+    for returns in results.values():
+        assert list(returns) == list(module.TESTS)
+        assert all(1 <= value <= 500 for value in returns.values())
+    # The same seed and the same weights at first: only the physics make the two policies different.
+    assert results["fixed physics"] != results["random physics"]
+
+
+def test_own_environment_is_learned() -> None:
+    returns = load("own_environment").main(max_steps=12)
+    assert returns["after"] > returns["before"] + 20
+    assert returns["heavy"] != returns["after"]
+
+
+def test_own_condition_stops_the_run_with_its_reason() -> None:
+    stats = load("own_condition").main()
+    assert stats.stop_reason.startswith("And(Grows('episodes/lengths/mean', 2), HitsUpperBound('env/steps', 10000)): ")
+    assert 10_000 <= stats["env/steps"] <= 20 * 64 * 32
+
+
+def test_own_model_is_trained() -> None:
+    assert load("own_model").main(max_steps=20) > 40
+
+
+def test_the_demo_is_a_legal_run_that_ends_by_itself() -> None:
+    run = RunConfig.from_file(EXAMPLES / "demo.yaml")
+    assert run.env == "CartPole"
+    assert "env/steps" in {name for condition in run.conditions() for name in condition.metric_names}
+    budget = max(getattr(condition, "bound", 0) for condition in run.conditions())
+    step = run.algorithm_config["num_envs"] * run.algorithm_config["horizon"]
+    # Where the budget ends the run, the last row's evaluation is of the final policy.
+    assert budget % (step * run.steps_per_eval) == 0
