@@ -46,6 +46,7 @@ class Run:
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
         self.conditions = self._conditions(options["stop_conditions"], saved)
+        self._met: list[Condition] = []
         self._last: TrainStats | None = None
         self._check(resumed=saved is not None)
         for condition in self.conditions:
@@ -84,11 +85,14 @@ class Run:
 
     def _asks_for_more(self, saved: Mapping[str, Any]) -> bool:
         """Whether a run that has come to its end is asked to go on: for more steps, or until something else is met."""
-        conditions = [repr(condition) for condition in self.conditions]
-        limit = self.options["max_steps"]
+        limit, entries = self.options["max_steps"], saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
-        return limit != saved["options"]["max_steps"] or conditions != [each["repr"] for each in saved["conditions"]]
+        if limit != saved["options"]["max_steps"] or list(map(repr, self.conditions)) != [e["repr"] for e in entries]:
+            return True
+        # Plain callables all look alike: ask those that ended the run whether they still would.
+        met = [(each, entry) for each, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
+        return bool(met) and all(entry["spec"] is None and not each(saved["row"]) for each, entry in met)
 
     def _plain_options(self) -> dict[str, Any]:
         trainer, options = self.trainer, dict(self.options)
@@ -108,7 +112,12 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Return what it needs to go on after the present step."""
         conditions = [
-            {"repr": repr(condition), "spec": _spec(condition), "state": condition.state_dict()}
+            {
+                "repr": repr(condition),
+                "spec": _spec(condition),
+                "state": condition.state_dict(),
+                "met": any(condition is each for each in self._met),
+            }
             for condition in self.conditions
         ]
         last = self._last
@@ -191,8 +200,8 @@ class Run:
             row = row | trainer.eval(env_config=self.options["eval_env_config"]) | trainer.state
         stats = trainer._finish_row(row, frozenset(row))
         # Every condition sees every row: one that counts must not miss any because another was met.
-        met = [condition for condition in self.conditions if condition(stats)]
-        reasons = [condition.reason(stats) for condition in met]
+        self._met = [condition for condition in self.conditions if condition(stats)]
+        reasons = [condition.reason(stats) for condition in self._met]
         if self._steps_left is not None and self._steps_left <= 0:
             reasons.append(f"max_steps={self.options['max_steps']}")
         stats.stop_reason = "; ".join(reasons) or None

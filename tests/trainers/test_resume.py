@@ -1,0 +1,324 @@
+import functools
+import json
+
+import pytest
+import torch
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import CheckpointError, Checkpoints, files, listed, read
+from rl8x.conditions import HitsUpperBound, Plateau, WallTime
+from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
+from rl8x.randomization import Uniform
+from rl8x.tracking import MemoryTracker, NullTracker
+from rl8x.trainers import Trainer
+
+
+def config(**options):
+    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "num_sgd_iters": 2}
+    return PPOConfig(**(small | {"model_config": {"hidden_sizes": [8]}} | options))
+
+
+def make(env=CartPole, *, trainer=None, **options):
+    options = {"tracker": MemoryTracker(), **(trainer or {}), "_": options}
+    return Trainer(config(**options.pop("_")).build(env), **options)
+
+
+def run(trainer, **options):
+    return trainer.run(progress="none", **options)
+
+
+class Killed(BaseException):
+    """As if the process had ended here: nothing that `run()` does afterwards matters to what is on the disk."""
+
+
+def killed_at(step):
+    def callback(trainer, stats):
+        if stats[keys.STEPS] == step:
+            raise Killed
+
+    return callback
+
+
+def weights(trainer):
+    state = trainer.algorithm.state_dict()
+    flat = [*state["policy"].values(), *state["optimizer"]["state"].values()]
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in flat])
+
+
+def rows(tracker):
+    found = [(row.step, name) for row in tracker.rows for name in row.metrics]
+    assert len(found) == len(set(found)), "a row is there twice"
+    timeless = {}
+    for row in tracker.rows:
+        timeless |= {
+            (row.step, name): value
+            for name, value in row.metrics.items()
+            if not name.startswith(("profiling/", "memory/"))
+        }
+    return timeless
+
+
+CASES = {
+    "cartpole": (CartPole, {}, {"num_eval_envs": 2}, {"steps_per_eval": 2}),
+    "minibatches, schedules": (
+        CartPole,
+        {
+            "sgd_minibatch_size": 8,
+            "lr_schedule": [[0, 1e-2], [150, 1e-3]],
+            "normalize_observations": True,
+            "target_kl_div": 0.01,
+        },
+        {"num_eval_envs": 2},
+        {"steps_per_eval": 3, "env_config": {"length": Uniform(0.3, 1.0)}},
+    ),
+    "lstm": (CartPole, {"model": "lstm", "model_config": {}}, {"eval_env": False}, {"steps_per_eval": 2}),
+    "never ends": (
+        DiscreteDummy,
+        {"horizons_per_env_reset": 2},
+        {},
+        {"steps_per_eval": 2, "env_config": {"bounds": 5.0}, "eval_env_config": {"bounds": 9.0}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path):
+    env, options, trainer_options, run_options = CASES[case]
+    conditions = lambda: [HitsUpperBound(keys.STEPS, 12), Plateau("returns/mean", patience=50)]  # noqa: E731
+    straight = make(env, trainer=trainer_options, **options)
+    run(straight, stop_conditions=conditions(), **run_options)
+
+    tracker = MemoryTracker()
+    checkpoints = Checkpoints(tmp_path / "run", every_steps=5)
+    first = make(
+        env,
+        trainer={
+            **trainer_options,
+            "tracker": tracker,
+            "checkpoints": checkpoints,
+            "callbacks": [killed_at(7)],
+        },
+        **options,
+    )
+    with pytest.raises(Killed):
+        run(first, stop_conditions=conditions(), **run_options)
+    torch.manual_seed(999)
+    second = Trainer.resume(tmp_path / "run", tracker=tracker)
+    assert second.state[keys.STEPS] == 5
+    stats = run(second)
+
+    assert torch.equal(weights(second), weights(straight))
+    assert second.state == straight.state
+    assert stats.stop_reason == straight.stop_reason == second.stop_reason
+    assert rows(tracker) == rows(straight.tracker)
+    assert tracker.status == "FINISHED"
+
+
+def test_max_steps_counts_the_steps_before_the_resume(tmp_path):
+    straight = make(trainer={"num_eval_envs": 2})
+    run(straight, steps_per_eval=3, max_steps=8)
+    first = make(trainer={"num_eval_envs": 2, "checkpoints": tmp_path})
+    run(first, steps_per_eval=3, max_steps=4)
+    second = Trainer.resume(tmp_path, tracker=first.tracker)
+    assert run(second, max_steps=8).stop_reason == "max_steps=8"
+    assert torch.equal(weights(second), weights(straight))
+    assert rows(first.tracker) == rows(straight.tracker)
+
+
+def test_a_run_that_has_ended_stays_ended(tmp_path):
+    first = make(trainer={"checkpoints": tmp_path, "num_eval_envs": 2})
+    stats = run(first, max_steps=3)
+    first.tracker.status = "RUNNING"  # killed after its end was saved, before the tracked run knew
+    second = Trainer.resume(tmp_path, tracker=first.tracker)
+    again = run(second)
+    assert dict(again) == dict(stats)
+    assert again.stop_reason == second.stop_reason == "max_steps=3"
+    assert second.state[keys.STEPS] == 3
+    assert first.tracker.status == "FINISHED"
+    assert run(Trainer.resume(tmp_path, tracker=first.tracker), max_steps=2).stop_reason == "max_steps=3"
+    third = Trainer.resume(tmp_path, tracker=first.tracker)
+    assert run(third, max_steps=None, stop_conditions=[HitsUpperBound(keys.STEPS, 5)])[keys.STEPS] == 5
+
+
+def test_conditions_go_on_counting(tmp_path):
+    tracker = MemoryTracker()
+    plateau = lambda: Plateau("coefficients/vf", patience=6)  # noqa: E731 - a constant: met after 7 rows
+    first = make(
+        trainer={"tracker": tracker, "checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(5)]}
+    )
+    with pytest.raises(Killed):
+        run(first, stop_conditions=[plateau(), WallTime("1h")])
+    state = read(listed(tmp_path)[-1]).state["run"]
+    assert [each["repr"] for each in state["conditions"]] == [repr(plateau()), "WallTime('1h')"]
+    assert 0 < state["conditions"][1]["state"]["elapsed"] < 60
+    assert run(Trainer.resume(tmp_path, tracker=tracker))[keys.STEPS] == 7
+    # The same given again counts on; another begins afresh.
+    for given, expected in (([plateau()], 7), ([Plateau("coefficients/vf", patience=5)], 10)):
+        trainer = Trainer.resume(listed(tmp_path)[-2], tracker=NullTracker(), checkpoints=False)
+        begun = trainer.state[keys.STEPS]
+        stats = run(trainer, stop_conditions=given)
+        assert stats[keys.STEPS] == (expected if expected == 7 else begun + 6)
+
+
+def test_a_plain_callable_must_be_given_again(tmp_path):
+    first = make(trainer={"checkpoints": tmp_path})
+    stop = lambda stats: stats[keys.STEPS] >= 2  # noqa: E731
+    run(first, stop_conditions=[stop])
+    trainer = Trainer.resume(tmp_path, tracker=first.tracker)
+    with pytest.raises(CheckpointError, match=r"has no form in a file: pass the run's `stop_conditions` again"):
+        run(trainer)
+    assert run(trainer, stop_conditions=[lambda stats: stats[keys.STEPS] >= 4])[keys.STEPS] == 4
+
+
+def test_the_best_so_far_goes_on(tmp_path):
+    tracker = MemoryTracker()
+    options = Checkpoints(tmp_path, keep=1, best="eval/returns/mean")
+    first = make(trainer={"tracker": tracker, "checkpoints": options, "num_eval_envs": 2})
+    run(first, steps_per_eval=1, max_steps=6)
+    best = read(listed(tmp_path)[-1]).state["best"]
+    evaluations = [value for _, value in tracker.history("eval/returns/mean")]
+    assert best["value"] == max(evaluations)
+    assert best["steps"] == evaluations.index(max(evaluations)) + 1
+    second = Trainer.resume(tmp_path, tracker=tracker)
+    run(second, max_steps=8)
+    evaluations = [value for _, value in tracker.history("eval/returns/mean")]
+    after = read(listed(tmp_path)[-1]).state["best"]
+    assert after["value"] == max(evaluations)
+    kept = [read(path) for path in listed(tmp_path)]
+    assert any(each.about["counters"][keys.STEPS] == after["steps"] for each in kept)
+    assert len(kept) <= 2
+
+
+def test_overrides_are_recorded(tmp_path):
+    first = make(trainer={"checkpoints": tmp_path})
+    run(first, max_steps=2)
+    trainer = Trainer.resume(tmp_path, tracker=first.tracker, overrides={"lr": 5e-4})
+    run(trainer, max_steps=3)
+    assert first.tracker.history("coefficients/lr")[-1] == (96, pytest.approx(5e-4))
+    assert json.loads(first.tracker.tags["rl8x.resumed_with"]) == {"lr": {"before": 0.001, "now": 0.0005}}
+    assert first.tracker.params["lr"] == 5e-4
+    assert first.tracker.tags["rl8x.resumed_from"] == "000002-step-2"
+
+
+def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
+    first = make(trainer={"checkpoints": tmp_path})
+    run(first, max_steps=2)
+    build = lambda **options: config(**options).build(CartPole(4))  # noqa: E731 - an instance: no file can name it
+    with pytest.raises(
+        CheckpointError, match=r"`lr` was 0.001 and is 0.5 .* pass overrides=\{'lr': 0.5\} to change it"
+    ):
+        Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(lr=0.5))
+    Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(lr=0.5), overrides={"lr": 0.5})
+    trainer = Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(), eval_env=False)
+    assert torch.equal(weights(trainer), weights(first))
+    with pytest.raises(CheckpointError, match="DiscreteDummy"):
+        Trainer.resume(tmp_path, algorithm=config().build(DiscreteDummy))
+
+
+def test_what_does_not_fit_is_one_line(tmp_path):
+    run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
+    with pytest.raises(CheckpointError, match="does not fit this trainer") as error:
+        Trainer.resume(tmp_path, tracker=NullTracker(), overrides={"model_config": {"hidden_sizes": [16]}})
+    assert "\n" not in str(error.value)
+
+
+def test_an_evaluation_environment_that_was_given_must_be_given_again(tmp_path):
+    run(make(trainer={"checkpoints": tmp_path, "eval_env": CartPole(3)}), max_steps=1)
+    with pytest.raises(CheckpointError, match="pass `eval_env=`"):
+        Trainer.resume(tmp_path, tracker=NullTracker())
+    assert Trainer.resume(tmp_path, tracker=NullTracker(), eval_env=CartPole(3)).evaluator.env.num_envs == 3
+
+
+def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
+    first = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1)})
+    run(first, max_steps=3)
+    newest = listed(tmp_path)[-1]
+    (newest / files.TENSORS).write_bytes((newest / files.TENSORS).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"tensors.pt does not have the digest .* good one is .*-step-2$"):
+        Trainer.resume(tmp_path, tracker=NullTracker())
+    trainer = Trainer.resume(tmp_path, auto=True, tracker=NullTracker())
+    assert run(trainer)[keys.STEPS] == 3
+    assert torch.equal(weights(trainer), weights(first))
+
+
+def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for tracker in (MemoryTracker(), NullTracker()):
+        trainer = make(trainer={"tracker": tracker})
+        run(trainer, max_steps=1)
+        assert trainer.saving.directory is None
+        assert trainer.save() is None
+    assert list(tmp_path.iterdir()) == []
+    trainer = make(trainer={"checkpoints": True})
+    run(trainer, max_steps=1)
+    assert trainer.saving.directory.parent == tmp_path / "mlruns" / "checkpoints"
+    assert (tmp_path / "mlruns" / ".gitignore").exists()
+
+
+def test_a_tracker_on_a_disk_has_checkpoints_beside_it(tmp_path):
+    class OnDisk(MemoryTracker):
+        spool_folder = tmp_path / "mlruns" / "spool" / "abc"
+
+    trainer = make(trainer={"tracker": OnDisk()})
+    run(trainer, max_steps=1)
+    assert trainer.saving.directory == tmp_path / "mlruns" / "checkpoints" / "abc"
+    assert [path.name for path in listed(trainer.saving.directory)] == ["000001-step-0", "000002-step-1"]
+    off = make(trainer={"tracker": OnDisk(), "checkpoints": False})
+    run(off, max_steps=1)
+    assert off.saving.directory is None
+
+
+def test_stepwise_loops_save_and_go_on(tmp_path):
+    straight = make()
+    for _ in range(6):
+        straight.step()
+    first = make(trainer={"checkpoints": tmp_path})
+    for _ in range(4):
+        first.step()
+    path = first.save()
+    assert path.name == "000001-step-4"
+    second = Trainer.resume(path, tracker=first.tracker)
+    for _ in range(2):
+        second.step()
+    assert torch.equal(weights(second), weights(straight))
+    second.close()
+
+
+def test_checkpoints_are_checked_at_once():
+    with pytest.raises(TypeError, match="`checkpoints` must be"):
+        make(trainer={"checkpoints": 3})
+    with pytest.raises(ValueError, match="`best` must be a metric"):
+        make(trainer={"checkpoints": Checkpoints(best="eval/return")})
+
+
+def test_another_runs_folder_is_refused_before_training(tmp_path):
+    run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
+    other = make(trainer={"checkpoints": tmp_path})
+    with pytest.raises(CheckpointError, match="another run"):
+        run(other, max_steps=1)
+    assert other.state[keys.STEPS] == 0
+    assert other.tracker.status == "FAILED"
+
+
+def test_torchs_own_generator_is_restored(tmp_path):
+    class Noisy(CartPole):
+        def observe(self, state, parameters):
+            return super().observe(state, parameters)
+
+    trainer = make(trainer={"checkpoints": tmp_path})
+    torch.manual_seed(4)
+    path = trainer.save()
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    Trainer.resume(path, tracker=NullTracker())
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_simulator_that_cannot_be_saved_starts_new_episodes(tmp_path):
+    env = functools.partial(GymnasiumEnv, "CartPole-v1")
+    run(make(env, trainer={"checkpoints": tmp_path, "eval_env": False}), max_steps=2)
+    trainer = Trainer.resume(tmp_path, tracker=NullTracker())
+    assert run(trainer, max_steps=3)[keys.STEPS] == 3
+    assert trainer.state[keys.ENV_STEPS] == 3 * 32

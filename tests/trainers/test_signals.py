@@ -1,0 +1,126 @@
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from tests.trainers.test_resume import make, rows, run, weights
+
+from rl8x import keys
+from rl8x.checkpoint import listed, read
+from rl8x.tracking import MemoryTracker
+from rl8x.trainers import Trainer
+from rl8x.trainers.signals import SignalGuard
+
+
+def sends(number, at, times=1):
+    def callback(trainer, stats):
+        if stats[keys.STEPS] == at:
+            for _ in range(times):
+                os.kill(os.getpid(), number)
+
+    return callback
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_put_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    assert before == {number: signal.getsignal(number) for number in before}
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_the_run_after_the_step_and_it_resumes_to_the_same_bits(number, error, tmp_path):
+    straight = make(trainer={"num_eval_envs": 2})
+    run(straight, steps_per_eval=2, max_steps=6)
+    trainer = make(trainer={"checkpoints": tmp_path, "num_eval_envs": 2, "callbacks": [sends(number, 3)]})
+    with pytest.raises(error) as raised:
+        run(trainer, steps_per_eval=2, max_steps=6)
+    if error is SystemExit:
+        assert raised.value.code == 128 + signal.SIGTERM == 143
+    assert trainer.state[keys.STEPS] == 3
+    assert trainer.tracker.status == "KILLED"
+    assert trainer.tracker.tags["rl8x.stop_reason"] == f"interrupted by {number.name}"
+    assert len(trainer.tracker.history("losses/total")) == 3
+    newest = read(listed(tmp_path)[-1])
+    assert (newest.about["status"], newest.about["counters"][keys.STEPS]) == ("KILLED", 3)
+    second = Trainer.resume(tmp_path, tracker=trainer.tracker)
+    assert run(second)[keys.STEPS] == 6
+    assert torch.equal(weights(second), weights(straight))
+    assert rows(trainer.tracker) == rows(straight.tracker)
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_usr1_saves_and_goes_on(tmp_path):
+    trainer = make(trainer={"checkpoints": tmp_path, "callbacks": [sends(signal.SIGUSR1, 2)]})
+    seen = []
+    trainer.callbacks += (lambda trainer, stats: seen.append(trainer.tracker.status),)
+    assert run(trainer, max_steps=4)[keys.STEPS] == 4
+    assert [path.name for path in listed(tmp_path)] == ["000001-step-0", "000002-step-2", "000003-step-4"]
+    assert read(listed(tmp_path)[1]).about["status"] == "RUNNING"
+    assert seen == ["RUNNING"] * 4
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_usr1_without_checkpoints_is_said(capfd):
+    trainer = make(trainer={"callbacks": [sends(signal.SIGUSR1, 1)]})
+    trainer.run(max_steps=2, progress="lines")
+    assert "nothing saved: this run has no checkpoints" in capfd.readouterr().err
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path):
+    after = []
+    trainer = make(trainer={"checkpoints": tmp_path, "callbacks": [sends(signal.SIGINT, 2, times=2)]})
+    trainer.callbacks += (lambda trainer, stats: after.append(stats[keys.STEPS]),)
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer, max_steps=4)
+    assert after == [1]  # the callback after the one that was interrupted was not called any more
+    assert trainer.tracker.status == "KILLED"
+    assert [path.name for path in listed(tmp_path)] == ["000001-step-0"]  # not in the middle of a step
+
+
+def test_a_signal_in_the_last_step_lets_the_run_finish_first(tmp_path):
+    trainer = make(trainer={"checkpoints": tmp_path, "callbacks": [sends(signal.SIGTERM, 2)]})
+    with pytest.raises(SystemExit):
+        run(trainer, max_steps=2)
+    assert trainer.tracker.status == "FINISHED"
+    assert trainer.stop_reason == "max_steps=2"
+
+
+def test_a_run_in_another_thread_leaves_signals_alone():
+    before, inside = signal.getsignal(signal.SIGTERM), []
+    trainer = make(trainer={"callbacks": [lambda *_: inside.append(signal.getsignal(signal.SIGTERM))]})
+    thread = threading.Thread(target=lambda: run(trainer, max_steps=1))
+    thread.start()
+    thread.join()
+    assert inside == [before]
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with SignalGuard(quiet=True) as guard:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert guard.stop is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_user_is_told_once(capfd):
+    with SignalGuard() as guard:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert guard.stop == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert capfd.readouterr().err == "rl8x: SIGTERM: ending after this step; Ctrl-C ends at once\n"
+
+
+def test_handlers_are_put_back_when_a_run_fails():
+    def fail(trainer, stats):
+        raise RuntimeError("out of luck")
+
+    trainer = make(trainer={"tracker": MemoryTracker(), "callbacks": [fail]})
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run(trainer)
