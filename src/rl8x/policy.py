@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.models import Model, make_model
-from rl8x.models.observations import named_parts
 from rl8x.normalization import RunningMoments
+from rl8x.spaces import leaves
 from rl8x.trees import Tree, tree_map
 
 State = dict[str, Tensor]
@@ -51,7 +51,7 @@ class Policy(nn.Module):
     Args:
         observation_space: Space of one copy's observation.
         action_space: Space of one copy's action.
-        model: Built-in name, `Model` subclass or instance; None is `"mlp"`.
+        model: Built-in name, `Model` subclass or instance; None picks by the observation space.
         model_config: Keyword arguments of the model's class.
         distribution: Built-in name or `Distribution` subclass; None picks by the action space.
         distribution_config: Keyword arguments of the distribution's class.
@@ -75,7 +75,7 @@ class Policy(nn.Module):
         self.action_space = action_space
         self.distribution = make_distribution(distribution, action_space, distribution_config)
         self.masked, model_space = _without_mask(observation_space)
-        self.model = make_model(model or "mlp", model_space, self.distribution.num_features, model_config)
+        self.model = make_model(model, model_space, self.distribution.num_features, model_config)
         self.obs_moments = _moments(model_space) if normalize_observations else None
 
     @property
@@ -111,6 +111,8 @@ class Policy(nn.Module):
         """
         obs, mask = self._split(obs)
         features, values, state = self.model(_one_step(obs), state, starts.unsqueeze(0))
+        # Products may run in bfloat16; probabilities and values never do.
+        features, values = features.float(), values.float()
         params = self.distribution.from_features(features[0], mask)
         if noise is None:
             return Act(self.distribution.mode(params), torch.zeros_like(values[0]), values[0], state)
@@ -128,12 +130,17 @@ class Policy(nn.Module):
         """
         obs, mask = self._split(obs)
         features, values, _ = self.model(obs, state, starts)
+        features, values = features.float(), values.float()
         params = self.distribution.from_features(features, mask)
         return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params))
 
+    def forward(self, obs: Tree, actions: Tree, state: State, starts: Tensor) -> Evaluation:
+        """Evaluate, so that `torch.func.functional_call` can do it under other weights."""
+        return self.evaluate(obs, actions, state, starts)
+
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Estimate the values of one observation a copy, `[num_envs]`, without the actor's work where that is apart."""
-        return self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))[0]
+        return self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))[0].float()
 
     def env_actions(self, actions: Any) -> Any:
         """Clip actions to a bounded `Box`, as the environment gets them; the stored ones stay as sampled."""
@@ -161,7 +168,7 @@ class Policy(nn.Module):
         assert self.obs_moments is not None
         if isinstance(obs, Mapping):
             return {name: self._normalized(part, f"{path}/{name}" if path else name) for name, part in obs.items()}
-        name = path or _WHOLE
+        name = _module_name(path)
         if name not in self.obs_moments:
             return obs
         moments = self.obs_moments[name]
@@ -184,16 +191,12 @@ def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[An
 
 def _moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
     """Make running moments for every float `Box` of an observation, by its path."""
-    boxes = {path or _WHOLE: box for path, box in _float_boxes(space, "")}
-    return nn.ModuleDict({path: RunningMoments(box.shape) for path, box in boxes.items()})
-
-
-def _float_boxes(space: gymnasium.Space[Any], path: str) -> Iterator[tuple[str, gymnasium.spaces.Box]]:
-    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-        for name, part in named_parts(space):
-            yield from _float_boxes(part, f"{path}/{name}" if path else name)
-    elif isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        yield path, space
+    floats = {
+        "/".join(path) or _WHOLE: leaf.shape
+        for path, leaf in leaves(space)
+        if isinstance(leaf, gymnasium.spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
+    }
+    return nn.ModuleDict({path: RunningMoments(shape) for path, shape in floats.items()})
 
 
 def _at(tree: Any, path: str) -> Tensor:

@@ -1,19 +1,24 @@
 """Cutting a rollout into sequences and those into minibatches.
 
 All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled
-minibatch
-costs a single gather instead of one for each key.
+minibatch costs a single gather instead of one for each key. What is wide, such as images, is gathered by itself, in its
+own dtype and from where the rollout keeps it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from rl8x import keys
+
 Batch = dict[str, Tensor]
+# More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
+_WIDE: Final = 256
 
 
 class SequencePack:
@@ -32,14 +37,21 @@ class SequencePack:
         self.num_sequences = horizon // seq_len * num_envs
         self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
         self._packed: Tensor | None = None
+        self._wide: Batch = {}
         self._states: Batch = {}
+
+    @property
+    def masked(self) -> bool:
+        """Whether some rows may be no experience."""
+        return keys.VALID in self._columns
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """Copy a rollout in.
 
         Args:
             tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
-            2^24.
+            2^24. Those of more than 256 numbers a transition are not copied and must stay as they are until the
+            next `fill`.
             states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
         """
         if self._packed is None:
@@ -50,12 +62,19 @@ class SequencePack:
         for name, (low, high, _, _) in self._columns.items():
             source = tensors[name].reshape(sequences, length, self.num_envs, high - low)
             packed[..., low:high].copy_(source.transpose(1, 2))
+        self._wide = {
+            name: tensor.reshape(sequences, length, *tensor.shape[1:])
+            for name, tensor in tensors.items()
+            if name not in self._columns
+        }
         self._states = {name: state.flatten(0, 1) for name, state in states.items()}
 
     def _allocate(self, tensors: Mapping[str, Tensor]) -> None:
         low = 0
         for name, tensor in tensors.items():
             width = math.prod(tensor.shape[2:])
+            if width > _WIDE:
+                continue
             self._columns[name] = (low, low + width, tensor.shape[2:], tensor.dtype)
             low += width
         device = next(iter(tensors.values())).device
@@ -65,14 +84,21 @@ class SequencePack:
         """Take sequences by their numbers, as they are packed: what a compiled program gets as its arguments.
 
         Args:
-            rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing.
+            rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
 
         Returns:
-            The packed numbers, `[batch, seq_len, columns]`, then the states, each `[batch, *]`.
+            The packed numbers, `[batch, seq_len, columns]`, then the states, each `[batch, *]`, then what is wide, each
+            `[batch, seq_len, ...]`.
         """
         assert self._packed is not None
         tensors = [self._packed, *self._states.values()]
-        return [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in tensors]
+        taken = [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in tensors]
+        if self._wide:
+            if isinstance(rows, slice):
+                rows = torch.arange(rows.start, rows.stop, device=self._packed.device)
+            sequences, copies = rows.div(self.num_envs, rounding_mode="floor"), rows.remainder(self.num_envs)
+            taken += [tensor[sequences, :, copies] for tensor in self._wide.values()]
+        return taken
 
     def unpack(self, taken: list[Tensor]) -> tuple[Batch, Batch]:
         """Name what `take` gave.
@@ -85,7 +111,10 @@ class SequencePack:
         for name, (low, high, shape, dtype) in self._columns.items():
             column = packed[..., low:high].reshape(*packed.shape[:2], *shape) if shape else packed[..., low]
             batch[name] = column.to(dtype)
-        return batch, dict(zip(self._states, taken[1:], strict=True))
+        num_states = len(self._states)
+        for name, wide in zip(self._wide, taken[1 + num_states :], strict=True):
+            batch[name] = wide.transpose(0, 1)
+        return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
     def gather(self, rows: Tensor | slice) -> tuple[Batch, Batch]:
         """Take sequences by their numbers, and name what they hold."""

@@ -1,14 +1,15 @@
-"""One optimizer step on one flat vector of weights.
+"""Optimizers of one flat vector of weights.
 
-A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid
-out in one
-vector, the gradients in another, and every module keeps views of them: clipping is one norm and Adam is one fused
-kernel.
+A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid out
+in one vector, the gradients in another, and every module keeps views of them: clipping is one norm, and a step is a
+handful of operations on vectors, written in place so that the same function runs eagerly and inside a compiled update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,98 +17,209 @@ from torch import Tensor, nn
 
 from rl8x.algorithms.config import check_names_in
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-}
-_LEGAL_OPTIONS = {
-    "adam": ("betas", "eps", "weight_decay", "amsgrad"),
-    "adamw": ("betas", "eps", "weight_decay", "amsgrad"),
-    "sgd": ("momentum", "dampening", "weight_decay", "nesterov"),
-}
 # A cache line of float32; a view that begins in the middle of one is slower to multiply with.
 _ALIGNMENT = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """How a gradient moves weights. `weight_decay` is the weight of an L2 penalty."""
+
+    weight_decay: float = 0.0
+
+    @property
+    @abstractmethod
+    def moments(self) -> tuple[str, ...]:
+        """Names of the vectors that it keeps beside the weights."""
+
+    @abstractmethod
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor, lr: Tensor) -> None:
+        """Move the weights and the moments in place.
+
+        Args:
+            weights: `[size]`.
+            gradient: `[size]`.
+            moments: Each `[size]`, as `moments` names them.
+            count: Steps taken with this one, `[1]`, float32.
+            lr: Learning rate, 0-d; 0 leaves the weights, not the moments, as they are.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(Rule):
+    """Adaptive moments.
+
+        m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2
+        w = w - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+
+    Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; decoupled weight decay: Loshchilov and Hutter 2019,
+    arXiv:1711.05101, algorithm 2.
+    """
+
+    betas: Sequence[float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decoupled: bool = False
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The running mean of gradients and of their squares."""
+        return ("first", "second")
+
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor, lr: Tensor) -> None:
+        """Move the weights by the rule above."""
+        first, second = moments
+        beta1, beta2 = self.betas
+        if self.weight_decay and self.decoupled:
+            weights.mul_(1.0 - lr * self.weight_decay)
+        elif self.weight_decay:
+            gradient = gradient + self.weight_decay * weights
+        first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+        root = (second / (1.0 - beta2**count)).sqrt_().add_(self.eps)
+        weights.sub_(first / root * (lr / (1.0 - beta1**count)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGD(Rule):
+    """Gradient descent with momentum.
+
+    b = momentum b + g,  w = w - lr b  (with `nesterov`: w - lr (g + momentum b))
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The running sum of gradients, where there is momentum."""
+        return ("velocity",) if self.momentum else ()
+
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], count: Tensor, lr: Tensor) -> None:
+        """Move the weights by the rule above."""
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * weights
+        direction = gradient
+        for velocity in moments:
+            velocity.mul_(self.momentum).add_(gradient)
+            direction = gradient + self.momentum * velocity if self.nesterov else velocity
+        weights.sub_(direction * lr)
+
+
+OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "sgd": SGD}
+
+
+def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
+    """Make the rule of a built-in optimizer.
+
+    Raises:
+        ValueError: If `config` has an option that it does not know.
+    """
+    legal = [field.name for field in dataclasses.fields(OPTIMIZERS[name]) if field.name != "decoupled"]
+    check_names_in(config, legal, f"`optimizer_config` of {name}")
+    if name == "adamw":
+        return Adam(**{"weight_decay": 0.01, **config}, decoupled=True)
+    return OPTIMIZERS[name](**config)
+
+
+def clip_and_apply(
+    rule: Rule,
+    weights: Tensor,
+    gradient: Tensor,
+    moments: Sequence[Tensor],
+    count: Tensor,
+    lr: Tensor,
+    *,
+    max_grad_norm: float | None,
+) -> Tensor:
+    """Clip a gradient to an L2 norm and move the weights by a rule, all in place; return the norm before, 0-d."""
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    if max_grad_norm is not None:
+        gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+    count.add_(1.0)
+    rule.apply(weights, gradient, moments, count, lr)
+    return norm
 
 
 class FlatOptimizer:
     """Clips and applies the gradients of a set of weights as one vector.
 
     Args:
-        weights: What to optimise; each tensor becomes a view of one vector.
-        name: `"adam"`, `"adamw"` or `"sgd"`.
-        config: Further keyword arguments of that optimizer (`betas`, `eps`, `weight_decay`, ...).
+        weights: What to optimise; each tensor becomes a view of one vector, and its gradient of another.
+        rule: How a gradient moves weights.
         lr: First learning rate.
+
+    Attributes:
+        weights: The vector of all weights, `[size]`.
+        gradient: Their gradient, `[size]`, which backward passes add to.
+        moments: What the rule keeps, each `[size]`.
+        count: Steps taken, `[1]`, float32.
+        lr: Learning rate, 0-d: a tensor, so that a compiled step reads the present one and not the traced one.
+        views: The modules' weights, views of the vector, in order.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], name: str, config: Mapping[str, Any], *, lr: float) -> None:
-        check_names_in(config, _LEGAL_OPTIONS[name], f"`optimizer_config` of {name}")
-        self.weights = [parameter for parameter in weights if parameter.requires_grad]
-        self.flat = _flatten(self.weights)
-        # A tensor, so that a captured or compiled step reads the present value instead of the one it was traced with.
-        self.lr = torch.tensor(lr, dtype=torch.float32, device=self.flat.device)
-        self.optimizer = OPTIMIZERS[name]([self.flat], lr=self.lr, fused=True, **config)
+    def __init__(self, weights: Iterable[nn.Parameter], rule: Rule, *, lr: float) -> None:
+        self.rule = rule
+        self.views = [parameter for parameter in weights if parameter.requires_grad]
+        self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
+        self.weights, self.gradient = self._flatten()
+        self.moments = [torch.zeros_like(self.weights) for _ in rule.moments]
+        self.count = torch.zeros(1, device=self.weights.device)
+        self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
 
-    @property
-    def gradient(self) -> Tensor:
-        """The flat gradient, which backward passes add to."""
-        gradient = self.flat.grad
-        assert gradient is not None
-        return gradient
+    def _flatten(self) -> tuple[Tensor, Tensor]:
+        first = self.views[0]
+        with torch.no_grad():
+            weights = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
+            gradient = torch.zeros_like(weights)
+            views = zip(self.views, self.split(weights), self.split(gradient), strict=True)
+            for parameter, values, slopes in views:
+                values.copy_(parameter)
+                parameter.data = values
+                parameter.grad = slopes
+        return weights, gradient
 
-    def zero_grad(self) -> None:
-        """Set the gradient to 0 in place."""
-        self.gradient.zero_()
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Return a vector's parts in the shapes of the weights, as views."""
+        parts = torch.split(vector, self.sizes)
+        return [part[: view.numel()].view(view.shape) for part, view in zip(parts, self.views, strict=True)]
 
-    def step(self, max_grad_norm: float | None, *, skip: Tensor | None = None) -> Tensor:
-        """Clip the gradient to a norm and take one step.
+    @torch.no_grad()
+    def step(self, max_grad_norm: float | None, active: Tensor | None = None) -> Tensor:
+        """Clip the gradient to a norm and take one step; in place, and free of copies to the host.
 
         Args:
             max_grad_norm: Largest L2 norm of the gradient over all weights; None does not clip.
-            skip: 0-d float tensor; 1 leaves weights and moments as they are, decided on the device.
+            active: 0-d bool; False leaves weights, moments and count as they are, decided on the device.
 
         Returns:
             The norm before clipping, 0-d.
         """
-        gradient = self.gradient
-        norm: Tensor = torch.linalg.vector_norm(gradient)
-        if max_grad_norm is not None:
-            gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        # The fused kernels of torch take the flag that automatic mixed precision uses to leave a step out.
-        self.optimizer.found_inf = skip  # type: ignore[attr-defined]
-        self.optimizer.step()
+        state = [self.weights, *self.moments, self.count]
+        before = [] if active is None else [tensor.clone() for tensor in state]
+        norm = clip_and_apply(
+            self.rule, self.weights, self.gradient, self.moments, self.count, self.lr, max_grad_norm=max_grad_norm
+        )
+        if active is not None:
+            for tensor, old in zip(state, before, strict=True):
+                tensor.copy_(torch.where(active, tensor, old))
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments and step counts of the flat vector."""
-        state = self.optimizer.state.get(self.flat, {})
-        return {"lr": self.lr, "state": dict(state.items())}
+        """Return the moments, the count and the learning rate."""
+        return {"lr": self.lr, "count": self.count, "moments": dict(zip(self.rule.moments, self.moments, strict=True))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the moments, in place where they exist, so that captured pointers stay valid."""
+        """Restore them in place, so that captured pointers stay valid.
+
+        Raises:
+            ValueError: If the state is another optimizer's.
+        """
+        if set(state["moments"]) != set(self.rule.moments):
+            raise ValueError(
+                f"The saved optimizer keeps {sorted(state['moments'])}, this one {sorted(self.rule.moments)}: "
+                "use the same."
+            )
         self.lr.copy_(state["lr"])
-        present = self.optimizer.state[self.flat]
-        for name, value in state["state"].items():
-            if name in present:
-                present[name].copy_(value)
-            else:
-                # A fused optimizer keeps its step count on the device, too.
-                present[name] = value.to(self.flat.device, copy=True)
-
-
-def _flatten(weights: list[nn.Parameter]) -> nn.Parameter:
-    """Lay weights and gradients out in one vector each, and make the given tensors views of them."""
-    sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in weights]
-    with torch.no_grad():
-        data = torch.zeros(sum(sizes), dtype=weights[0].dtype, device=weights[0].device)
-        gradient = torch.zeros_like(data)
-        for parameter, values, slopes in zip(
-            weights, torch.split(data, sizes), torch.split(gradient, sizes), strict=True
-        ):
-            view = values[: parameter.numel()].view(parameter.shape)
-            view.copy_(parameter)
-            parameter.data = view
-            parameter.grad = slopes[: parameter.numel()].view(parameter.shape)
-    flat = nn.Parameter(data)
-    flat.grad = gradient
-    return flat
+        self.count.copy_(state["count"])
+        for name, moment in zip(self.rule.moments, self.moments, strict=True):
+            moment.copy_(state["moments"][name])

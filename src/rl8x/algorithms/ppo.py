@@ -11,7 +11,7 @@ KL divergence: Schulman 2020, "Approximating KL divergence", k3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,14 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.config import nearest_divisor, split_seed
-from rl8x.algorithms.minibatches import Batch, SequencePack, chunked, minibatch_rows
-from rl8x.algorithms.optimizer import FlatOptimizer
+from rl8x.algorithms.finite import gathered_not_finite, updates_not_finite
+from rl8x.algorithms.minibatches import Batch, SequencePack
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.ppo_config import PPOConfig
-from rl8x.algorithms.ppo_losses import KL_DIV, LOSS_METRICS, TOTAL, ppo_losses
+from rl8x.algorithms.ppo_losses import LOSS_METRICS
+from rl8x.algorithms.updater import Updater
 from rl8x.envs import Env, validate
+from rl8x.execution import Execution
 from rl8x.functional.gae import generalized_advantages
 from rl8x.functional.returns import running_returns
 from rl8x.functional.stats import explained_variance, moments
@@ -32,10 +35,7 @@ from rl8x.policy import Policy
 from rl8x.rollout import Collector, Rollout, collect_stats
 from rl8x.schedules import Schedule
 from rl8x.stats import Number, Stats, reduce_horizons
-from rl8x.trees import tree_map, unflatten_tree
-
-# Transitions whose activations are kept for a backward pass at once: more than this spills out of the cache.
-_CHUNK_STEPS: Final = 16384
+from rl8x.trees import tree_map
 
 
 class PPO(GenericAlgorithmBase[PPOConfig]):
@@ -58,29 +58,28 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
         self.state_reset_every = self._resolve_state_reset()
         self.validate()
+        self.execution = Execution(config.execution, config.precision, self.device)
         generator = torch.Generator(self.device).manual_seed(sample_seed)
         self.collector = Collector(env, self.policy, generator, state_reset_every=self.state_reset_every)
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=self.seq_len)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len)
-        self.order_generator = torch.Generator(self.device).manual_seed(order_seed)
         self.lr_schedule = Schedule.make(config.lr if config.lr_schedule is None else config.lr_schedule)
         self.entropy_schedule = Schedule.make(
             config.entropy_coeff if config.entropy_coeff_schedule is None else config.entropy_coeff_schedule
         )
-        self.optimizer = FlatOptimizer(
-            self.policy.parameters(), config.optimizer, config.optimizer_config, lr=self.lr_schedule(0)
+        rule = make_rule(config.optimizer, config.optimizer_config)
+        self.optimizer = FlatOptimizer(self.policy.parameters(), rule, lr=self.lr_schedule(0))
+        self.updater = Updater(
+            self.policy,
+            config,
+            self.optimizer,
+            self.pack,
+            self.execution,
+            torch.Generator(self.device).manual_seed(order_seed),
         )
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
         self.fresh = False
-
-    @property
-    def _updates_a_step(self) -> int:
-        config = self.config
-        minibatches = (
-            config.num_envs * config.horizon // (config.sgd_minibatch_size or config.num_envs * config.horizon)
-        )
-        return config.num_sgd_iters * (1 if config.accumulate_grads else minibatches)
 
     def _make_policy(self, init_seed: int) -> Policy:
         config = self.config
@@ -145,7 +144,15 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             "lr_schedule": self.lr_schedule.to_dict(),
             "entropy_coeff_schedule": self.entropy_schedule.to_dict(),
         }
-        return super().params | schedules | {"seq_len": self.seq_len, "state_reset_every": self.state_reset_every}
+        return (
+            super().params
+            | schedules
+            | {
+                "seq_len": self.seq_len,
+                "state_reset_every": self.state_reset_every,
+                "execution": self.execution.mode,
+            }
+        )
 
     # -- collecting
 
@@ -206,11 +213,11 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         transitions = self.counters[keys.ENV_STEPS]
         lr, entropy_coeff = self.lr_schedule(transitions), self.entropy_schedule(transitions)
         self.optimizer.lr.fill_(lr)
-        totals, applied = self._update(torch.tensor(entropy_coeff, device=self.device))
+        rows, applied = self.updater.run(entropy_coeff)
         self.policy.observe(tree_map(lambda part: part[: self.config.horizon], self.rollout.tree(keys.OBS)))
         self.counters[keys.STEPS] += 1
-        self.counters[keys.UPDATES] += self._updates_a_step if self.config.target_kl_div is None else int(applied)
-        means = totals / applied.clamp(min=1)
+        self.counters[keys.UPDATES] += len(rows) if self.config.target_kl_div is None else int(applied.sum())
+        means = torch.where(applied.unsqueeze(1), rows, 0.0).sum(0) / applied.sum().clamp(min=1)
         stats: dict[str, Number] = dict(zip((*LOSS_METRICS, "monitors/grad_norm"), means, strict=True))
         stats.update(
             {
@@ -218,6 +225,8 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
                 "coefficients/lr": lr,
                 "coefficients/entropy": entropy_coeff,
                 "coefficients/vf": self.config.vf_coeff,
+                **gathered_not_finite(self.rollout.tensors),
+                **updates_not_finite(rows, self.optimizer.weights),
             }
         )
         return Stats(stats)
@@ -251,59 +260,6 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.pack.fill(packed, rollout.states)
         return explained
 
-    def _update(self, entropy_coeff: Tensor) -> tuple[Tensor, Tensor]:
-        """Pass over the data `num_sgd_iters` times; return sums of the statistics and the number of optimizer steps."""
-        config, pack = self.config, self.pack
-        size = (config.sgd_minibatch_size or config.num_envs * config.horizon) // self.seq_len
-        totals = torch.zeros(len(LOSS_METRICS) + 1, device=self.device)
-        # 1 while updates are applied, 0 once the policy has moved too far: a number, so that an accelerator decides
-        # alone.
-        active = torch.ones((), device=self.device)
-        applied = torch.zeros((), device=self.device)
-        for _ in range(config.num_sgd_iters):
-            minibatches = list(
-                minibatch_rows(
-                    pack.num_sequences,
-                    size,
-                    self.order_generator,
-                    shuffle=config.shuffle_minibatches,
-                    device=self.device,
-                )
-            )
-            for group in [minibatches] if config.accumulate_grads else [[minibatch] for minibatch in minibatches]:
-                row = self._accumulate(group, entropy_coeff)
-                if config.target_kl_div is not None:
-                    active = active * (row[KL_DIV] <= 1.5 * config.target_kl_div)
-                    if self.device.type == "cpu" and not active:
-                        return totals, applied
-                norm = self.optimizer.step(config.max_grad_norm, skip=1.0 - active if config.target_kl_div else None)
-                totals += active * torch.cat((row, norm.unsqueeze(0)))
-                applied += active
-        return totals, applied
-
-    def _accumulate(self, group: list[Tensor | slice], entropy_coeff: Tensor) -> Tensor:
-        """Add up the gradient of some minibatches, chunk by chunk, and return the means of their statistics."""
-        self.optimizer.zero_grad()
-        row = torch.zeros(len(LOSS_METRICS), device=self.device)
-        scale = self._scale(group)
-        for rows in group:
-            for chunk in chunked(rows, max(1, _CHUNK_STEPS // self.seq_len)):
-                batch, state = self.pack.gather(chunk)
-                obs, actions = unflatten_tree(keys.OBS, batch), unflatten_tree(keys.ACTIONS, batch)
-                evaluation = self.policy.evaluate(obs, actions, state, batch[keys.STARTS])
-                losses = ppo_losses(evaluation, batch, self.config, entropy_coeff) * scale
-                losses[TOTAL].backward()  # type: ignore[no-untyped-call]
-                row += losses.detach()
-        return row
-
-    def _scale(self, group: list[Tensor | slice]) -> Tensor | float:
-        """Return 1 over the number of transitions that count in some minibatches."""
-        if keys.VALID in self.rollout.tensors:
-            counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in group]
-            return 1.0 / torch.stack(counts).sum().clamp(min=1)
-        sizes = [rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in group]
-        return 1.0 / (sum(sizes) * self.seq_len)
-
     # -- saving
 
     def state_dict(self) -> dict[str, Any]:
@@ -312,7 +268,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "collector": self.collector.state_dict(),
-            "order_generator": self.order_generator.get_state(),
+            "order_generator": self.updater.generator.get_state(),
             "return_moments": self.return_moments.state_dict(),
             "running_return": self.running_return,
             "counters": dict(self.counters),
@@ -323,7 +279,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.collector.load_state_dict(state["collector"])
-        self.order_generator.set_state(state["order_generator"].cpu())
+        self.updater.generator.set_state(state["order_generator"].cpu())
         self.return_moments.load_state_dict(state["return_moments"])
         self.running_return.copy_(state["running_return"])
         self.counters.update(state["counters"])

@@ -11,6 +11,7 @@ from rl8x.algorithms.base import AlgorithmConfig, EnvLike, draw_seed, make_env
 from rl8x.algorithms.config import nearest_divisor, option, split_seed
 from rl8x.algorithms.optimizer import OPTIMIZERS
 from rl8x.distributions import Distribution
+from rl8x.execution import MODES, PRECISIONS, Mode, Precision
 from rl8x.models import Model
 from rl8x.schedules import Schedule
 
@@ -85,6 +86,18 @@ class PPOConfig(AlgorithmConfig):
         None,
         "A recurrent state is forgotten every so many sequences of a collect, -1 only where episodes begin. "
         "None: 8 for tasks that never end, -1 for episodic ones.",
+    )
+
+    execution: Mode = option(
+        "auto",
+        "How the update and the rollout run: 'eager', 'compile' (fused loops; 10 to 40 s to compile, for longer runs), "
+        "or 'auto', which is eager.",
+        choices=MODES,
+    )
+    precision: Precision = option(
+        "fp32",
+        "Precision of the policy's matrix products: 'fp32', 'tf32' (CUDA), or 'bf16' (for machines that have it).",
+        choices=PRECISIONS,
     )
 
     def __post_init__(self) -> None:
