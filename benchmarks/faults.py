@@ -39,6 +39,7 @@ import torch
 from benchmarks.common import version
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, files
+from rl8x.checkpoint.tree import encode
 from rl8x.conditions import HitsUpperBound, Plateau
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, NullTracker
@@ -82,10 +83,8 @@ def train(root: Path, *, tracked: bool, steps: int = STEPS) -> None:
 def digest(trainer: Trainer) -> str:
     """Return a digest of the weights and the optimizer's moments."""
     state = trainer.algorithm.state_dict()
-    hashed = hashlib.sha256()
-    for tensor in (*state["policy"].values(), *state["optimizer"]["state"].values()):
-        hashed.update(tensor.contiguous().numpy().tobytes())
-    return hashed.hexdigest()
+    _, tensors = encode([state["policy"], state["optimizer"]])
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors.values())).hexdigest()
 
 
 def child(function: Callable[[], None]) -> int:
@@ -329,7 +328,8 @@ def bad_numbers(tries: int) -> dict[str, Any]:
 
 def _injected(quantity: str, value: float, step: int) -> tuple[str | None, int | None]:
     """Train with one bad number in a step; return the quantity and the step that the trainer named."""
-    trainer = Trainer(config().build(CartPole), tracker=NullTracker())
+    # One update a step: what breaks weights shows in the losses of the next.
+    trainer = Trainer(config(num_sgd_iters=1).build(CartPole), tracker=NullTracker())
     for _ in range(step - 1):
         trainer.step()
     inject(trainer, quantity, value)
@@ -376,7 +376,7 @@ def inject(trainer: Trainer, quantity: str, value: float) -> None:
 
         def bad_step(*args: Any, **kwargs: Any) -> Any:
             norm = step_weights(*args, **kwargs)
-            algorithm.optimizer.flat.data[3] = value
+            next(policy.parameters()).data.view(-1)[0] = value
             return norm
 
         algorithm.optimizer.step = bad_step

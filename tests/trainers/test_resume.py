@@ -7,6 +7,7 @@ import torch
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, listed, read
+from rl8x.checkpoint.tree import encode
 from rl8x.conditions import HitsUpperBound, Plateau, WallTime
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
@@ -42,8 +43,8 @@ def killed_at(step):
 
 def weights(trainer):
     state = trainer.algorithm.state_dict()
-    flat = [*state["policy"].values(), *state["optimizer"]["state"].values()]
-    return torch.cat([tensor.flatten().to(torch.float64) for tensor in flat])
+    _, tensors = encode([state["policy"], state["optimizer"]])
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors.values()])
 
 
 def rows(tracker):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from rl8x import keys
@@ -111,7 +110,8 @@ def _look(algorithm: GenericAlgorithmBase[Any], quantity: str) -> dict[str, Any]
     if buffer is None:
         return None
     bad: Tensor | None = None
-    for value in (leaf for key in _BUFFER_KEYS[quantity] for leaf in _floats(buffer.get(key, None))):
+    names = [name for name in buffer.keys() if name.split("/")[0] in _BUFFER_KEYS[quantity]]  # noqa: SIM118
+    for value in (buffer[name] for name in names if buffer[name].is_floating_point()):
         wrong = ~torch.isfinite(value).reshape(*value.shape[:2], -1).all(-1)
         bad = wrong if bad is None else bad | wrong
     if bad is None or not bool(bad.any()):
@@ -124,13 +124,6 @@ def _look(algorithm: GenericAlgorithmBase[Any], quantity: str) -> dict[str, Any]
         "num_environments": len(environments),
         "num_environments_in_rollout": int(bad.any(1).sum()),
     }
-
-
-def _floats(value: Any) -> list[Tensor]:
-    """List the floating-point tensors of a rollout's entry, which is a tensor or a TensorDict of them."""
-    if isinstance(value, TensorDictBase):
-        return [leaf for leaf in value.values(True, True) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return [value] if isinstance(value, Tensor) and value.is_floating_point() else []
 
 
 def message(diagnosis: Mapping[str, Any]) -> str:
