@@ -223,3 +223,8 @@ class FlatOptimizer:
         self.count.copy_(state["count"])
         for name, moment in zip(self.rule.moments, self.moments, strict=True):
             moment.copy_(state["moments"][name])
+        # Between the weights there is padding, which is no part of them and may not be finite where a gradient was not.
+        padded = torch.zeros_like(self.weights)
+        for part, view in zip(self.split(padded), self.views, strict=True):
+            part.copy_(view.detach())
+        self.weights.copy_(padded)
