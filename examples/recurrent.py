@@ -28,6 +28,7 @@ def main(max_steps: int = 128) -> float:
     config = PPOConfig(
         model="gru",
         model_config={"hidden_size": 64},
+        normalize_observations=True,  # the angle is a tenth of the position
         seq_len=16,  # gradients go back 16 steps; the state itself goes on until the episode ends
         num_envs=64,
         horizon=32,
