@@ -12,7 +12,10 @@ from rl8x.spaces import (
     describe,
     finite_bounds,
     from_dict,
+    leaves,
+    map_spaces,
     map_tensors,
+    named_parts,
     sample_actions,
     to_dict,
     torch_dtype,
@@ -28,6 +31,7 @@ CASES = [
     spaces.MultiDiscrete([2, 5], start=[1, -2]),
     spaces.MultiBinary(3),
     spaces.MultiBinary([2, 3]),
+    spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.MultiBinary(2), spaces.Box(0, 1, (2,))])]),
     spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})}),
 ]
 
@@ -41,12 +45,16 @@ def test_the_json_form_is_the_same_space(space):
 def test_samples_belong_to_the_space(space):
     samples = sample_actions(space, 50, torch.Generator().manual_seed(0))
 
-    def row(tree, i):
-        return {key: row(value, i) for key, value in tree.items()} if isinstance(tree, dict) else tree[i].numpy()
+    def row(part, tree, i):
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            values = {key: row(child, tree[key], i) for key, child in named_parts(part)}
+            return values if isinstance(part, spaces.Dict) else tuple(values.values())
+        value = tree[i].numpy()
+        return value if value.ndim or isinstance(part, spaces.Box) else value[()]
 
     for i in range(50):
-        value = row(samples, i)
-        assert space.contains(value if isinstance(value, dict) or value.ndim else value[()]), value
+        value = row(space, samples, i)
+        assert space.contains(value), value
     again = sample_actions(space, 50, torch.Generator().manual_seed(0))
     assert str(samples) == str(again)
 
@@ -76,8 +84,21 @@ def test_unsupported_spaces_are_named():
     check_supported(CASES[-1], "Env.single_observation_space")
     with pytest.raises(ValueError, match=r"Env.single_action_space must be a gymnasium.spaces.*; got Text"):
         check_supported(spaces.Text(3), "Env.single_action_space")
-    with pytest.raises(ValueError, match=r"space\['a'\] must be .*; got Tuple"):
-        check_supported(spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2)])}), "space")
+    with pytest.raises(ValueError, match=r"space\['a'\]\[1\] must be .*; got Text"):
+        check_supported(spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2), spaces.Text(3)])}), "space")
+    with pytest.raises(ValueError, match=r"space must have at least one part; got Tuple\(\)"):
+        check_supported(spaces.Tuple([]), "space")
+
+
+def test_the_parts_of_a_tuple_are_named_by_their_place():
+    space = spaces.Dict({"b": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(3)]), "a": spaces.Discrete(5)})
+    assert named_parts(space.spaces["b"]) == [("0", spaces.Discrete(2)), ("1", spaces.MultiBinary(3))]
+    assert [path for path, _ in leaves(space)] == [("a",), ("b", "0"), ("b", "1")]
+    assert leaves(spaces.Discrete(2)) == [((), spaces.Discrete(2))]
+    swapped = map_spaces(space, lambda part: spaces.Discrete(9))
+    nine = spaces.Discrete(9)
+    assert swapped == spaces.Dict({"a": nine, "b": spaces.Tuple([nine, nine])})
+    assert describe(space) == "Dict(a: Discrete(5), b: Tuple(Discrete(2), MultiBinary([3], int8)))"
     with pytest.raises(ValueError, match="got None"):
         check_supported(None, "space")
     with pytest.raises(ValueError, match="no JSON form"):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
+import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.models import Model, make_model
+from rl8x.nn.names import unknown_name
 from rl8x.normalization import RunningMoments
-from rl8x.spaces import leaves
-from rl8x.trees import Tree, tree_map
+from rl8x.spaces import describe, leaves, named_parts
+from rl8x.trees import Tree, flatten_tree, tree_map
 
 State = dict[str, Tensor]
 MASK_KEY = "action_mask"
@@ -75,6 +78,8 @@ class Policy(nn.Module):
         self.action_space = action_space
         self.distribution = make_distribution(distribution, action_space, distribution_config)
         self.masked, model_space = _without_mask(observation_space)
+        if isinstance(observation_space, spaces.Dict) and self.masked:
+            check_mask(observation_space[MASK_KEY], action_space, MASK_KEY)
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
         self.obs_moments = _moments(model_space) if normalize_observations else None
 
@@ -150,9 +155,12 @@ class Policy(nn.Module):
         """Let the observation normaliser learn from observations, `[horizon, num_envs, *obs]` or a dict of such."""
         if self.obs_moments is None:
             return
-        for path, moments in self.obs_moments.items():
-            assert isinstance(moments, RunningMoments)
-            moments.update(_at(obs, path))
+        for path, part in flatten_tree("", obs).items():
+            name = _module_name(path.removeprefix("/"))
+            if name in self.obs_moments:
+                moments = self.obs_moments[name]
+                assert isinstance(moments, RunningMoments)
+                moments.update(part)
 
     def _split(self, obs: Any) -> tuple[Any, Any]:
         """Take the action mask out of an observation and normalise the rest."""
@@ -179,32 +187,60 @@ class Policy(nn.Module):
 _WHOLE = "observation"
 
 
+def _module_name(path: str) -> str:
+    """Name the moments of a part; torch refuses dots in the names of modules."""
+    return path.replace(".", ":") or _WHOLE
+
+
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
     """Say whether an observation carries an action mask, and return the space of what the model sees."""
-    if not isinstance(space, gymnasium.spaces.Dict) or MASK_KEY not in space.spaces:
+    if not isinstance(space, spaces.Dict) or MASK_KEY not in space.spaces:
         return False, space
     rest = {name: part for name, part in space.spaces.items() if name != MASK_KEY}
     if not rest:
         raise ValueError(f"A Dict observation needs a part beside {MASK_KEY!r} for the model to see.")
-    return True, gymnasium.spaces.Dict(rest)
+    return True, spaces.Dict(rest)
+
+
+def check_mask(mask: gymnasium.Space[Any], actions: gymnasium.Space[Any], name: str) -> None:
+    """Raise where an action mask is not laid out like the actions that it allows.
+
+    One flag for each action of a `Discrete`, for those of each choice of a `MultiDiscrete` one after the other, for
+    each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
+
+    Raises:
+        ValueError: If it is not, or if the actions are continuous.
+    """
+    if isinstance(actions, spaces.Dict | spaces.Tuple):
+        parts = dict(named_parts(actions))
+        if not isinstance(mask, spaces.Dict | spaces.Tuple):
+            some = ", ".join(parts)
+            raise ValueError(f"{name!r} must be a Dict with masks for some of {some}; got {describe(mask)}.")
+        for key, part in named_parts(mask):
+            if key not in parts:
+                raise ValueError(unknown_name("part", key, parts, f" of the action space in {name!r}"))
+            check_mask(part, parts[key], f"{name}/{key}")
+        return
+    if isinstance(actions, spaces.Discrete):
+        width = int(actions.n)
+    elif isinstance(actions, spaces.MultiDiscrete):
+        width = int(actions.nvec.sum())
+    elif isinstance(actions, spaces.MultiBinary):
+        width = math.prod(actions.shape)
+    else:
+        raise ValueError(f"{name!r} needs discrete actions; got {describe(actions)}.")
+    if mask.shape != (width,):
+        raise ValueError(f"{name!r} must be shaped [{width}], one flag an action; got {describe(mask)}.")
 
 
 def _moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
     """Make running moments for every float `Box` of an observation, by its path."""
     floats = {
-        "/".join(path) or _WHOLE: leaf.shape
+        _module_name("/".join(path)): leaf.shape
         for path, leaf in leaves(space)
-        if isinstance(leaf, gymnasium.spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
+        if isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
     }
-    return nn.ModuleDict({path: RunningMoments(shape) for path, shape in floats.items()})
-
-
-def _at(tree: Any, path: str) -> Tensor:
-    if isinstance(tree, Mapping):
-        for name in path.split("/"):
-            tree = tree[name]
-    tensor: Tensor = tree
-    return tensor
+    return nn.ModuleDict({name: RunningMoments(shape) for name, shape in floats.items()})
 
 
 def _one_step(obs: Any) -> Any:

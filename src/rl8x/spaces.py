@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -22,7 +22,39 @@ _DTYPES: dict[str, torch.dtype] = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
-SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict)
+SUPPORTED = (
+    spaces.Box,
+    spaces.Discrete,
+    spaces.MultiDiscrete,
+    spaces.MultiBinary,
+    spaces.Dict,
+    spaces.Tuple,
+)
+Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
+"""Spaces with parts. Their elements are dicts of tensors here; those of a `Tuple` have the keys "0", "1", ..."""
+
+
+def named_parts(space: Nested) -> list[tuple[str, spaces.Space[Any]]]:
+    """Return the parts of a `Dict` or `Tuple` space with their keys; a `Tuple`'s are "0", "1", ..."""
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    return [(str(i), part) for i, part in enumerate(space.spaces)]
+
+
+def leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], spaces.Space[Any]]]:
+    """Return the parts that have no parts themselves, with the keys that lead to them; of a plain space itself, ()."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return [(path, space)]
+    return [leaf for key, part in named_parts(space) for leaf in leaves(part, (*path, key))]
+
+
+def map_spaces(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]], spaces.Space[Any]]) -> Any:
+    """Return the space with a function applied to every part that has no parts itself."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: map_spaces(part, function) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_spaces(part, function) for part in space.spaces])
+    return function(space)
 
 
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
@@ -41,6 +73,8 @@ def describe(space: object) -> str:
     """Name a space in a few characters, for example `Box([4], float32)` or `Discrete(2)`."""
     if isinstance(space, spaces.Dict):
         return "Dict(" + ", ".join(f"{key}: {describe(value)}" for key, value in space.spaces.items()) + ")"
+    if isinstance(space, spaces.Tuple):
+        return "Tuple(" + ", ".join(map(describe, space.spaces)) + ")"
     if isinstance(space, spaces.Discrete):
         return f"Discrete({space.n})" if space.start == 0 else f"Discrete({space.n}, start={space.start})"
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
@@ -58,9 +92,11 @@ def check_supported(space: object, name: str) -> None:
     Raises:
         ValueError: If it is no space, or one of a kind that has no tensor form.
     """
-    if isinstance(space, spaces.Dict):
-        for key, value in space.spaces.items():
-            check_supported(value, f"{name}[{key!r}]")
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, part in named_parts(space):
+            check_supported(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
+        if not len(space.spaces):
+            raise ValueError(f"{name} must have at least one part; got {describe(space)}.")
     elif isinstance(space, SUPPORTED):
         torch_dtype(space)
     else:
@@ -80,11 +116,11 @@ def sample_actions(
         reach: Where a bound is infinite, this far from 0 or from the other bound.
 
     Returns:
-        `[num, *space.shape]` of the space's dtype, or a dict of them for `Dict`.
+        `[num, *space.shape]` of the space's dtype, or a dict of them for `Dict` and `Tuple`.
     """
     device = generator.device
-    if isinstance(space, spaces.Dict):
-        return {key: sample_actions(value, num, generator, reach=reach) for key, value in space.spaces.items()}
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {key: sample_actions(part, num, generator, reach=reach) for key, part in named_parts(space)}
     dtype = torch_dtype(space)
     noise = torch.rand((num, *(space.shape or ())), generator=generator, device=device, dtype=torch.float64)
     if isinstance(space, spaces.Discrete):
@@ -119,6 +155,8 @@ def to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
     """Return a plain JSON form, from which `from_dict` makes an equal space."""
     if isinstance(space, spaces.Dict):
         return {"kind": "Dict", "spaces": {key: to_dict(value) for key, value in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "spaces": [to_dict(part) for part in space.spaces]}
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
@@ -136,6 +174,8 @@ def from_dict(form: Mapping[str, Any]) -> spaces.Space[Any]:
     kind = form.get("kind")
     if kind == "Dict":
         return spaces.Dict({key: from_dict(value) for key, value in form["spaces"].items()})
+    if kind == "Tuple":
+        return spaces.Tuple([from_dict(part) for part in form["spaces"]])
     if kind == "Discrete":
         return spaces.Discrete(form["n"], start=form["start"])
     if kind == "MultiDiscrete":

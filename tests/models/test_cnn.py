@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 from torch.nn import functional
 
 from rl8x.models import CNNModel
@@ -24,7 +24,8 @@ def test_the_arithmetic_is_convolutions_and_a_perceptron(shared):
     scaled = obs.float().flatten(0, 1).permute(0, 3, 1, 2) / 255
     hidden = []
     for trunk in (model.actor, model.actor if shared else model.critic):
-        x = torch.relu(functional.conv2d(scaled, trunk[0].weight, trunk[0].bias, stride=2)).flatten(1)
+        layer = trunk[0].parts[0].convolutions[0]
+        x = torch.relu(functional.conv2d(scaled, layer.weight, layer.bias, stride=2)).flatten(1)
         hidden.append(torch.relu(trunk[-1][0](x)).unflatten(0, (2, 3)))
     assert torch.allclose(features, model.policy_head(hidden[0]), atol=1e-5)
     assert torch.allclose(values, model.value_head(hidden[1])[..., 0], atol=1e-5)
@@ -39,23 +40,26 @@ def test_channels_first_last_and_by_their_number():
     first = CNNModel(Box(0, 255, (3, 8, 9), np.uint8), 4)
     first.load_state_dict(last.state_dict())
     assert torch.equal(first(obs.permute(0, 1, 4, 2, 3), {}, STARTS)[0], last(obs, {}, STARTS)[0])
-    assert CNNModel(Box(0, 1, (5, 6, 7), np.float32), 2, channels="last").images.shape == (7, 5, 6)
-    assert CNNModel(Box(0, 1, (7, 6, 5), np.float32), 2, channels="first").images.shape == (7, 6, 5)
-
-
-def test_floats_are_taken_as_they_are():
-    space = Box(-1.0, 1.0, (8, 9, 3), np.float32)
-    model = CNNModel(space, 4)
-    obs = torch.randn(2, 3, 8, 9, 3)
-    assert torch.equal(model.images(obs), obs.flatten(0, 1).permute(0, 3, 1, 2))
 
 
 def test_large_images_get_the_usual_convolutions():
     model = CNNModel(Box(0, 255, (4, 84, 84), np.uint8), 4)
     # 84 -> (84 - 8) / 4 + 1 = 20 -> (20 - 4) / 2 + 1 = 9 -> 9 - 3 + 1 = 7; 64 x 7 x 7 = 3136.
-    assert model.actor[-1].num_inputs == 3136
+    assert model.actor[0].width == 3136
     features, _, _ = model(images(1, 2, 4, 84, 84), {}, torch.zeros(1, 2, dtype=torch.bool))
     assert features.shape == (1, 2, 4)
+
+
+def test_other_parts_join_what_the_convolutions_give():
+    space = Dict({"image": IMAGE, "speed": Box(-1, 1, (2,), np.float32)})
+    model = CNNModel(space, 4, convolutions=[(5, 3, 2)], hidden_sizes=(6,), shared=False, critic_obs=["speed"])
+    # 8 x 9 by 3 x 3 with stride 2 is 3 x 4, of 5 channels 60; the critic has 2 numbers more.
+    assert (model.actor[0].width, model.critic[0].width) == (60, 62)
+    obs = {"image": images(2, 3, 8, 9, 3), "speed": torch.randn(2, 3, 2)}
+    features, values, _ = model(obs, {}, STARTS)
+    others = model(obs | {"speed": obs["speed"] + 1}, {}, STARTS)
+    assert torch.equal(features, others[0])
+    assert not torch.allclose(values, others[1])
 
 
 def test_what_is_wrong_is_said():

@@ -53,7 +53,7 @@ def test_the_users_config_stays_as_it_is():
         (Mine(OBS, 2), {"width": 3}, ValueError, "not an instance of Mine"),
         (Mine(OBS, 3), None, ValueError, "num_features=3.*needs 2"),
         (torch.nn.Linear, None, TypeError, "subclass of Model"),
-        (None, None, TypeError, "subclass of Model"),
+        (5, None, TypeError, "subclass of Model"),
     ],
 )
 def test_what_is_wrong_is_said(spec, config, error, says):

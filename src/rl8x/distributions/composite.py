@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rl8x.distributions.base import Actions, Distribution
 from rl8x.nn.names import unknown_name
-from rl8x.spaces import describe
+from rl8x.spaces import describe, named_parts
 
 CompositeParams = dict[str, Any]
 """What each part's `from_features` gave, by the part's key."""
@@ -35,7 +35,7 @@ class Composite(Distribution):
         from rl8x.distributions.registry import make_distribution
 
         super().__init__(space)
-        named = named_parts(space)
+        named = _checked_parts(space)
         for key, options in parts.items():
             if key not in named:
                 raise ValueError(unknown_name("part", key, named, " of the action space in `distribution_config`"))
@@ -111,19 +111,16 @@ class Composite(Distribution):
         return actions, _total([logp for _, logp in drawn.values()])
 
 
-def named_parts(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
-    """Return the parts of a `Dict` or `Tuple` space by key; a `Tuple`'s keys are "0", "1", ...
+def _checked_parts(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
+    """Return the parts of a `Dict` or `Tuple` space by key.
 
     Raises:
         TypeError: If the space is of another kind.
         ValueError: If it has no parts.
     """
-    if isinstance(space, spaces.Dict):
-        parts = dict(space.spaces)
-    elif isinstance(space, spaces.Tuple):
-        parts = {str(i): part for i, part in enumerate(space.spaces)}
-    else:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
         raise TypeError(f"Composite needs a Dict or Tuple action space; got {describe(space)}.")
+    parts = dict(named_parts(space))
     if not parts:
         raise ValueError(f"Composite needs an action space of at least one part; got {describe(space)}.")
     return parts

@@ -32,7 +32,6 @@ from types import EllipsisType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import gymnasium
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
@@ -41,12 +40,14 @@ from torch import Tensor
 from rl8x.envs.parameters import EnvConfig, Parameter, ParameterValue, ResolvedConfig, resolve_config
 from rl8x.spaces import map_tensors
 
-__all__ = ["Carry", "Env", "EnvConfig", "Observation", "Parameter", "ParameterValue", "State", "Step"]
+__all__ = ["Actions", "Carry", "Env", "EnvConfig", "Observation", "Parameter", "ParameterValue", "State", "Step"]
 
 State: TypeAlias = dict[str, Tensor]
 """What the physics needs from step to step, each `[num_envs, ...]`."""
 Observation: TypeAlias = "Tensor | dict[str, Observation]"
-"""A tensor `[num_envs, *shape]`, or nested dicts of them for `Dict` spaces."""
+"""A tensor `[num_envs, *shape]`, or nested dicts of them for `Dict` and `Tuple` spaces."""
+Actions: TypeAlias = "Tensor | dict[str, Actions]"
+"""A tensor `[num_envs, *shape]`, or nested dicts of them; the parts of a `Tuple` have the keys "0", "1", ..."""
 Carry: TypeAlias = dict[str, Any]
 """All that changes from step to step: `state`, `parameters`, `elapsed` (int64) and `returns` (float32)."""
 
@@ -139,13 +140,14 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         raise NotImplementedError
 
     def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+        self, state: State, actions: Any, parameters: Mapping[str, Tensor], noise: Tensor
     ) -> tuple[State, Tensor, Tensor]:
         """Return the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`.
 
         Args:
             state: As `initial_state` or this function returned it; must not be changed in place.
-            actions: `[num_envs]` int64 for discrete actions, `[num_envs, size]` float32 for continuous ones.
+            actions: `[num_envs]` int64 for discrete actions, `[num_envs, size]` float32 for continuous ones, and a dict
+                of tensors for a `Dict` or a `Tuple`, whose keys are "0", "1", ...
             parameters: 0-d where one value serves all copies, else `[num_envs]`.
             noise: `[num_envs, step_noise]` in [0, 1).
         """
@@ -201,7 +203,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         }
         return carry, self.observe(state, parameters)
 
-    def advance(self, carry: Carry, actions: Tensor, noise: Tensor) -> tuple[Carry, Step]:
+    def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Take one step in every copy and start a new episode where one ended.
 
         Args:
@@ -318,11 +320,11 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.carry, obs = self.restart(self.noise(1)[0])
         return _apart(obs, self.carry["state"]), {}
 
-    def step(self, actions: Tensor | np.ndarray) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take one step in every copy; copies whose episode ended have already started the next one.
 
         Args:
-            actions: `[num_envs, ...]`, a tensor or an array.
+            actions: `[num_envs, ...]`, a tensor or an array, or a dict or tuple of them.
 
         Returns:
             Observation, rewards, terminated, truncated, and an info with the observations before the resets
@@ -331,7 +333,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
-        self.carry, step = self.advance(self.carry, torch.as_tensor(actions, device=self.device), self.noise(1)[0])
+        self.carry, step = self.advance(self.carry, self._tensors(actions), self.noise(1)[0])
         done = step.terminated | step.truncated
         info = {
             "final_obs": _apart(step.final_obs, self.carry["state"]),
@@ -377,6 +379,14 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self._next_config = None if following is None else self._resolve(following)
         self.carry = None if carry is None else map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
         self.generator.set_state(state_dict["generator"].cpu())
+
+    def _tensors(self, actions: Any) -> Actions:
+        """Return actions as `advance` takes them: tensors on the device, dicts in place of tuples."""
+        if isinstance(actions, tuple):
+            actions = {str(i): part for i, part in enumerate(actions)}
+        if isinstance(actions, Mapping):
+            return {key: self._tensors(part) for key, part in actions.items()}
+        return torch.as_tensor(actions, device=self.device)
 
     def _seed(self, seed: int | None) -> None:
         """Seed the generator, from the operating system where `seed` is None."""

@@ -27,8 +27,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
-from rl8x.envs.base import Carry, Env, Observation, Step
-from rl8x.spaces import check_supported, map_tensors
+from rl8x.envs.base import Actions, Carry, Env, Observation, Step
+from rl8x.spaces import check_supported, map_spaces, map_tensors, named_parts
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
 VECTORIZATIONS = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
@@ -83,8 +83,8 @@ class GymnasiumEnv(Env):
             name = describe_source(env)
             check_supported(self.vector_env.single_observation_space, f"{name}.single_observation_space")
             check_supported(self._source_action_space, f"{name}.single_action_space")
-            self.single_observation_space = _float32(self.vector_env.single_observation_space)
-            self.single_action_space = _from_zero(_float32(self._source_action_space))
+            self.single_observation_space = map_spaces(self.vector_env.single_observation_space, _float32)
+            self.single_action_space = map_spaces(self._source_action_space, _policy_space)
             limit = _time_limit(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
             super().__init__(self.vector_env.num_envs, device=device, seed=seed, time_limit=limit)
         except BaseException:
@@ -110,11 +110,13 @@ class GymnasiumEnv(Env):
         }
         return carry, self._observation(obs)
 
-    def advance(self, carry: Carry, actions: Tensor, noise: Tensor) -> tuple[Carry, Step]:
+    def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Step the simulators, which changes them: not pure, unlike the base class's."""
         if self._must_reset:
             raise RuntimeError(f"{type(self).__name__}: call reset() first, also after load_state_dict().")
-        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(self._raw_actions(actions))
+        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(
+            self._raw_actions(actions, self._source_action_space)
+        )
         obs = self._observation(raw_obs)
         rewards = self._tensor(raw_rewards).to(torch.float32)
         terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
@@ -171,7 +173,7 @@ class GymnasiumEnv(Env):
         mask[rows] = True
         return _where(mask, whole, obs)
 
-    def step(self, actions: Tensor | np.ndarray) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take one step as Gymnasium's API has it: filler rows are not marked truncated, `info["valid"]` tells them."""
         obs, rewards, terminated, truncated, info = super().step(actions)
         if "valid" in info:
@@ -213,15 +215,19 @@ class GymnasiumEnv(Env):
         return tensor.to(self.device, copy=True)
 
     def _observation(self, raw: Any) -> Observation:
-        """Copy an observation to the device, floats as float32."""
+        """Copy an observation to the device, floats as float32, a tuple as a dict with the keys "0", "1", ..."""
+        if isinstance(raw, tuple):
+            raw = {str(i): value for i, value in enumerate(raw)}
         if isinstance(raw, Mapping):
             return {key: self._observation(value) for key, value in raw.items()}
         tensor = self._tensor(raw)
         return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
-    def _raw_actions(self, actions: Tensor) -> Any:
+    def _raw_actions(self, actions: Any, space: spaces.Space[Any]) -> Any:
         """Return actions as the simulators take them: their offset, their type, an array unless they give tensors."""
-        space = self._source_action_space
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            parts = {key: self._raw_actions(actions[key], part) for key, part in named_parts(space)}
+            return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
             actions = actions + torch.as_tensor(space.start, device=actions.device)
         if self._takes_tensors:
@@ -304,18 +310,16 @@ def _time_limit(env: VectorEnv[Any, Any, Any]) -> int | None:
 
 def _float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the space with float32 in place of float64."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _float32(value) for key, value in space.spaces.items()})
     if isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.float64:
         return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
     return space
 
 
-def _from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return an action space with discrete actions counted from 0, as policies do; `_raw_actions` adds the offset."""
+def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return an action space in float32, discrete actions counted from 0; `_raw_actions` adds the offset."""
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
-    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else space
+    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else _float32(space)
 
 
 def _where(mask: Tensor, yes: Observation, no: Observation) -> Observation:
@@ -331,6 +335,6 @@ def _write_row(dense: Any, row: int, value: Any) -> None:
     """Write one copy's observation into its row."""
     if isinstance(dense, dict):
         for key, target in dense.items():
-            _write_row(target, row, value[key])
+            _write_row(target, row, value[key] if isinstance(value, Mapping) else value[int(key)])
     else:
         dense[row] = torch.as_tensor(value, dtype=dense.dtype)

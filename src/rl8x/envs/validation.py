@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env
-from rl8x.spaces import check_supported, describe, map_tensors, sample_actions, torch_dtype
+from rl8x.spaces import check_supported, map_tensors, named_parts, sample_actions, torch_dtype
 
 STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
@@ -34,8 +34,6 @@ def validate(env: Env) -> None:
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")
-    if isinstance(env.single_action_space, spaces.Dict):
-        raise ValueError(f"{name}.single_action_space must not be a Dict; got {describe(env.single_action_space)}.")
     if env.capturable:
         devices = [env.device] if env.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():
@@ -160,14 +158,15 @@ class _Probe:
         return state, terminated
 
     def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
-        """Raise where an observation is not of the declared space; a Dict space is checked entry by entry."""
+        """Raise where an observation is not of the declared space; a space with parts is checked part by part."""
         what = f"obs{path}"
-        if isinstance(space, spaces.Dict):
-            if not isinstance(obs, dict) or obs.keys() != space.spaces.keys():
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            parts = dict(named_parts(space))
+            if not isinstance(obs, dict) or obs.keys() != parts.keys():
                 got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-                raise self.fault("observe", f"must return {what} as a dict with {sorted(space.spaces)}; got {got}.")
-            for key, value in space.spaces.items():
-                self.check_observation(obs[key], value, f"{path}[{key!r}]")
+                raise self.fault("observe", f"must return {what} as a dict with {sorted(parts)}; got {got}.")
+            for key, part in parts.items():
+                self.check_observation(obs[key], part, f"{path}[{key!r}]")
             return
         self.check_tensor(obs, "observe", what)
         shape, dtype = [self.num_envs, *(space.shape or ())], torch_dtype(space)

@@ -6,6 +6,7 @@ steps before a sequence is stored with the sequence, and inside of a sequence wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
-from rl8x.models.observations import FlatObservations
+from rl8x.models.observations import FlatObservations, actor_space, visible_columns
 from rl8x.nn.attention import SelfAttentionStack
 from rl8x.nn.mlp import linear
 from rl8x.nn.positions import PositionalEmbedding
@@ -77,11 +78,14 @@ class AttentionModel(Model):
         num_layers: Blocks of attention.
         activation: Name of the activation in the blocks' perceptrons.
         shared: Whether actor and critic have the same layers but the last.
+        critic_obs: Parts of a `Dict` observation that only the critic sees.
         policy_gain: Gain of the layer that gives features.
         value_gain: Gain of the layer that gives values.
     """
 
     recurrent: ClassVar[bool] = True
+
+    visible: Tensor | None
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class AttentionModel(Model):
         num_layers: int = 1,
         activation: str = "gelu",
         shared: bool = False,
+        critic_obs: Sequence[str] = (),
         policy_gain: float = 0.01,
         value_gain: float = 1.0,
     ) -> None:
@@ -102,6 +107,10 @@ class AttentionModel(Model):
             raise ValueError(f"`window` must be a whole number of at least 2; got {window!r}.")
         self.flat = FlatObservations(observation_space)
         self.window = window
+        actor_space(observation_space, critic_obs, shared)
+        self.register_buffer(
+            "visible", visible_columns(self.flat.leaf_widths, critic_obs) if critic_obs else None, persistent=False
+        )
         options = (self.flat.width, window, width, num_heads, num_layers, activation)
         self.actor = WindowTrunk(*options)
         self.critic = None if shared else WindowTrunk(*options)
@@ -119,7 +128,8 @@ class AttentionModel(Model):
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """Read sequences `[T, B, *obs]`; at `starts` the history is forgotten before the observation there is read."""
         history, lengths = self._windows(obs, state, starts)
-        hidden = self.actor(history, lengths)
+        seen = history if self.visible is None else torch.where(self.visible, history, 0.0)
+        hidden = self.actor(seen, lengths)
         critic_hidden = hidden if self.critic is None else self.critic(history, lengths)
         state = {
             "history": history[1 - self.window :].transpose(0, 1),

@@ -9,7 +9,7 @@ import gymnasium
 from torch import Tensor
 
 from rl8x.models.base import Model, State
-from rl8x.models.observations import FlatObservations
+from rl8x.models.observations import FlatObservations, actor_space
 from rl8x.nn.mlp import HIDDEN_GAIN, MLP, check_sizes, linear
 
 
@@ -25,6 +25,7 @@ class MLPModel(Model):
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
         activation: Name of the activation after each hidden layer.
         shared: Whether actor and critic have the same hidden layers.
+        critic_obs: Parts of a `Dict` observation that only the critic sees.
         policy_gain: Gain of the layer that gives features.
         value_gain: Gain of the layer that gives values.
 
@@ -39,22 +40,27 @@ class MLPModel(Model):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "relu",
         shared: bool = False,
+        critic_obs: Sequence[str] = (),
         policy_gain: float = 0.01,
         value_gain: float = 1.0,
     ) -> None:
         super().__init__(observation_space, num_features)
         check_sizes("hidden_sizes", hidden_sizes)
         self.flat = FlatObservations(observation_space)
-        sizes = [self.flat.width, *hidden_sizes]
+        # The same module where both see the same, so that the observation is laid out once.
+        self.actor_flat = (
+            FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else self.flat
+        )
+        sizes, critic_sizes = [self.actor_flat.width, *hidden_sizes], [self.flat.width, *hidden_sizes]
         self.actor = MLP(sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
-        self.critic = None if shared else MLP(sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
+        self.critic = None if shared else MLP(critic_sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
         self.policy_head = linear(sizes[-1], num_features, policy_gain)
-        self.value_head = linear(sizes[-1], 1, value_gain)
+        self.value_head = linear(critic_sizes[-1], 1, value_gain)
 
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """Return features and values of observations `[T, B, *obs]`; nothing is carried from one to the next."""
         flat = self.flat(obs)
-        hidden = self.actor(flat)
+        hidden = self.actor(flat if self.actor_flat is self.flat else self.actor_flat(obs))
         critic_hidden = hidden if self.critic is None else self.critic(flat)
         return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
 

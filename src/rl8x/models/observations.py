@@ -1,24 +1,27 @@
-"""Observations of any space as one flat vector of floats."""
+"""Observations of any space as one flat vector of floats, and the parts of them that only the critic sees."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl8x.spaces import describe
+from rl8x.nn.names import unknown_name
+from rl8x.spaces import describe, leaves, named_parts
 
 
 class FlatObservations(nn.Module):
     """Lay an observation out as one vector, `[..., *obs]` to `[..., width]`.
 
-    A `Box` is flattened, `Discrete` and each part of `MultiDiscrete` one-hot encoded, `MultiBinary` taken as 0 and 1.
-    The parts of a `Dict` are joined in the space's order, and so are those of a `Tuple`, whose observations are a dict
-    with the keys "0", "1", ...
+    A `Box` is flattened, one of uint8 scaled by its bounds to [0, 1], `Discrete` and each part of `MultiDiscrete` one-hot
+    encoded, `MultiBinary` taken as 0 and 1. The parts of a `Dict` are joined in the space's order, and so are those of
+    a `Tuple`, whose observations are a dict with the keys "0", "1", ...
 
     Args:
         space: Space of one copy's observation.
@@ -28,6 +31,7 @@ class FlatObservations(nn.Module):
         super().__init__()
         self.space = space
         self.width = flat_width(space)
+        self.leaf_widths = [(path, flat_width(leaf)) for path, leaf in leaves(space)]
 
     def forward(self, obs: Any) -> Tensor:
         """Flatten observations; a vector of float32 is returned as it is."""
@@ -56,13 +60,6 @@ def flat_width(space: gymnasium.Space[Any]) -> int:
     )
 
 
-def named_parts(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[str, gymnasium.Space[Any]]]:
-    """Return the parts of a `Dict` or `Tuple` space with their keys; a `Tuple`'s are "0", "1", ..."""
-    if isinstance(space, spaces.Dict):
-        return list(space.spaces.items())
-    return [(str(i), part) for i, part in enumerate(space.spaces)]
-
-
 def flatten_observation(space: gymnasium.Space[Any], obs: Any) -> Tensor:
     """Lay an observation out as one vector, `[..., *obs]` to `[..., flat_width(space)]`, float32."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -80,9 +77,41 @@ def flatten_observation(space: gymnasium.Space[Any], obs: Any) -> Tensor:
         flat = flat.unsqueeze(-1)
     elif len(space.shape) > 1:
         flat = flat.flatten(flat.dim() - len(space.shape))
+    if space.dtype == np.uint8 and isinstance(space, spaces.Box):
+        low, high = float(space.low.min()), float(space.high.max())
+        return (flat.float() - low) * (1.0 / max(high - low, 1.0))
     return flat.float()
 
 
 def _one_hot(index: Tensor, size: int) -> Tensor:
     # A comparison instead of torch's one_hot, which checks the range with a copy to the host.
     return (index.unsqueeze(-1) == torch.arange(size, device=index.device)).float()
+
+
+def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: bool) -> gymnasium.Space[Any]:
+    """Return the space of what the actor sees: all but the parts `critic_obs` of a `Dict`, which only the critic sees.
+
+    Raises:
+        ValueError: If there is no such part, nothing left, or actor and critic share layers.
+    """
+    if isinstance(critic_obs, str):
+        raise ValueError(f"`critic_obs` must be a list of names; got {critic_obs!r}. Try [{critic_obs!r}].")
+    if not critic_obs:
+        return space
+    if shared:
+        raise ValueError(f"`critic_obs` ({', '.join(critic_obs)}) needs actor and critic apart: set shared=False.")
+    if not isinstance(space, spaces.Dict):
+        raise ValueError(f"`critic_obs` names parts of a Dict observation; this one is {describe(space)}.")
+    for name in critic_obs:
+        if name not in space.spaces:
+            raise ValueError(unknown_name("part", name, space.spaces, " of the observation in `critic_obs`"))
+    rest = {name: part for name, part in space.spaces.items() if name not in critic_obs}
+    if not rest:
+        raise ValueError("`critic_obs` leaves the actor nothing to see; it names every part of the observation.")
+    return spaces.Dict(rest)
+
+
+def visible_columns(leaf_widths: Sequence[tuple[tuple[str, ...], int]], critic_obs: Sequence[str]) -> Tensor:
+    """Return which columns of a flattened observation the actor sees, `[width]`, bool."""
+    visible = [torch.full((width,), not path or path[0] not in critic_obs) for path, width in leaf_widths]
+    return torch.cat(visible)

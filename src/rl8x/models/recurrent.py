@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
-from rl8x.models.observations import FlatObservations
+from rl8x.models.encoders import ObservationEncoder
+from rl8x.models.observations import actor_space, visible_columns
 from rl8x.nn.activations import activation as make_activation
 from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, linear
 
@@ -59,6 +60,8 @@ def orthogonal_blocks(num_trunks: int, num_inputs: int, num_outputs: int, num_bl
 class RecurrentModel(Model):
     """A recurrent cell for actor and critic, apart from each other unless `shared`; optional layers before the cell.
 
+    Images go through convolutions first, the same for actor and critic.
+
     A subclass says how many gates a unit has, and how the state moves on. The state is a dict with one
     `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed `actor_` and `critic_` where they are apart.
 
@@ -69,6 +72,7 @@ class RecurrentModel(Model):
         encoder_sizes: Widths of the layers before the cell.
         activation: Name of the activation after each of those.
         shared: Whether actor and critic have the same encoder and cell.
+        critic_obs: Parts of a `Dict` observation that only the critic sees.
         policy_gain: Gain of the layer that gives features.
         value_gain: Gain of the layer that gives values.
     """
@@ -76,6 +80,8 @@ class RecurrentModel(Model):
     recurrent: ClassVar[bool] = True
     num_gates: ClassVar[int]
     state_names: ClassVar[tuple[str, ...]]
+
+    visible: Tensor | None
 
     def __init__(
         self,
@@ -86,6 +92,7 @@ class RecurrentModel(Model):
         encoder_sizes: Sequence[int] = (),
         activation: str = "relu",
         shared: bool = False,
+        critic_obs: Sequence[str] = (),
         policy_gain: float = 0.01,
         value_gain: float = 1.0,
     ) -> None:
@@ -94,8 +101,10 @@ class RecurrentModel(Model):
         check_sizes("encoder_sizes", encoder_sizes)
         self.hidden_size = hidden_size
         self.num_trunks = 1 if shared else len(_TRUNKS)
-        self.flat = FlatObservations(observation_space)
-        sizes = [self.flat.width, *encoder_sizes]
+        self.observations = ObservationEncoder(observation_space, activation=activation)
+        actor_space(observation_space, critic_obs, shared)
+        self.register_buffer("visible", self._visible(critic_obs), persistent=False)
+        sizes = [self.observations.width, *encoder_sizes]
         self.encoder = nn.ModuleList(
             TrunkLinear(self.num_trunks, *pair, gain=HIDDEN_GAIN) for pair in itertools.pairwise(sizes)
         )
@@ -144,7 +153,9 @@ class RecurrentModel(Model):
         """Return the outputs of some trunks, `[trunks, T, B, hidden_size]`, and their state after the last step."""
         steps, batch = starts.shape
         keys = self._keys(trunks)
-        x = self.flat(obs).reshape(1, steps * batch, -1).expand(len(keys) // len(self.state_names), -1, -1)
+        x = self.observations(obs).reshape(1, steps * batch, -1).expand(len(keys) // len(self.state_names), -1, -1)
+        if self.visible is not None:
+            x = torch.where(self.visible[trunks], x, 0.0)
         for layer in self.encoder:
             x = self.activation(layer(x, trunks))
         inputs = self.inputs(x, trunks).unflatten(1, (steps, batch)).unbind(1)
@@ -161,6 +172,13 @@ class RecurrentModel(Model):
     @property
     def _part_range(self) -> range:
         return range(len(self.state_names))
+
+    def _visible(self, critic_obs: Sequence[str]) -> Tensor | None:
+        """Return which columns of an encoded observation each trunk sees, `[num_trunks, 1, width]`; None is all."""
+        if not critic_obs:
+            return None
+        actor = visible_columns(self.observations.leaf_widths, critic_obs)
+        return torch.stack([actor, torch.ones_like(actor)]).unsqueeze(1)
 
     def _keys(self, trunks: slice) -> list[str]:
         if self.num_trunks == 1:

@@ -11,9 +11,11 @@ import gymnasium
 from rl8x.models.attention import AttentionModel
 from rl8x.models.base import Model
 from rl8x.models.cnn import CNNModel
+from rl8x.models.encoders import is_image
 from rl8x.models.mlp import MLPModel
 from rl8x.models.recurrent import GRUModel, LSTMModel
 from rl8x.nn.names import check_arguments, unknown_name
+from rl8x.spaces import leaves
 
 BUILTIN: dict[str, type[Model]] = {
     "mlp": MLPModel,
@@ -24,8 +26,13 @@ BUILTIN: dict[str, type[Model]] = {
 }
 
 
+def default_model(observation_space: gymnasium.Space[Any]) -> str:
+    """Name the model that goes with an observation space: `"cnn"` where it has an image, else `"mlp"`."""
+    return "cnn" if any(is_image(leaf) for _, leaf in leaves(observation_space)) else "mlp"
+
+
 def make_model(
-    spec: str | type[Model] | Model,
+    spec: str | type[Model] | Model | None,
     observation_space: gymnasium.Space[Any],
     num_features: int,
     model_config: Mapping[str, Any] | None = None,
@@ -33,7 +40,7 @@ def make_model(
     """Make a model, or take the instance that was given.
 
     Args:
-        spec: Built-in name, a subclass of `Model`, or an instance.
+        spec: Built-in name, a subclass of `Model`, or an instance; None picks by the space, as `default_model` says.
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
         model_config: Further arguments of the model's class; none may be given with an instance.
@@ -45,6 +52,8 @@ def make_model(
     config = dict(model_config or {})
     if isinstance(spec, Model):
         return _checked_instance(spec, num_features, config)
+    if spec is None:
+        spec = default_model(observation_space)
     if isinstance(spec, str):
         if spec not in BUILTIN:
             raise ValueError(unknown_name("model", spec, BUILTIN))

@@ -1,0 +1,171 @@
+"""Observations with images as one vector: convolutions over each image, the rest laid out flat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl8x.models.observations import FlatObservations
+from rl8x.nn.activations import activation as make_activation
+from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
+from rl8x.spaces import describe, leaves
+
+LARGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+SMALL = ((16, 3, 1), (32, 3, 1))
+_LARGE_SIDE = 36
+_SMALL_SIDE = 5
+
+Convolution: TypeAlias = tuple[int, int, int]
+"""Channels, side of the kernel, stride."""
+Channels: TypeAlias = Literal["auto", "first", "last"]
+
+
+def is_image(space: gymnasium.Space[Any]) -> bool:
+    """Say whether a space is a `Box` of rank 3, or of rank 2 and whole numbers, and at least 5 x 5."""
+    if not isinstance(space, gymnasium.spaces.Box):
+        return False
+    if len(space.shape) == 2:
+        return np.issubdtype(space.dtype, np.integer) and min(space.shape) >= _SMALL_SIDE
+    return len(space.shape) == 3 and sorted(space.shape)[1] >= _SMALL_SIDE
+
+
+class Images(nn.Module):
+    """Turn images into `[rows, channels, height, width]`, whole numbers scaled to [0, 1].
+
+    Args:
+        space: Space of one image, a `Box` of rank 3, or of rank 2 with a single channel.
+        channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], channels: Channels) -> None:
+        super().__init__()
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3):
+            raise TypeError(f"the model for images needs a Box of rank 3; got {describe(space)}. Try 'mlp'.")
+        if channels not in ("auto", "first", "last"):
+            raise ValueError(f"`channels` must be 'auto', 'first' or 'last'; got {channels!r}.")
+        self.flat = len(space.shape) == 2
+        shape = (1, *space.shape) if self.flat else space.shape
+        first, _, last = shape
+        self.channels_last = not self.flat and (channels == "last" or (channels == "auto" and last <= first))
+        self.shape = (last, *shape[:2]) if self.channels_last else tuple(shape)
+        whole = np.issubdtype(space.dtype, np.integer)
+        self.low = float(space.low.min()) if whole else 0.0
+        self.range = float(space.high.max()) - self.low if whole else 1.0
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Convert `[T, B, *obs]` to `[T * B, channels, height, width]`, float32."""
+        images = obs.flatten(0, 1).float()
+        if (self.low, self.range) != (0.0, 1.0):
+            images = (images - self.low) * (1.0 / self.range)
+        if self.flat:
+            return images.unsqueeze(1)
+        return images.permute(0, 3, 1, 2) if self.channels_last else images
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions over images, `[T, B, *image]` to `[T, B, width]`.
+
+    Args:
+        space: Space of one image.
+        convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
+            36 x 36, two of 3 x 3 for smaller ones.
+        activation: Name of the activation after each.
+        channels: As for `Images`.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        convolutions: Sequence[Convolution] | None,
+        activation: str,
+        channels: Channels,
+    ) -> None:
+        super().__init__()
+        self.images = Images(space, channels)
+        if convolutions is None:
+            convolutions = LARGE if min(self.images.shape[1:]) >= _LARGE_SIDE else SMALL
+        self.width = _flat_size(self.images.shape, convolutions)
+        layers: list[nn.Module] = []
+        num_channels = self.images.shape[0]
+        for size, kernel, stride in convolutions:
+            layer = nn.Conv2d(num_channels, size, kernel, stride)
+            nn.init.orthogonal_(layer.weight, HIDDEN_GAIN)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+            layers += [layer, make_activation(activation)]
+            num_channels = size
+        self.convolutions = nn.Sequential(*layers)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Read images."""
+        encoded: Tensor = self.convolutions(self.images(obs))
+        return encoded.reshape(*obs.shape[:2], self.width)
+
+
+class ObservationEncoder(nn.Module):
+    """Turn observations of any space into one vector, `[T, B, *obs]` to `[T, B, width]`.
+
+    Each image goes through convolutions of its own; everything else is laid out as `FlatObservations` does. What the
+    parts give is joined in the space's order. Parts of an observation that the space does not have are not read.
+
+    Args:
+        space: Space of one copy's observation.
+        convolutions: As for `ImageEncoder`.
+        activation: As for `ImageEncoder`.
+        channels: As for `Images`.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        *,
+        convolutions: Sequence[Convolution] | None = None,
+        activation: str = "relu",
+        channels: Channels = "auto",
+    ) -> None:
+        super().__init__()
+        self.paths = [path for path, _ in leaves(space)]
+        parts = [
+            ImageEncoder(leaf, convolutions, activation, channels) if is_image(leaf) else FlatObservations(leaf)
+            for _, leaf in leaves(space)
+        ]
+        self.parts = nn.ModuleList(parts)
+        self.has_images = any(isinstance(part, ImageEncoder) for part in parts)
+        self.leaf_widths = [(path, part.width) for path, part in zip(self.paths, parts, strict=True)]
+        self.width = sum(part.width for part in parts)
+
+    def forward(self, obs: Any) -> Tensor:
+        """Encode observations."""
+        encoded = []
+        for path, part in zip(self.paths, self.parts, strict=True):
+            leaf = obs
+            for key in path:
+                leaf = leaf[key]
+            encoded.append(part(leaf))
+        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+
+
+def _flat_size(shape: Sequence[int], convolutions: Sequence[Convolution]) -> int:
+    """Return how many numbers the convolutions leave of an image.
+
+    Raises:
+        ValueError: If one is not three whole numbers, or its kernel is larger than what the ones before leave.
+    """
+    channels, height, width = shape
+    for convolution in convolutions:
+        if len(convolution) != 3:
+            raise ValueError(f"each of `convolutions` is (channels, kernel, stride); got {convolution!r}.")
+        check_sizes("convolutions", convolution)
+        channels, kernel, stride = convolution
+        if kernel > min(height, width):
+            raise ValueError(
+                f"`convolutions`: a kernel of {kernel} does not fit the {height} x {width} that is left of an image of "
+                f"{shape[1]} x {shape[2]}. Use fewer, smaller ones."
+            )
+        height, width = ((side - kernel) // stride + 1 for side in (height, width))
+    return channels * height * width
