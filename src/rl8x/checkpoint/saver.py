@@ -165,7 +165,7 @@ class Saver:
     def _write(self, steps: int, about: dict[str, Any], encoded: Any, tensors: dict[str, Any]) -> None:
         try:
             path = files.write(self.directory, steps, about, encoded, tensors)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)
             return
         self._written = path

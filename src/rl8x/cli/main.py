@@ -16,6 +16,7 @@ from rl8x.cli.errors import UserError, report
 # Command -> its module, where a variable of its name holds it, and what --help says without importing that.
 COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
+    "resume": ("rl8x.cli.resume", "Go on with a run from its last checkpoint."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
     "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),

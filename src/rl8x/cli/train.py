@@ -14,6 +14,7 @@ from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig, PPOConfig
 from rl8x.cli.errors import UserError, is_users_mistake, users_mistakes
 from rl8x.cli.options import GroupedCommand, field_options, given
+from rl8x.cli.resume import resumed
 from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
 from rl8x.config.files import SUFFIXES
 from rl8x.config.run import ALIASES, renamed_keys
@@ -54,7 +55,7 @@ A run file has the same keys, in YAML, TOML or JSON:
 
 
 def _groups() -> dict[str, str]:
-    groups = dict.fromkeys(("file", "stop", "dry_run"), "The run")
+    groups = dict.fromkeys(("file", "stop", "resume", "dry_run"), "The run")
     groups |= {field.name: "The run" for field in _RUN_FIELDS}
     for name in ("tracking", "tracking_uri", "experiment_name", "run_name", "progress"):
         groups[name] = "Tracking and display"
@@ -76,22 +77,30 @@ def _groups() -> dict[str, str]:
     "Kinds: hits_upper_bound, hits_lower_bound, plateau, stops_decreasing, stops_increasing, wall_time, non_finite, "
     "confirmed, all, any, not.",
 )
+@click.option(
+    "--resume",
+    metavar="auto|RUN",
+    help="Go on with a run: by name, ID or path; auto: with the newest unfinished one of the same run file, if there "
+    "is one. For jobs that may be preempted and started again.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything, print the run as a run file, and train nothing.")
-def train(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], dry_run: bool, **options: Any) -> int:
+def train(
+    words: tuple[str, ...], file: str | None, stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: Any
+) -> int:
     """Train a policy in ENV: a built-in environment (see `rl8x envs`), a Gymnasium id, or a dotted path to a class.
 
     KEY=VALUE sets any key of a run file, with dots for what is inside: algorithm_config.lr=3e-4. Later wins: the run
     file, then KEY=VALUE, then options. Without a stop condition the run goes on until Ctrl-C.
     """
-    _find_modules_here()
+    find_modules_here()
     with users_mistakes():
         run = read_run(words, file, stop, given(options))
-        trainer = run.make_trainer()
+        trainer = (resumed(run, resume) if resume is not None and not dry_run else None) or run.make_trainer()
     if dry_run:
         click.echo(dump_run(run.to_dict()), nl=False)
         return 0
     stats = _train(run, trainer)
-    _summarize(stats, str(trainer.tracker.location) if run.tracking else None)
+    summarize_run(stats, str(trainer.tracker.location) if run.tracking else None)
     return 0
 
 
@@ -140,7 +149,8 @@ def _train(run: RunConfig, trainer: Trainer) -> TrainStats:
         raise
 
 
-def _summarize(stats: TrainStats, location: str | None) -> None:
+def summarize_run(stats: TrainStats, location: str | None) -> None:
+    """Say why a run stopped, with what, and where it is kept."""
     click.echo(f"stopped by {stats.stop_reason}")
     for name in _SUMMARY:
         if name in stats:
@@ -149,7 +159,7 @@ def _summarize(stats: TrainStats, location: str | None) -> None:
         click.echo(f"kept in {location}; `rl8x ui` shows it")
 
 
-def _find_modules_here() -> None:
+def find_modules_here() -> None:
     """Let dotted paths name modules of the working directory; last, so that they hide nothing."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.config import check_names as check_hyperparameters
-from rl8x.algorithms.config import check_options, option
+from rl8x.algorithms.config import check_names_in, check_options, option
 from rl8x.conditions import Condition, as_conditions, check_names, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.importing import import_named, is_dotted
 
 if TYPE_CHECKING:
+    from rl8x.algorithms.base import GenericAlgorithmBase
+    from rl8x.checkpoint import Checkpoints
     from rl8x.trainers import Trainer, TrainStats
 
 _GYMNASIUM_ID: Final = re.compile(r"-v\d+$", re.ASCII)
@@ -55,6 +57,16 @@ class RunConfig:
         choices=("auto", True, False),
     )
     num_eval_envs: int | None = option(None, "Copies, and so episodes, of an own evaluation environment.", low=1)
+    checkpoints: dict[str, Any] = option(
+        {},
+        "When and where to save, such as {every_steps: 100, every_minutes: 5, keep: 3, best: eval/returns/mean, "
+        "directory: ...}. Tracked runs are always saved, every 5 minutes and at the end.",
+    )
+    on_bad_numbers: str = option(
+        "stop",
+        "What happens when numbers are not finite: stop, skip the update, or rollback to the last checkpoint.",
+        choices=("stop", "skip", "rollback"),
+    )
     tracking: bool = option(True, "Whether params and metrics are kept in MLflow.")
     tracking_uri: str | None = option(
         None, "MLflow's tracking URI. None: the one set in the process, else mlruns/ in the working directory."
@@ -76,6 +88,7 @@ class RunConfig:
         if not self.env:
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.conditions()
+        self.make_checkpoints()
         cls = _algorithm_config_class(self.algorithm)
         check_hyperparameters(self.algorithm_config, cls)
         for field in dataclasses.fields(cls):
@@ -139,19 +152,33 @@ class RunConfig:
             )
         return cls(**values)
 
+    def make_checkpoints(self) -> Checkpoints | None:
+        """Make the options of the checkpoints; None leaves them to the trainer."""
+        if not self.checkpoints:
+            return None
+        from rl8x.checkpoint import Checkpoints
+
+        check_names_in(self.checkpoints, [field.name for field in dataclasses.fields(Checkpoints)], "`checkpoints`")
+        return Checkpoints(**self.checkpoints)
+
+    def make_algorithm(self) -> GenericAlgorithmBase[Any]:
+        """Build the environment and the algorithm."""
+        return self.make_algorithm_config().build(self._env_maker(), **self.env_kwargs)
+
     def make_trainer(self) -> Trainer:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
         from rl8x.envs.parameters import resolve_config
         from rl8x.trainers import Trainer
 
-        algorithm = self.make_algorithm_config().build(self._env_maker(), **self.env_kwargs)
+        algorithm = self.make_algorithm()
         for config in (self.env_config, self.eval_env_config or {}):
             made = algorithm.env
             resolve_config(
                 config, made.parameters, owner=type(made).__name__, num_envs=made.num_envs, device=made.device
             )
-        eval_env: Any = self.eval_env
-        trainer = Trainer(algorithm, tracker=self._make_tracker(), eval_env=eval_env, num_eval_envs=self.num_eval_envs)
+        chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_bad_numbers")}
+        trainer = Trainer(algorithm, tracker=self.make_tracker(), checkpoints=self.make_checkpoints(), **chosen)
+        trainer.saving.run_file = self.to_dict()
         check_names(self.conditions(), trainer.metric_names)
         return trainer
 
@@ -186,7 +213,8 @@ class RunConfig:
             progress=progress,
         )
 
-    def _make_tracker(self) -> Any:
+    def make_tracker(self) -> Any:
+        """Make what keeps params and metrics."""
         if not self.tracking:
             from rl8x.tracking import NullTracker
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find
 from rl8x.checkpoint.build import build_algorithm, changes
-from rl8x.tracking import MemoryTracker, Tracker
+from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import locate, user_tracking_uri
 from rl8x.trainers.saving import CheckpointsLike
 
@@ -44,9 +44,7 @@ def resume(
         if checkpoints is ...:
             checkpoints = _saved_options(checkpoint)
         options["eval_env"] = _eval_env(options, eval_env)
-        own_tracker = tracker
-        if own_tracker is None and run["tracker"] == "MLflowTracker":
-            own_tracker = _mlflow_tracker(run)
+        own_tracker = _tracker(run) if tracker is None else tracker
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     except (KeyError, TypeError) as error:
@@ -89,10 +87,12 @@ def _eval_env(options: Mapping[str, Any], given: Any) -> Any:
     return options["eval_env"]
 
 
-def _mlflow_tracker(run: Mapping[str, Any]) -> Tracker:
-    """Make a tracker to the store where the run is, unless the user has set one."""
-    from rl8x.tracking import MLflowTracker
-
+def _tracker(run: Mapping[str, Any]) -> Tracker | None:
+    """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
+    if run["tracker"] == "NullTracker":
+        return NullTracker()
+    if run["tracker"] != "MLflowTracker":
+        return None
     location = str(run["location"])
     if user_tracking_uri() is not None or ":***@" in location:
         return MLflowTracker()

@@ -1,0 +1,101 @@
+"""`rl8x resume`: go on with a run from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.config import RunConfig, apply_overrides, parse_value
+
+if TYPE_CHECKING:
+    from rl8x.trainers import Trainer
+
+
+@click.command("resume")
+@click.argument("run")
+@click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
+@click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="End after so many steps, those before among them.")
+@click.option("--stop", multiple=True, metavar="CONDITION", help="Stop conditions instead of the run's own.")
+@click.option(
+    "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
+)
+def resume(
+    run: str, words: tuple[str, ...], auto: bool, max_steps: int | None, stop: tuple[str, ...], progress: Any
+) -> int:
+    """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
+
+    The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
+    one from here on, as in lr=1e-4, and is noted in the run's tags.
+    """
+    from rl8x.cli.train import find_modules_here, summarize_run
+    from rl8x.conditions import from_spec
+    from rl8x.importing import import_named
+
+    find_modules_here()
+    options: dict[str, Any] = {} if max_steps is None else {"max_steps": max_steps}
+    with users_mistakes():
+        if stop:
+            options["stop_conditions"] = [from_spec(parse_value(text), find=import_named) for text in stop]
+        trainer = make_trainer(run, auto=auto, overrides=apply_overrides({}, words))
+    stats = trainer.run(progress=progress, **options)
+    location = None if trainer.tracker.resume_handle is None else str(trainer.tracker.location)
+    summarize_run(stats, location)
+    return 0
+
+
+def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], run: RunConfig | None = None) -> Trainer:
+    """Make the trainer of a run.
+
+    Args:
+        source: What `rl8x resume` takes.
+        auto: Whether the newest good checkpoint will do.
+        overrides: Hyperparameters to be different.
+        run: Builds the algorithm, which must be as it was; None leaves that to the checkpoint, and where that cannot
+            name all to its run file.
+    """
+    from rl8x.checkpoint import CheckpointError, find
+    from rl8x.trainers import Trainer
+
+    checkpoint = find(source, auto=auto)
+    run_file = checkpoint.about.get("run_file")
+    if run is None and run_file is not None and checkpoint.about.get("build", {}).get("problems"):
+        data = dict(run_file)
+        data["algorithm_config"] = {**data.get("algorithm_config", {}), **overrides}
+        run = RunConfig.from_dict(data)
+    algorithm = None if run is None else run.make_algorithm()
+    try:
+        return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides)
+    except CheckpointError as error:
+        if algorithm is None and "`algorithm=`" in str(error):
+            raise UserError(f"{error} in a script: Trainer.resume({str(checkpoint.path)!r}, algorithm=...)") from error
+        raise
+
+
+def resumed(run: RunConfig, source: str) -> Trainer | None:
+    """Make the trainer that `rl8x train --resume` asks for.
+
+    Args:
+        run: The run as the command line says it.
+        source: `"auto"`, or what `rl8x resume` takes.
+
+    Returns:
+        The trainer; None where `"auto"` found nothing to go on with.
+    """
+    from rl8x.checkpoint import listed
+    from rl8x.checkpoint.find import find_unfinished
+
+    if source != "auto":
+        return make_trainer(source, auto=False, overrides={}, run=run)
+    directory = run.checkpoints.get("directory")
+    if directory is None:
+        folder = find_unfinished(run.to_dict())
+    else:
+        folder = Path(directory) if listed(Path(directory)) else None
+    if folder is None:
+        return None
+    click.echo(f"rl8x: going on with {folder}", err=True)
+    return make_trainer(folder, auto=True, overrides={}, run=run)

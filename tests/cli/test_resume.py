@@ -1,0 +1,92 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rl8x.checkpoint import listed, read
+from rl8x.cli.main import main
+
+SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--seed", "1", "--progress", "none"]
+SMALL += ["algorithm_config.model_config.hidden_sizes=[8]", "--num-eval-envs", "2"]
+
+
+def train(folder, *words):
+    return main(["train", "CartPole", *SMALL, f"checkpoints.directory={folder}", *words])
+
+
+def state(folder):
+    return read(listed(folder)[-1])
+
+
+def test_resuming_gives_the_same_numbers(tmp_path, capsys):
+    assert train(tmp_path / "a", "--max-steps", "6") == 0
+    assert train(tmp_path / "b", "--max-steps", "3") == 0
+    capsys.readouterr()
+    assert main(["resume", str(tmp_path / "b"), "--max-steps", "6", "--progress", "none"]) == 0
+    assert capsys.readouterr().out.startswith("stopped by max_steps=6")
+    one, other = (state(tmp_path / name).state["trainer"]["algorithm"]["policy"] for name in "ab")
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_hyperparameters_and_conditions_can_change(tmp_path, capsys):
+    train(tmp_path / "a", "--max-steps", "2")
+    words = ["lr=1e-4", "--stop", "hits_upper_bound: [algorithm/steps, 4]", "--progress", "none"]
+    assert main(["resume", str(tmp_path / "a"), "--max-steps", "9", *words]) == 0
+    assert "stopped by HitsUpperBound('algorithm/steps', 4)" in capsys.readouterr().out
+    assert state(tmp_path / "a").about["build"]["config"]["lr"] == 1e-4
+
+
+def test_auto_starts_goes_on_and_stays_at_the_end(tmp_path, capsys):
+    folder = tmp_path / "job"
+    for _ in range(2):
+        assert train(folder, "--max-steps", "3", "--resume", "auto") == 0
+        assert "stopped by max_steps=3" in capsys.readouterr().out
+    assert len(listed(folder)) == 2
+    newest = listed(folder)[-1]
+    (newest / "tensors.pt").write_bytes(b"")
+    assert train(folder, "--max-steps", "3", "--resume", "auto") == 0
+    assert state(folder).about["counters"]["algorithm/steps"] == 3
+
+
+def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(tmp_path / "a", "--max-steps", "1")
+    newest = listed(tmp_path / "a")[-1]
+    (newest / "tensors.pt").unlink()
+    for words, text in (
+        (["resume", "nothing"], "there is no run 'nothing'"),
+        (["resume", str(tmp_path / "a")], "the newest good one is"),
+        (["resume", str(tmp_path / "a"), "--auto", "gama=3"], "gamma"),
+        (["train", "CartPole", *SMALL, "--lr", "0.5", "--resume", str(tmp_path / "a" / "000001-step-0")], "`lr` was"),
+        (["train", "CartPole", "checkpoints.evry_steps=3"], "every_steps"),
+        (["train", "CartPole", "checkpoints.keep=0"], "`keep` must be"),
+        (["train", "CartPole", *SMALL, "--resume", "nothing"], "there is no run 'nothing'"),
+    ):
+        capsys.readouterr()
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1, error
+        assert text in error
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_give_the_exit_code_and_auto_goes_on(tmp_path, number, code):
+    folder = tmp_path / "job"
+    command = [sys.executable, "-m", "rl8x.cli.main", "train", "CartPole", *SMALL, f"checkpoints.directory={folder}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=tmp_path)
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
+        while not listed(folder) and process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        process.send_signal(number)
+        error = process.communicate(timeout=60)[1]
+    assert process.returncode == code, error
+    saved = state(folder)
+    assert saved.about["status"] == "KILLED"
+    steps = saved.about["counters"]["algorithm/steps"] + 1
+    assert train(folder, "--max-steps", str(steps), "--resume", "auto") == 0
