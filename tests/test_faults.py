@@ -1,0 +1,32 @@
+"""A small share of benchmarks/faults.py: processes that are killed for real."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def faults(tmp_path, *names, share):
+    command = [sys.executable, "-m", "benchmarks.faults", "--tries", str(share), "--only", *names]
+    command += ["--output", str(tmp_path / "faults.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {row["fault"]: row for row in json.loads((tmp_path / "faults.json").read_text())["faults"]}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_what_is_killed_or_damaged_is_resumed_to_the_same_bits(tmp_path):
+    table = faults(tmp_path, "kill", "write", "damage", share=0.02)
+    kill = table["SIGKILL at a random instant, then resume"]
+    assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 4
+    assert kill["rows_lost"] == kill["rows_doubled"] == kill["wrong_rows"] == 0
+    write = table["SIGKILL inside a checkpoint write"]
+    assert write["tries"] == write["resumed"] == write["equal"] == 1
+    damage = table["flipped or cut bytes in a checkpoint"]
+    assert damage["tries"] == damage["clear_errors"] == 4
