@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import Env
+from rl8x.policy import MASK_KEY, Policy, check_mask
+from rl8x.trees import flatten_tree
+
+X = spaces.Box(-1, 1, (2,), np.float32)
+SMALL = {
+    "mlp": {"hidden_sizes": [4]},
+    "lstm": {"hidden_size": 4},
+    "gru": {"hidden_size": 4},
+    "attention": {"window": 3, "width": 4, "num_heads": 1},
+}
+
+
+def flags(width):
+    return spaces.Box(0, 1, (width,), np.int8)
+
+
+def masked_policy(actions, mask, model="mlp"):
+    torch.manual_seed(0)
+    policy = Policy(spaces.Dict({"x": X, MASK_KEY: mask}), actions, model=model, model_config=SMALL[model])
+    # Far from uniform, so that what is illegal is often what the logits prefer.
+    policy.model.policy_head.weight.data.normal_(std=30.0)
+    return policy
+
+
+MIXED = spaces.Dict({"gear": spaces.Discrete(4), "legs": spaces.MultiDiscrete([2, 3]), "on": spaces.MultiBinary(2)})
+CASES = {
+    "discrete": (spaces.Discrete(5), flags(5)),
+    "many": (spaces.Discrete(40), spaces.MultiBinary(40)),
+    "multi-discrete": (spaces.MultiDiscrete([2, 3]), flags(5)),
+    "bits": (spaces.MultiBinary(3), flags(3)),
+    "mixed": (MIXED, spaces.Dict({"gear": flags(4), "legs": flags(5), "on": flags(2)})),
+    "mixed, one part": (MIXED, spaces.Dict({"legs": flags(5)})),
+    "tuple": (spaces.Tuple([spaces.Discrete(3), X]), spaces.Tuple([flags(3)])),
+}
+
+
+def illegal(actions, space, mask):
+    """Count the copies whose action its mask forbids."""
+    if isinstance(mask, dict):
+        parts = dict(space.spaces.items()) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+        return sum(illegal(actions[key], parts[type(next(iter(parts)))(key)], part) for key, part in mask.items())
+    if isinstance(space, spaces.Discrete):
+        return int((~mask.gather(-1, actions.unsqueeze(-1))).sum())
+    if isinstance(space, spaces.MultiDiscrete):
+        pieces = mask.split(space.nvec.tolist(), -1)
+        return sum(int((~part.gather(-1, actions[..., i : i + 1])).sum()) for i, part in enumerate(pieces))
+    return int((actions.bool() & ~mask).sum())
+
+
+def random_mask(space, shape, generator):
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return {str(key): random_mask(part, shape, generator) for key, part in parts}
+    mask = torch.rand(*shape, *space.shape, generator=generator) < 0.4
+    mask[..., 1] |= ~mask.any(-1)  # no row without a legal action
+    return mask
+
+
+def with_one_legal(mask, space):
+    """Let every choice of a `MultiDiscrete` have a legal action."""
+    if isinstance(mask, dict):
+        parts = dict(space.spaces.items()) if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+        return {key: with_one_legal(part, parts[type(next(iter(parts)))(key)]) for key, part in mask.items()}
+    if not isinstance(space, spaces.MultiDiscrete):
+        return mask
+    pieces = [piece.clone() for piece in mask.split(space.nvec.tolist(), -1)]
+    for piece in pieces:
+        piece[..., 0] |= ~piece.any(-1)
+    return torch.cat(pieces, -1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_masked_actions_are_never_sampled_in_a_million_draws(name):
+    actions, mask_space = CASES[name]
+    policy = masked_policy(actions, mask_space)
+    generator = torch.Generator().manual_seed(1)
+    rows = 250_000
+    for _ in range(4):
+        mask = with_one_legal(random_mask(mask_space, (rows,), generator), actions)
+        obs = {"x": torch.rand(rows, 2, generator=generator) * 2 - 1, MASK_KEY: mask}
+        noise = policy.noise(1, rows, generator)[0]
+        noise[:100], noise[100:200] = 0.0, 1.0 - 2.0**-24
+        with torch.no_grad():
+            act = policy.act(obs, {}, torch.zeros(rows, dtype=torch.bool), noise)
+            mode = policy.act(obs, {}, torch.zeros(rows, dtype=torch.bool)).actions
+        assert illegal(act.actions, actions, mask) == 0
+        assert illegal(mode, actions, mask) == 0
+        assert act.logp.isfinite().all()
+
+
+@pytest.mark.parametrize("model", ["lstm", "gru", "attention"])
+def test_masked_actions_are_never_sampled_with_memory(model):
+    policy = masked_policy(MIXED, CASES["mixed"][1], model)
+    generator = torch.Generator().manual_seed(2)
+    rows, steps = 50_000, 5
+    state = policy.initial_state(rows)
+    for t in range(steps):
+        mask = with_one_legal(random_mask(CASES["mixed"][1], (rows,), generator), MIXED)
+        obs = {"x": torch.rand(rows, 2, generator=generator) * 2 - 1, MASK_KEY: mask}
+        starts = torch.rand(rows, generator=generator) < (1.0 if t == 0 else 0.2)
+        with torch.no_grad():
+            act = policy.act(obs, state, starts, policy.noise(1, rows, generator)[0])
+        assert illegal(act.actions, MIXED, mask) == 0
+        state = act.state
+
+
+def test_the_mask_is_part_of_what_is_scored():
+    policy = masked_policy(spaces.Discrete(3), flags(3))
+    x, starts = torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.bool)
+    policy.model.policy_head.weight.data.zero_()
+    for legal, p in (([1, 1, 1], 1 / 3), ([0, 1, 1], 1 / 2), ([0, 0, 1], 1.0)):
+        obs = {"x": x, MASK_KEY: torch.tensor([[legal]], dtype=torch.int8)}
+        result = policy.evaluate(obs, torch.tensor([[2]]), {}, starts)
+        assert result.logp.exp().item() == pytest.approx(p)
+        assert result.entropy.item() == pytest.approx(np.log(1 / p), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "actions", "says"),
+    [
+        (flags(4), spaces.Discrete(3), r"'action_mask' must be shaped \[3\].*got Box\(\[4\]"),
+        (flags(4), spaces.MultiDiscrete([2, 3]), r"shaped \[5\]"),
+        (flags(2), X, "needs discrete actions"),
+        (flags(4), MIXED, "must be a Dict with masks for some of gear, legs, on"),
+        (spaces.Dict({"leg": flags(5)}), MIXED, "'leg'.*legs"),
+        (spaces.Dict({"legs": flags(4)}), MIXED, r"'action_mask/legs' must be shaped \[5\]"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(mask, actions, says):
+    with pytest.raises(ValueError, match=says):
+        Policy(spaces.Dict({"x": X, MASK_KEY: mask}), actions)
+    with pytest.raises(ValueError, match=r"action_mask|action space"):
+        check_mask(mask, actions, MASK_KEY)
+
+
+class Doors(Env):
+    """Two of five doors are open; the reward is the number of the door, and a closed one ends everything."""
+
+    single_observation_space = spaces.Dict({"x": X, MASK_KEY: spaces.MultiBinary(5)})
+    single_action_space = spaces.Discrete(5)
+    default_time_limit = 8
+    terminates = True
+    reset_noise = step_noise = 5
+
+    def initial_state(self, parameters, noise):
+        return {"order": noise}
+
+    def transition(self, state, actions, parameters, noise):
+        legal = self.legal(state).gather(1, actions.unsqueeze(1)).squeeze(1).bool()
+        return {"order": noise}, torch.where(legal, actions.float(), -100.0), ~legal
+
+    def legal(self, state):
+        return (state["order"].argsort(1).argsort(1) < 2).to(torch.int8)
+
+    def observe(self, state, parameters):
+        return {"x": state["order"][:, :2], MASK_KEY: self.legal(state)}
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_a_masked_task_is_learned_without_one_illegal_action(model):
+    sizes = {"mlp": {"hidden_sizes": [16]}, "lstm": {"hidden_size": 8}}[model]
+    config = PPOConfig(
+        num_envs=64, horizon=16, lr=3e-2, seed=0, device="cpu", model=model, model_config=sizes, num_sgd_iters=4
+    )
+    algorithm = config.build(Doors)
+    first = None
+    for _ in range(12):
+        stats = algorithm.collect()
+        assert not algorithm.rollout[keys.TERMINATED][:16].any()
+        first = first or stats["rewards/mean"]
+        algorithm.step()
+    # At random the mean of the five numbers, 2; at best the mean of the larger of two, 3.
+    assert first == pytest.approx(2.0, abs=0.2)
+    assert stats["rewards/mean"] > 2.9
+    assert algorithm.evaluate()["rewards/min"] >= 0.0
+
+
+def critic_space():
+    return spaces.Dict({"x": X, "hidden": spaces.Box(-1, 1, (3,), np.float32), "kind": spaces.Discrete(2)})
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_what_only_the_critic_sees_has_no_influence_on_the_actor(model):
+    torch.manual_seed(3)
+    config = SMALL[model] | {"critic_obs": ["hidden", "kind"], "policy_gain": 1.0}
+    policy = Policy(critic_space(), spaces.Discrete(3), model=model, model_config=config)
+    state, starts = policy.initial_state(4), torch.zeros(5, 4, dtype=torch.bool)
+    obs = {"x": torch.randn(5, 4, 2), "hidden": torch.randn(5, 4, 3), "kind": torch.randint(2, (5, 4))}
+    other = obs | {"hidden": torch.randn(5, 4, 3), "kind": 1 - obs["kind"]}
+    features, values, _ = policy.model(obs, state, starts)
+    features_2, values_2, _ = policy.model(other, state, starts)
+    assert torch.equal(features, features_2)
+    assert (values != values_2).all()
+    nan = policy.model(obs | {"hidden": torch.full((5, 4, 3), torch.nan)}, state, starts)
+    assert torch.equal(nan[0], features)
+    assert (features != policy.model(obs | {"x": obs["x"] + 1}, state, starts)[0]).any()
+    torch.testing.assert_close(policy.model.values(obs, state, starts), values)
+    # No weight of the actor hears of it by the gradient either.
+    other["hidden"].requires_grad_()
+    features_2 = policy.model(other, state, starts)[0]
+    gradient = torch.autograd.grad(features_2.sum(), other["hidden"], allow_unused=True)[0]
+    assert gradient is None or not gradient.any()
+
+
+def test_wrong_names_of_what_only_the_critic_sees():
+    for config, says in (
+        ({"critic_obs": ["hiden"]}, "'hiden'.*hidden"),
+        ({"critic_obs": ["hidden"], "shared": True}, "shared=False"),
+        ({"critic_obs": ["x", "hidden", "kind"]}, "nothing to see"),
+        ({"critic_obs": "hidden"}, r"Try \['hidden'\]"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Policy(critic_space(), spaces.Discrete(3), model_config=config)
+    with pytest.raises(ValueError, match="parts of a Dict"):
+        Policy(X, spaces.Discrete(3), model="lstm", model_config={"critic_obs": ["x"]})
+
+
+class Secret(Env):
+    """The reward is a number that only the critic sees: V differs by state, but no action matters."""
+
+    single_observation_space = spaces.Dict({"secret": spaces.Box(-1, 1, (1,), np.float32), "x": X})
+    single_action_space = spaces.Discrete(2)
+    terminates = True
+    reset_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"secret": noise * 2 - 1}
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), state["secret"][:, 0], torch.ones(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return {"secret": state["secret"], "x": torch.zeros(self.num_envs, 2)}
+
+
+def test_the_critic_learns_from_what_it_alone_sees():
+    config = {"hidden_sizes": [16], "critic_obs": ["secret"]}
+    algorithm = PPOConfig(num_envs=64, horizon=8, lr=1e-2, seed=0, device="cpu", model_config=config).build(Secret)
+    for _ in range(30):
+        algorithm.collect()
+        stats = algorithm.step()
+    assert stats["monitors/explained_variance"] > 0.9
+
+
+def test_an_observation_of_a_mask_alone_is_refused():
+    with pytest.raises(ValueError, match="beside 'action_mask'"):
+        Policy(spaces.Dict({MASK_KEY: flags(3)}), spaces.Discrete(3))
+
+
+def test_clipping_is_what_the_environment_gets():
+    policy = Policy(X, spaces.Dict({"a": spaces.Box(-1, 1, (1,), np.float32), "b": spaces.Discrete(2)}))
+    given = policy.env_actions({"a": torch.tensor([[3.0], [-0.5]]), "b": torch.tensor([0, 1])})
+    assert {name: part.tolist() for name, part in flatten_tree("", given).items()} == {
+        "/a": [[1.0], [-0.5]],
+        "/b": [0, 1],
+    }
