@@ -309,6 +309,25 @@ def _damage(file: Path, number: int) -> None:
     file.write_bytes(bytes(data))
 
 
+def cost(tries: int) -> dict[str, Any]:
+    """Time a checkpoint of rl8's default problem, on the training thread and until it is on the disk."""
+    thread, disk = [], []
+    with scratch() as root:
+        trainer = Trainer(
+            PPOConfig(seed=0, device="cpu").build(CartPole), tracker=NullTracker(), checkpoints=root / "c"
+        )
+        trainer.step()
+        for _ in range(tries):
+            trainer.saving.begin(None)
+            began = time.perf_counter()
+            trainer.saving.save()
+            thread.append((time.perf_counter() - began) * 1e3)
+            trainer.saving.end()
+            disk.append((time.perf_counter() - began) * 1e3)
+    figures = {"max_thread_ms": round(max(thread), 1), "max_disk_ms": round(max(disk), 1)}
+    return {"fault": "none: a checkpoint of the default problem", "tries": tries, "ok": max(thread) < 100, **figures}
+
+
 def bad_numbers(tries: int) -> dict[str, Any]:
     """Put NaN or infinity into each quantity; every try does all of them."""
     found, total, missed = 0, 0, []
@@ -380,6 +399,35 @@ def inject(trainer: Trainer, quantity: str, value: float) -> None:
             return norm
 
         algorithm.optimizer.step = bad_step
+
+
+def several(tries: int) -> dict[str, Any]:
+    """Train in 8 processes on one database at once."""
+    failed = lost = doubled = 0
+    with database_template() as template, scratch(template) as root:
+        assert ended(child(lambda: train(root, tracked=True))) == 0, "the run alone failed"
+        expected = len(rows(root)[0])
+        for _ in range(tries):
+            with scratch(template) as other:
+                pids = [child(lambda n=n, other=other: _train_beside(other, n)) for n in range(8)]
+                failed += sum(ended(pid) != 0 for pid in pids)
+                with contextlib.closing(sqlite3.connect(other / "mlruns" / "mlflow.db")) as database:
+                    query = "SELECT COUNT(*), COUNT(DISTINCT key || '@' || step) FROM metrics GROUP BY run_uuid"
+                    found = database.execute(query).fetchall()
+                lost += 8 * expected - sum(unique for _, unique in found)
+                doubled += sum(total - unique for total, unique in found)
+    ok = not failed and not lost and not doubled
+    figures = {"failed": failed, "rows_lost": lost, "rows_doubled": doubled}
+    return {"fault": "8 processes on one sqlite store", "tries": tries, "ok": ok, **figures}
+
+
+def _train_beside(root: Path, number: int) -> None:
+    made = tracker(root)
+    folder = root / f"checkpoints-{number}"
+    options = Checkpoints(folder, every_steps=7, best="eval/returns/mean")
+    trainer = Trainer(config().build(CartPole), tracker=made, num_eval_envs=2, checkpoints=options)
+    conditions = [HitsUpperBound("algorithm/steps", STEPS), Plateau("returns/mean", patience=10_000)]
+    trainer.run(steps_per_eval=10, stop_conditions=conditions, progress="none")
 
 
 def server(tries: int) -> dict[str, Any]:
@@ -460,7 +508,9 @@ FAULTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "kill": (kill, 200),
     "write": (write, 50),
     "server": (server, 50),
+    "several": (several, 5),
     "damage": (damage, 200),
+    "cost": (cost, 20),
     "bad_numbers": (bad_numbers, 5),
 }
 
@@ -473,7 +523,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "faults.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if {"kill", "server"} & set(arguments.only):
+    if {"kill", "server", "several"} & set(arguments.only):
         import mlflow  # noqa: F401 - once here rather than in every child
 
     table = []

@@ -22,11 +22,11 @@ def faults(tmp_path, *names, share):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_what_is_killed_or_damaged_is_resumed_to_the_same_bits(tmp_path):
-    table = faults(tmp_path, "kill", "write", "damage", share=0.02)
+    table = faults(tmp_path, "kill", "write", "damage", share=0.01)
     kill = table["SIGKILL at a random instant, then resume"]
-    assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 4
+    assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 2
     assert kill["rows_lost"] == kill["rows_doubled"] == kill["wrong_rows"] == 0
     write = table["SIGKILL inside a checkpoint write"]
     assert write["tries"] == write["resumed"] == write["equal"] == 1
     damage = table["flipped or cut bytes in a checkpoint"]
-    assert damage["tries"] == damage["clear_errors"] == 4
+    assert damage["tries"] == damage["clear_errors"] == 2
