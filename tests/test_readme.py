@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def small_init(self: PPOConfig, **fields: Any) -> None:
         num_envs = min(fields.get("num_envs", 8), 8)
-        size = {"sgd_minibatch_size": 64} if "sgd_minibatch_size" in fields else {}
+        size = {"sgd_minibatch_size": 64} if fields.get("sgd_minibatch_size") else {}
         init(self, **{**fields, **size, "num_envs": num_envs, "device": "cpu"})
 
     def small_run(self: Trainer, **options: Any) -> Any:
