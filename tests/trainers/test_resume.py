@@ -1,17 +1,19 @@
 import functools
 import json
+import os
+import signal
 
 import pytest
 import torch
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.checkpoint import CheckpointError, Checkpoints, files, listed, read
+from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import encode
 from rl8x.conditions import HitsUpperBound, Plateau, WallTime
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
-from rl8x.tracking import MemoryTracker, NullTracker
+from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.trainers import Trainer
 
 
@@ -323,3 +325,34 @@ def test_a_simulator_that_cannot_be_saved_starts_new_episodes(tmp_path):
     trainer = Trainer.resume(tmp_path, tracker=NullTracker())
     assert run(trainer, max_steps=3)[keys.STEPS] == 3
     assert trainer.state[keys.ENV_STEPS] == 3 * 32
+
+
+def test_a_run_in_mlflow_is_found_by_name_and_id_and_goes_on(mlruns, mlflow_client):
+    straight = make()
+    run(straight, max_steps=4)
+    first = make(trainer={"tracker": MLflowTracker(run_name="mine"), "callbacks": [sends_itself_a_sigterm]})
+    with pytest.raises(SystemExit):
+        run(first, max_steps=4)
+    run_id = first.tracker.run_id
+    folder = first.saving.directory
+    assert folder.parent == mlruns / "checkpoints"
+    assert mlflow_client.get_run(run_id).info.status == "KILLED"
+    assert mlflow_client.get_run(run_id).data.tags["rl8x.checkpoints"] == str(folder)
+    for name in ("mine", run_id, folder.name):
+        assert find(name).path == listed(folder)[-1]
+    with pytest.raises(CheckpointError, match="did you mean mine"):
+        find("mime")
+    second = Trainer.resume("mine")
+    run(second)
+    assert second.tracker.run_id == run_id
+    found = mlflow_client.get_run(run_id)
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["rl8x.stop_reason"] == "max_steps=4"
+    history = mlflow_client.get_metric_history(run_id, "losses/total")
+    assert [(point.step, point.value) for point in history] == straight.tracker.history("losses/total")
+    assert len(mlflow_client.search_runs([found.info.experiment_id])) == 1
+
+
+def sends_itself_a_sigterm(trainer, stats):
+    if stats[keys.STEPS] == 2:
+        os.kill(os.getpid(), signal.SIGTERM)

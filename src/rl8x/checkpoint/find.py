@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rl8x.checkpoint import files
 from rl8x.checkpoint.errors import CheckpointError
@@ -13,7 +13,9 @@ from rl8x.checkpoint.files import Checkpoint
 from rl8x.tracking import TrackingError, find_run
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import FileLock
-from rl8x.tracking.runs import HANDLE_PREFIX, find_spool
+from rl8x.tracking.runs import HANDLE_PREFIX
+
+CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 
 
 def find(source: str | Path, *, auto: bool = False, tracking_uri: str | None = None) -> Checkpoint:
@@ -63,15 +65,17 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
         if folder.name in names or run in (about["run"].get("id"), about["run"].get("handle")):
             return folder
     try:
-        run_id = find_run(run, tracking_uri).run_id
+        found = find_run(run, tracking_uri)
     except TrackingError as error:
         raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
-    # A run that was killed early is known to its checkpoints by its spool only.
-    spool = find_spool(mlruns_dir() / "spool", run_id)
+    # The checkpoints of a short run were written before it had an ID, so ask the run for them.
+    tagged = Path(found.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, about in _runs(root):
-        if about["run"].get("id") == run_id or (spool is not None and folder.name == spool.name):
+        if about["run"].get("id") == found.run_id or folder.name == tagged.name:
             return folder
-    raise CheckpointError(f"the run {run!r} ({run_id}) has no checkpoints in {root}; give the path of one")
+    if tagged.is_absolute() and files.listed(tagged):
+        return tagged
+    raise CheckpointError(f"the run {run!r} ({found.run_id}) has no checkpoints in {root}; give the path of one")
 
 
 def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:

@@ -7,7 +7,8 @@ import difflib
 import os
 import sqlite3
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class FoundRun:
     status: str
     tracking_uri: str
     artifact_uri: str
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
@@ -125,4 +127,5 @@ def _find_run(location: Location, run: str, experiment_name: str | None) -> Foun
         status=info.status,
         tracking_uri=location.uri,
         artifact_uri=info.artifact_uri,
+        tags=dict(found[0].data.tags),
     )

@@ -147,7 +147,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     @property
     def metric_names(self) -> frozenset[str]:
         """Every metric that a row of this trainer may have."""
-        return frozenset((*keys.TRAINER_METRICS, *self.algorithm.metrics))
+        told = keys.info_metrics(self.algorithm.env.metric_names)
+        evaluated = (keys.EVAL_PREFIX + name for name in told)
+        return frozenset((*keys.TRAINER_METRICS, *self.algorithm.metrics, *told, *evaluated))
 
     # -- one step, one evaluation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,7 +16,7 @@ from rl8x.algorithms.config import split_seed
 from rl8x.envs import Env
 from rl8x.functional.stats import masked_summary, summary
 from rl8x.policy import Policy
-from rl8x.rollout import Collector, act_and_step, named
+from rl8x.rollout import Collector, act_and_step, info_means, named
 from rl8x.stats import Number, Stats
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
@@ -59,6 +60,7 @@ class EpisodeEvaluator:
         running = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
         returns = torch.zeros(self.env.num_envs, device=self.env.device)
         lengths = torch.zeros(self.env.num_envs, dtype=torch.int64, device=self.env.device)
+        metrics: dict[str, Tensor] = {}
         rewards: list[Tensor] = []
         masks: list[Tensor] = []
         for t in range(_MAX_STEPS):
@@ -78,11 +80,13 @@ class EpisodeEvaluator:
             masks.append(counted)
             returns = torch.where(counted, step.episode_returns, returns)
             lengths = torch.where(counted, step.episode_lengths, lengths)
+            for name, figure in step.metrics.items():
+                metrics[name] = torch.where(counted, figure, metrics.get(name, math.nan))
             running = running & ~(step.terminated | step.truncated)
         else:
             self._warn_unfinished(int(running.sum()))
         self.env.carry = carry
-        return _episode_stats(returns, lengths, ~running, torch.stack(rewards), torch.stack(masks))
+        return _episode_stats(returns, lengths, ~running, torch.stack(rewards), torch.stack(masks), metrics)
 
     def _warn_unfinished(self, count: int) -> None:
         if count and not self._warned:
@@ -103,14 +107,22 @@ class EpisodeEvaluator:
         self.generator.set_state(state["generator"].cpu())
 
 
-def _episode_stats(returns: Tensor, lengths: Tensor, ended: Tensor, rewards: Tensor, counted: Tensor) -> Stats:
+def _episode_stats(
+    returns: Tensor,
+    lengths: Tensor,
+    ended: Tensor,
+    rewards: Tensor,
+    counted: Tensor,
+    metrics: Mapping[str, Tensor],
+) -> Stats:
     values: dict[str, Number] = {}
     values.update(named("returns", summary(returns)))
     values.update(named("rewards", masked_summary(rewards, counted)))
     values.update(named("episodes/returns", masked_summary(returns, ended)))
     values.update(named("episodes/lengths", masked_summary(lengths.to(torch.float32), ended)))
     values[keys.EPISODES_ENDED] = ended.sum()
-    return Stats(values, {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/")})
+    means, counts = info_means(metrics, ended)
+    return Stats(values | means, {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/"), **counts})
 
 
 def fitted_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]:

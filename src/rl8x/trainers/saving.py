@@ -18,6 +18,7 @@ from rl8x._version import __version__
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, Saver
 from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.files import good
+from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.tracking.location import make_mlruns, mlruns_dir
 from rl8x.trainers.stats import TrainStats
 
@@ -87,7 +88,7 @@ class Saving:
         saver.best = self._best
         self._saver = saver
         if run is not None:
-            self._trainer.tracker.set_tags({"rl8x.checkpoints": str(directory.absolute())})
+            self._trainer.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
 
     def due(self) -> bool:
         """Whether a checkpoint is to be written after this step."""
