@@ -43,7 +43,7 @@ def resume(
         trainer = make_trainer(run, auto=auto, overrides=apply_overrides({}, words))
     stats = trainer.run(progress=progress, **options)
     location = None if trainer.tracker.resume_handle is None else str(trainer.tracker.location)
-    summarize_run(stats, location)
+    summarize_run(stats, location, say_reason=progress == "none")
     return 0
 
 

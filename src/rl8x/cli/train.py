@@ -26,20 +26,11 @@ if TYPE_CHECKING:
 _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
 _RUN_FIELDS: Final = [field for field in dataclasses.fields(RunConfig) if field.name not in _OWN_FORM]
 _COMMON_NAMES: Final = {field.name for field in dataclasses.fields(AlgorithmConfig)}
-_SUMMARY: Final = (
-    keys.STEPS,
-    keys.ENV_STEPS,
-    keys.ENV_EPISODES,
-    "returns/mean",
-    "episodes/returns/mean",
-    "eval/returns/mean",
-    "eval/episodes/returns/mean",
-)
 _EXAMPLES: Final = """\b
 rl8x train CartPole --stop "wall_time: 1m"
 rl8x train CartPole --num-envs 4096 --lr 3e-4 --steps-per-eval 5 --stop "hits_upper_bound: [eval/returns/mean, 475]"
 rl8x train -f run.yaml algorithm_config.lr=1e-3 env_config.length='{uniform: [0.25, 1]}'
-rl8x train my_module.MyEnv algorithm_config.model_config.hidden='[64, 64]' --max-steps 100
+rl8x train my_module.MyEnv algorithm_config.model_config.hidden_sizes='[64, 64]' --max-steps 100
 rl8x train CartPole --lr 3e-4 --dry-run > run.yaml
 
 \b
@@ -100,7 +91,7 @@ def train(
         click.echo(dump_run(run.to_dict()), nl=False)
         return 0
     stats = _train(run, trainer)
-    summarize_run(stats, str(trainer.tracker.location) if run.tracking else None)
+    summarize_run(stats, str(trainer.tracker.location) if run.tracking else None, say_reason=run.progress == "none")
     return 0
 
 
@@ -149,14 +140,32 @@ def _train(run: RunConfig, trainer: Trainer) -> TrainStats:
         raise
 
 
-def summarize_run(stats: TrainStats, location: str | None) -> None:
-    """Say why a run stopped, with what, and where it is kept."""
-    click.echo(f"stopped by {stats.stop_reason}")
-    for name in _SUMMARY:
-        if name in stats:
-            click.echo(f"  {name:<28} {stats[name]:,.6g}" if stats[name] % 1 else f"  {name:<28} {stats[name]:,.0f}")
+def summarize_run(stats: TrainStats, location: str | None, *, say_reason: bool = True) -> None:
+    """Say why a run stopped, with what, and where it is kept.
+
+    Args:
+        stats: Its last row.
+        location: Where it is kept; None where nowhere.
+        say_reason: Whether to say why it stopped; the trainer has, unless it was told to be silent.
+    """
+    if say_reason:
+        click.echo(f"stopped by {stats.stop_reason}")
+    steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
+    click.echo(f"trained     {steps:,.0f} steps, {env_steps:,.0f} env steps, {episodes:,.0f} episodes")
+    if f"{keys.EVAL_PREFIX}returns/mean" in stats:
+        click.echo(_describe_evaluation(stats))
     if location:
-        click.echo(f"kept in {location}; `rl8x ui` shows it")
+        click.echo(f"kept in     {location}")
+        click.echo("look at it  rl8x ui")
+
+
+def _describe_evaluation(stats: TrainStats) -> str:
+    low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary("returns"))
+    when = "final" if f"{keys.EVAL_PREFIX}returns/mean" in stats.fresh else "last"
+    episodes = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
+    played = f"{episodes:,.0f} whole episodes, " if episodes else ""
+    figures = f"return {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
+    return f"evaluated   {figures}, {played}deterministic, the {when} policy"
 
 
 def find_modules_here() -> None:
