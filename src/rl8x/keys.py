@@ -12,6 +12,7 @@ Slot `horizon` holds the next observation, the next starts and the next policy s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 OBS: Final = "obs"
@@ -39,6 +40,7 @@ ENV_EPISODES: Final = "env/episodes"
 COUNTERS: Final = (COLLECTS, STEPS, UPDATES, ENV_STEPS, ENV_EPISODES)
 
 EPISODES_ENDED: Final = "episodes/ended"
+METRICS: Final = "metrics"
 
 EVAL_PREFIX: Final = "eval/"
 BEST_PREFIX: Final = "best/"
@@ -47,6 +49,11 @@ BEST_PREFIX: Final = "best/"
 def summary(group: str) -> tuple[str, ...]:
     """Name the four figures that summarise a quantity, for example `returns/mean`."""
     return tuple(f"{group}/{figure}" for figure in ("min", "max", "mean", "std"))
+
+
+def info_metrics(names: Iterable[str]) -> tuple[str, ...]:
+    """Name the means over episodes of figures that an environment tells, for example `episodes/info/success/mean`."""
+    return tuple(f"episodes/info/{name}/mean" for name in names)
 
 
 COLLECT_METRICS: Final = (

@@ -9,6 +9,8 @@ horizon beforehand.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,11 +67,11 @@ class Rollout:
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
 
-    def write(self, key: str, t: int, value: Tensor) -> None:
-        """Copy one step of a key, `[num_envs, ...]`, into slot t."""
+    def write(self, key: str, t: int, value: Tensor, *, empty: float = 0.0) -> None:
+        """Copy one step of a key, `[num_envs, ...]`, into slot t; `empty` is what a new buffer is filled with."""
         buffer = self.tensors.get(key)
         if buffer is None:
-            buffer = value.new_zeros((self.horizon + 1, *value.shape))
+            buffer = value.new_full((self.horizon + 1, *value.shape), empty)
             self.tensors[key] = buffer
         buffer[t].copy_(value)
 
@@ -106,6 +108,15 @@ class Rollout:
         goes_on = ~(terminated | truncated)
         final_values.copy_(torch.where(goes_on, self.tensors[keys.VALUES][self.horizon], final_values))
         truncated |= goes_on
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return the further figures of episodes that the environment told, each `[horizon, num_envs]`."""
+        prefix = f"{keys.METRICS}/"
+        return {
+            name.removeprefix(prefix): tensor[: self.horizon]
+            for name, tensor in self.tensors.items()
+            if name.startswith(prefix)
+        }
 
     def as_tensordict(self) -> TensorDict:
         """Show the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
@@ -166,6 +177,8 @@ class Collector:
         rollout.write(keys.EPISODE_LENGTHS, t, step.episode_lengths)
         if step.valid is not None:
             rollout.write(keys.VALID, t, step.valid)
+        for name, figure in step.metrics.items():
+            rollout.write(f"{keys.METRICS}/{name}", t, figure, empty=math.nan)
         rollout.write(keys.FINAL_VALUES, t, self._final_values(act, step))
 
     def _write_last(self, rollout: Rollout, cursor: Cursor) -> None:
@@ -211,6 +224,7 @@ class Collector:
             torch.stack([step.episode_returns for step in steps]),
             torch.stack([step.episode_lengths for step in steps]),
             None if steps[0].valid is None else torch.stack([step.valid for step in steps if step.valid is not None]),
+            stacked_metrics([step.metrics for step in steps]),
         )
 
     def _start(self) -> tuple[Cursor, Carry]:
@@ -254,7 +268,12 @@ class Collector:
 
 
 def collect_stats(
-    rewards: Tensor, ended: Tensor, episode_returns: Tensor, episode_lengths: Tensor, valid: Tensor | None = None
+    rewards: Tensor,
+    ended: Tensor,
+    episode_returns: Tensor,
+    episode_lengths: Tensor,
+    valid: Tensor | None = None,
+    metrics: Mapping[str, Tensor] | None = None,
 ) -> Stats:
     """Summarise a horizon: sums over it, each reward, and the episodes that ended in it.
 
@@ -264,6 +283,7 @@ def collect_stats(
         episode_returns: Return of the episode so far, `[horizon, num_envs]`; read where it ended.
         episode_lengths: Its length so far in steps, `[horizon, num_envs]`; read where it ended.
         valid: Which rows are experience, `[horizon, num_envs]`, bool; None is all. Filler rows have reward 0.
+        metrics: Further figures of the episode so far, each `[horizon, num_envs]`; NaN where there is none.
     """
     if valid is not None:
         ended = ended & valid
@@ -273,7 +293,30 @@ def collect_stats(
     values.update(named("episodes/returns", masked_summary(episode_returns, ended)))
     values.update(named("episodes/lengths", masked_summary(episode_lengths.to(torch.float32), ended)))
     values[keys.EPISODES_ENDED] = ended.sum()
-    return Stats(values, {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/")})
+    means, counts = info_means(metrics or {}, ended)
+    return Stats(values | means, {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/"), **counts})
+
+
+def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
+    """Average figures over the episodes that ended, as far as they have them; return values and counts for `Stats`."""
+    values: dict[str, Number] = {}
+    counts: dict[str, tuple[str, ...]] = {}
+    for name, figures in metrics.items():
+        (metric,) = keys.info_metrics([name])
+        told = ended & ~figures.isnan()
+        count = told.sum()
+        values |= {metric: torch.where(told, figures, 0.0).sum() / count, f"_count/{metric}": count}
+        counts[f"_count/{metric}"] = (metric,)
+    return values, counts
+
+
+def stacked_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack the figures of each step, `[horizon, num_envs]`; NaN in steps before one was first told."""
+    found = {name: figure for step in steps for name, figure in step.items()}
+    return {
+        name: torch.stack([step.get(name, torch.full_like(figure, math.nan)) for step in steps])
+        for name, figure in found.items()
+    }
 
 
 def named(group: str, figures: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Tensor]:

@@ -22,8 +22,8 @@ class Stats(Mapping[str, float]):
     Args:
         values: Metric name to a number or a 0-d tensor (all tensors on one device).
         counts: Names of statistics to the name-prefixes that they gate: where the count is 0 (no episode ended), every
-        metric
-            under the prefix is left out rather than reported as NaN.
+            metric under the prefix is left out rather than reported as NaN. A count whose name begins with an
+            underscore is not reported itself.
     """
 
     def __init__(self, values: Mapping[str, Number], counts: Mapping[str, tuple[str, ...]] | None = None) -> None:
@@ -54,7 +54,9 @@ class Stats(Mapping[str, float]):
             floats = {name: numbers.get(name, value) for name, value in self._pending.items()}
             empty = tuple(prefix for name, prefixes in self._counts.items() if not floats[name] for prefix in prefixes)
             self._floats = {
-                name: float(value) for name, value in floats.items() if not (empty and name.startswith(empty))
+                name: float(value)
+                for name, value in floats.items()
+                if not (empty and name.startswith(empty)) and not name.startswith("_")
             }
             self._pending = {}
         return self._floats

@@ -173,6 +173,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             rollout[keys.EPISODE_RETURNS][:horizon],
             rollout[keys.EPISODE_LENGTHS][:horizon],
             None if valid is None else valid[:horizon],
+            rollout.metrics(),
         )
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:

@@ -72,7 +72,7 @@ class Step(NamedTuple):
     valid: Tensor | None = None
     """bool, false for filler rows that are no experience; None where every row is experience."""
     metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
-    """Further numbers, one a copy."""
+    """Further figures of the episode up to this step, before the reset, float32; NaN where there is none."""
 
 
 class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
@@ -92,6 +92,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Whether `restart` and `advance` are pure, so that they can be compiled or captured."""
     resumable: ClassVar[bool] = True
     """Whether `load_state_dict` goes on with the same bits; where not, call `reset` after it."""
+    metric_names: tuple[str, ...] = ()
+    """What `measure` returns: figures that are averaged over the episodes that end, as `episodes/info/<name>/mean`."""
     gives_final_obs: bool = True
     """Whether `Step.final_obs` is the observation before the reset."""
     max_num_envs: ClassVar[int | None] = None
@@ -157,6 +159,13 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """Return what the policy sees of a state, `[num_envs, *single_observation_space.shape]`."""
         raise NotImplementedError
 
+    def measure(self, state: State, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return figures of a state, float32 `[num_envs]` each, such as whether the goal is reached, by `metric_names`.
+
+        What counts is the figure of the state in which an episode ends.
+        """
+        return {}
+
     # ---- pure, for programs that are compiled or captured
 
     @property
@@ -220,9 +229,10 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         returns = carry["returns"] + rewards
         elapsed = carry["elapsed"] + 1
         final_obs = self.observe(state, parameters)
+        metrics = self.measure(state, parameters) if self.metric_names else {}
         if not self.episodic:
             carry = {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
-            return carry, Step(final_obs, rewards, terminated, terminated, final_obs, returns, elapsed, None, {})
+            return carry, Step(final_obs, rewards, terminated, terminated, final_obs, returns, elapsed, None, metrics)
         if self.time_limit is None:
             truncated, done = torch.zeros_like(terminated), terminated
         else:
@@ -230,7 +240,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             done = truncated | terminated if self.terminates else truncated
         next_carry = self._reset_where(done, state, parameters, elapsed, returns, noise)
         obs = self.observe(next_carry["state"], next_carry["parameters"])
-        return next_carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
+        return next_carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics)
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
         """Return the parameters of episodes that all start now, from noise `[num_envs, noise_width]`."""
@@ -343,6 +353,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             "episode": {"r": step.episode_returns.clone(), "l": step.episode_lengths.clone(), "_r": done, "_l": done},
             "_episode": done,
         }
+        for name, figure in step.metrics.items():
+            info |= {name: figure, f"_{name}": ~figure.isnan()}
         if step.valid is not None:
             info["valid"] = step.valid
         return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, step.truncated, info

@@ -15,7 +15,7 @@ import difflib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar, TypeAlias
 
@@ -28,6 +28,7 @@ from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from rl8x.envs.base import Actions, Carry, Env, Observation, Step
+from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.spaces import check_supported, map_spaces, map_tensors, named_parts
 
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
@@ -57,6 +58,7 @@ class GymnasiumEnv(Env):
         seed: int | None = None,
         time_limit: int | EllipsisType | None = ...,
         vectorization: str = "sync",
+        metrics: str | Sequence[str] | Mapping[str, str] = "auto",
         **kwargs: Any,
     ) -> None:
         """Make the copies, or take them over; `close` closes them either way.
@@ -68,8 +70,12 @@ class GymnasiumEnv(Env):
             seed: Seeds the copies at the first reset.
             time_limit: Steps until truncation, None for never; by default that of the id.
             vectorization: "sync", "async" (a process each), or "vector" (the id's own vectorised form).
+            metrics: Figures of `info` to average over episodes, as `EpisodeMetrics` takes them; "auto" is `success` and
+                `is_success` at the episode's end.
             **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
         """
+        self.episode_metrics = EpisodeMetrics(metrics)
+        self.metric_names = self.episode_metrics.names
         self.vector_env = _vectorised(env, num_envs, time_limit, vectorization, kwargs)
         self.autoreset_mode = self.vector_env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.metadata = {**self.vector_env.metadata, "autoreset_mode": self.autoreset_mode}
@@ -100,13 +106,14 @@ class GymnasiumEnv(Env):
         """Reset all copies; with the seed that was given since the last reset, copy i gets seed + i."""
         obs, _ = self.vector_env.reset(seed=self._next_seed)
         self._next_seed, self._must_reset = None, False
-        self._takes_tensors = isinstance(obs, Tensor)
+        self._takes_tensors = _is_of_tensors(obs)
         carry = {
             "state": {},
             "parameters": {},
             "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
             "returns": torch.zeros(self.num_envs, device=self.device),
             "filler": torch.zeros(self.num_envs, dtype=torch.bool, device=self.device),
+            "metrics": {},
         }
         return carry, self._observation(obs)
 
@@ -123,6 +130,8 @@ class GymnasiumEnv(Env):
         filler = carry["filler"]
         done = terminated | truncated
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
+        resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
+        metrics = self.episode_metrics.update(carry["metrics"], info, resets, ~filler)
         final_obs, valid = obs, None
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             valid = ~filler
@@ -130,13 +139,15 @@ class GymnasiumEnv(Env):
             returns, elapsed = returns.masked_fill(filler, 0.0), elapsed.masked_fill(filler, 0)
         elif bool(done.any()):
             obs, final_obs = self._reset_done(obs, raw_obs, done, info)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, {})
+        figures = self.episode_metrics.figures(metrics)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, figures)
         next_carry = {
             "state": {},
             "parameters": {},
             "elapsed": elapsed.masked_fill(done, 0),
             "returns": returns.masked_fill(done, 0.0),
             "filler": done if valid is not None else filler,
+            "metrics": self.episode_metrics.restarted(metrics, done),
         }
         return next_carry, step
 
@@ -270,6 +281,13 @@ def _vectorised(
     make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit)
     kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
     return kind([make_one] * num_envs, **vector_kwargs)
+
+
+def _is_of_tensors(obs: Any) -> bool:
+    """Say whether an observation, or the first part of it, is a tensor rather than an array."""
+    while isinstance(obs, Mapping | tuple):
+        obs = next(iter(obs.values())) if isinstance(obs, Mapping) else obs[0]
+    return isinstance(obs, Tensor)
 
 
 def _limited(make_one: Callable[[], gymnasium.Env[Any, Any]], time_limit: int | EllipsisType | None) -> Any:

@@ -68,6 +68,7 @@ class _Probe:
             result = self.call("transition", state, actions, parameters, step_noise, pure=t < PURITY_STEPS)
             state, terminated = self.check_transition(result, before, actions)
             self.check_observation(self.call("observe", state, parameters), env.single_observation_space, "")
+            self.check_metrics(self.call("measure", state, parameters))
             state = {key: _where(terminated, fresh[key], value) for key, value in state.items()}
 
     def noise(self) -> Tensor:
@@ -88,7 +89,8 @@ class _Probe:
             again = method(*(map_tensors(argument, Tensor.clone) for argument in kept)) if pure else None
         except Exception as error:
             raise self.fault(function, f"raised {type(error).__name__}: {error}") from error
-        names = {"initial_state": ("parameters", "noise"), "observe": ("state", "parameters")}
+        of_state = ("state", "parameters")
+        names = {"initial_state": ("parameters", "noise"), "observe": of_state, "measure": of_state}
         for i, (argument, original) in enumerate(zip(arguments, kept, strict=True)):
             if not _equal(argument, original):
                 of = names.get(function, ("state", "actions", "parameters", "noise"))[i]
@@ -156,6 +158,17 @@ class _Probe:
         if bool(terminated.any()) and not self.env.terminates:
             raise self.fault("transition", "said terminated, but the class says `terminates = False`; set it to True.")
         return state, terminated
+
+    def check_metrics(self, metrics: Any) -> None:
+        """Raise where figures of a state are not those that the class names."""
+        if not isinstance(metrics, dict) or sorted(metrics) != sorted(self.env.metric_names):
+            got = sorted(metrics) if isinstance(metrics, dict) else type(metrics).__name__
+            raise self.fault("measure", f"must return a dict with {sorted(self.env.metric_names)}; got {got}.")
+        for name, figure in metrics.items():
+            self.check_tensor(figure, "measure", repr(name))
+            if figure.dtype != torch.float32 or figure.ndim != 1:
+                got = f"{list(figure.shape)} {figure.dtype}"
+                raise self.fault("measure", f"must return {name!r} as [{self.num_envs}] torch.float32; got {got}.")
 
     def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
         """Raise where an observation is not of the declared space; a space with parts is checked part by part."""

@@ -19,9 +19,9 @@ from rl8x.spaces import describe, leaves, named_parts
 class FlatObservations(nn.Module):
     """Lay an observation out as one vector, `[..., *obs]` to `[..., width]`.
 
-    A `Box` is flattened, one of uint8 scaled by its bounds to [0, 1], `Discrete` and each part of `MultiDiscrete` one-hot
-    encoded, `MultiBinary` taken as 0 and 1. The parts of a `Dict` are joined in the space's order, and so are those of
-    a `Tuple`, whose observations are a dict with the keys "0", "1", ...
+    A `Box` is flattened, one of uint8 scaled by its bounds to [0, 1], `Discrete` and each part of `MultiDiscrete`
+    one-hot encoded, `MultiBinary` taken as 0 and 1. The parts of a `Dict` are joined in the space's order, and so are
+    those of a `Tuple`, whose observations are a dict with the keys "0", "1", ...
 
     Args:
         space: Space of one copy's observation.

@@ -1,0 +1,136 @@
+"""Figures that a simulator tells in `info`, such as `success`, followed over each copy's episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.nn.names import unknown_name
+
+REDUCTIONS = ("last", "mean", "sum", "max", "min")
+AUTO = {"success": "last", "is_success": "last"}
+"""What is followed unless told otherwise, where a simulator gives it."""
+
+Accumulators: TypeAlias = dict[str, dict[str, Tensor]]
+"""For each figure its value over the episode so far and how often it was told, each `[num_envs]`."""
+
+
+class EpisodeMetrics:
+    """Reduces figures of `info` over episodes; all state is in the accumulators, which are passed in and out.
+
+    Args:
+        spec: Names, reduced to the episode's last value; or names mapped to `"last"`, `"mean"`, `"sum"`, `"max"` or
+            `"min"`, such as `{"is_success": "last", "energy": "sum"}`; or `"auto"`. The name of a figure in a nested
+            dict has slashes, such as `"log/success"`.
+
+    Raises:
+        ValueError: If a reduction is unknown.
+    """
+
+    def __init__(self, spec: str | Sequence[str] | Mapping[str, str]) -> None:
+        if isinstance(spec, str):
+            spec = AUTO if spec == "auto" else [spec]
+        self.reductions = dict(spec) if isinstance(spec, Mapping) else dict.fromkeys(spec, "last")
+        for name, reduction in self.reductions.items():
+            if reduction not in REDUCTIONS:
+                raise ValueError(unknown_name("reduction", reduction, REDUCTIONS, f" of {name!r} in `metrics`"))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The figures' names."""
+        return tuple(self.reductions)
+
+    def update(
+        self, accumulators: Accumulators, info: Mapping[str, Any], final: Tensor | None, counts: Tensor
+    ) -> Accumulators:
+        """Take in what a step told.
+
+        Args:
+            accumulators: What the step before returned; empty at first. Not changed.
+            info: The step's `info`; the values before a reset are under `final_info`.
+            final: Copies that were reset in this very step, `[num_envs]`, bool: theirs are the values in `final_info`
+                where it has them. None where no reset changes `info`.
+            counts: Copies whose row is a step of the episode, `[num_envs]`, bool.
+        """
+        updated = dict(accumulators)
+        for name, reduction in self.reductions.items():
+            told = self._told(info, name, final, counts)
+            if told is None:
+                continue
+            value, mask = told
+            if name not in updated:
+                updated[name] = {"value": torch.full_like(value, torch.nan), "count": torch.zeros_like(value)}
+            updated[name] = _reduced(reduction, updated[name], value, mask)
+        return updated
+
+    def figures(self, accumulators: Accumulators) -> dict[str, Tensor]:
+        """Return each figure over the episode so far, `[num_envs]`, NaN where the simulator has not told it."""
+        return {
+            name: parts["value"] / parts["count"] if self.reductions[name] == "mean" else parts["value"]
+            for name, parts in accumulators.items()
+        }
+
+    def restarted(self, accumulators: Accumulators, done: Tensor) -> Accumulators:
+        """Return the accumulators with those copies empty whose episode ended."""
+        return {
+            name: {"value": parts["value"].masked_fill(done, torch.nan), "count": parts["count"].masked_fill(done, 0.0)}
+            for name, parts in accumulators.items()
+        }
+
+    def _told(
+        self, info: Mapping[str, Any], name: str, final: Tensor | None, counts: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return a figure's values and for which copies they are told, None where it is not in `info`."""
+        now = _lookup(info, name, counts)
+        if final is None or not isinstance(info.get("final_info"), Mapping):
+            return now if now is None else (now[0], now[1] & counts)
+        last = _lookup(info["final_info"], name, counts)
+        if last is None:
+            return now if now is None else (now[0], now[1] & counts & ~final)
+        if now is None:
+            return last[0], last[1] & counts & final
+        return torch.where(final, last[0], now[0]), torch.where(final, last[1], now[1]) & counts
+
+
+def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    before = parts["value"]
+    first = before.isnan()
+    if reduction in ("sum", "mean"):
+        value = torch.where(first, value, before + value)
+    elif reduction in ("max", "min"):
+        wider = torch.maximum(before, value) if reduction == "max" else torch.minimum(before, value)
+        value = torch.where(first, value, wider)
+    return {"value": torch.where(mask, value, before), "count": parts["count"] + mask}
+
+
+def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return a figure as float32 `[num_envs]` and which copies have it; a single number is one for all of them."""
+    *parents, last = name.split("/")
+    for key in parents:
+        child = info.get(key)
+        if not isinstance(child, Mapping):
+            return None
+        info = child
+    if last not in info:
+        return None
+    value, mask = _tensor(info[last], like), _tensor(info.get(f"_{last}", True), like)
+    if value is None or mask is None:
+        return None
+    return value.to(torch.float32), mask.bool()
+
+
+def _tensor(value: Any, like: Tensor) -> Tensor | None:
+    """Return numbers as `[num_envs]` on the device; None for anything else."""
+    if not isinstance(value, Tensor):
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            return None
+        value = torch.as_tensor(array)
+    if value.numel() not in (1, like.numel()):
+        return None
+    numbers: Tensor = value
+    return numbers.to(like.device).reshape(-1).expand_as(like)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from rl8x import MemoryTracker, PPOConfig, Trainer
+from rl8x.envs import Env, GymnasiumEnv, validate
+from rl8x.envs.episode_metrics import EpisodeMetrics
+
+ALL = torch.ones(3, dtype=torch.bool)
+
+
+def test_each_reduction_by_hand():
+    metrics = EpisodeMetrics({name: name for name in ("last", "mean", "sum", "max", "min")})
+    accumulators = {}
+    for row in ([1.0, 5.0, 2.0], [4.0, 1.0, 3.0]):
+        values = np.array(row)
+        mask = np.array([True, True, False])
+        info = {key: value for name in metrics.names for key, value in ((name, values), (f"_{name}", mask))}
+        accumulators = metrics.update(accumulators, info, None, ALL)
+    figures = {name: figure.tolist()[:2] for name, figure in metrics.figures(accumulators).items()}
+    assert figures == {"last": [4, 1], "mean": [2.5, 3], "sum": [5, 6], "max": [4, 5], "min": [1, 1]}
+    assert all(math.isnan(figure[2]) for figure in metrics.figures(accumulators).values())
+    done = torch.tensor([True, False, False])
+    after = metrics.figures(metrics.restarted(accumulators, done))
+    assert after["sum"].isnan().tolist() == [True, False, True]
+
+
+def test_what_is_told_before_a_reset_counts_not_what_after():
+    metrics = EpisodeMetrics(["x", "log/y"])
+    final = torch.tensor([False, True, False])
+    info = {
+        "x": torch.tensor([1, 2, 3]),
+        "final_info": {"x": np.array([0.0, 20.0, 0.0]), "_x": final.numpy(), "log": {"y": 7.0}},
+    }
+    figures = metrics.figures(metrics.update({}, info, final, torch.tensor([True, True, False])))
+    assert figures["x"].nan_to_num(-1).tolist() == [1, 20, -1]
+    assert figures["log/y"].nan_to_num(-1).tolist() == [-1, 7, -1]
+
+
+def test_what_is_no_number_for_each_copy_is_left_alone():
+    info = {"text": np.array(["a", "b", "c"]), "wide": np.zeros((3, 2)), "nested": {"x": 1}}
+    assert EpisodeMetrics(["text", "wide", "nested", "other", "text/x"]).update({}, info, None, ALL) == {}
+
+
+def test_wrong_reductions_are_named():
+    with pytest.raises(ValueError, match=r"'lst' of 'x' in `metrics`.*last"):
+        EpisodeMetrics({"x": "lst"})
+
+
+class Goal(gymnasium.Env):
+    """Episodes of 3 to 5 steps; success where the length is even; `effort` is the step's number; resets say so too."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length, self.time = int(self.np_random.integers(3, 6)), 0
+        return np.zeros(2, np.float32), {"is_success": True, "effort": 100.0}
+
+    def step(self, action):
+        self.time += 1
+        ended = self.time == self.length
+        info = {"effort": float(self.time)} | ({"is_success": self.length % 2 == 0} if ended else {})
+        return np.zeros(2, np.float32), 1.0, ended, False, info
+
+
+def vectorised(mode):
+    if mode == "async":
+        return AsyncVectorEnv([Goal] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    return SyncVectorEnv([Goal] * 3, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", [*AutoresetMode, "async"])
+def test_figures_over_episodes_in_each_autoreset_mode(mode):
+    spec = {"is_success": "last", "effort": "sum"}
+    env = GymnasiumEnv(vectorised(mode), seed=4, metrics=spec)
+    env.reset()
+    carry, ended = env.carry, 0
+    for _ in range(40):
+        carry, step = env.advance(carry, torch.zeros(3, dtype=torch.int64), torch.empty(3, 0))
+        rows = (step.terminated | step.truncated) & (step.valid if step.valid is not None else True)
+        for row in rows.nonzero().squeeze(1).tolist():
+            length = int(step.episode_lengths[row])
+            assert step.metrics["is_success"][row] == float(length % 2 == 0)
+            assert step.metrics["effort"][row] == length * (length + 1) / 2
+            ended += 1
+    assert ended > 15
+    env.close()
+
+
+def test_the_mean_reaches_the_tracker_and_conditions_know_it():
+    env = GymnasiumEnv(Goal, 4, seed=0)
+    config = PPOConfig(num_envs=4, horizon=16, seed=0, device="cpu", model_config={"hidden_sizes": [4]})
+    tracker = MemoryTracker()
+    trainer = Trainer(config.build(env), tracker=tracker, eval_env=GymnasiumEnv(Goal, 4, seed=1))
+    assert "episodes/info/is_success/mean" in trainer.metric_names
+    trainer.run(max_steps=3, steps_per_eval=1)
+    names = {name for row in tracker.rows for name in row.metrics}
+    assert {"episodes/info/is_success/mean", "eval/episodes/info/is_success/mean"} <= names
+    assert not [name for name in names if name.startswith("_") or "info/success" in name]  # that one was never told
+
+
+class Own(Env):
+    single_observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+    default_time_limit = 4
+    metric_names = ("distance",)
+    reset_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"x": noise}
+
+    def transition(self, state, actions, parameters, noise):
+        return {"x": state["x"] + 1.0}, torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return state["x"]
+
+    def measure(self, state, parameters):
+        return {"distance": state["x"][:, 0].floor()}
+
+
+def test_an_environment_of_ones_own_measures_its_states():
+    algorithm = PPOConfig(num_envs=4, horizon=8, seed=0, device="cpu", model_config={"hidden_sizes": [4]}).build(Own)
+    assert algorithm.collect()["episodes/info/distance/mean"] == 4.0  # at the last state, not after the reset
+    assert algorithm.evaluate()["episodes/info/distance/mean"] == 4.0
+    env = Own(2, seed=0)
+    env.reset()
+    info = env.step(torch.zeros(2, dtype=torch.int64))[4]
+    assert info["distance"].tolist() == [1.0, 1.0]
+    assert info["_distance"].all()
+
+
+def test_what_is_measured_is_validated():
+    class Wrong(Own):
+        metric_names = ("distance", "speed")
+
+    with pytest.raises(ValueError, match=r"Wrong.measure must return a dict with \['distance', 'speed'\]"):
+        validate(Wrong(2))
+
+    class Whole(Own):
+        def measure(self, state, parameters):
+            return {"distance": torch.ones(2, dtype=torch.int64)}
+
+    with pytest.raises(ValueError, match=r"must return 'distance' as \[2\] torch.float32; got \[2\] torch.int64"):
+        validate(Whole(2))
