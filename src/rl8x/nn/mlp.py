@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from rl8x.nn.activations import activation as make_activation
 
@@ -55,6 +55,12 @@ class MLP(nn.Sequential):
                 layers.append(make_activation(activation))
         super().__init__(*layers)
         self.num_inputs, self.num_outputs = sizes[0], sizes[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for every row of `[..., sizes[0]]`, as `[..., sizes[-1]]`."""
+        # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
+        rows: Tensor = super().forward(x.reshape(-1, x.shape[-1]))
+        return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:
