@@ -59,7 +59,7 @@ class MLP(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for every row of `[..., sizes[0]]`, as `[..., sizes[-1]]`."""
         # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
-        rows: Tensor = super().forward(x.reshape(-1, x.shape[-1]))
+        rows: Tensor = super().forward(x.reshape(-1, x.shape[-1]))  # type: ignore[no-untyped-call]
         return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
