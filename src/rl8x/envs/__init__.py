@@ -6,6 +6,7 @@ from rl8x.envs.cartpole import CartPole, CartPoleInfinite
 from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
+from rl8x.envs.numpy_env import NumpyEnv
 from rl8x.envs.pendulum import Pendulum
 from rl8x.envs.registry import BUILTIN, make, resolve
 from rl8x.envs.validation import validate
@@ -23,6 +24,7 @@ __all__ = [
     "GymnasiumEnv",
     "MountainCar",
     "MountainCarContinuous",
+    "NumpyEnv",
     "Observation",
     "Parameter",
     "Pendulum",

@@ -1,0 +1,92 @@
+"""rl8x environments for other libraries: Gymnasium's vector API in arrays instead of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from torch import Tensor
+
+from rl8x.envs.base import Env
+from rl8x.spaces import named_parts
+
+
+class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
+    """An rl8x environment whose observations, rewards and flags are arrays, with Gymnasium's own form of `info`.
+
+    Gymnasium's vector wrappers and libraries that train on its vector environments take it as it is. Where an episode
+    ends, `info["final_obs"]` holds an array of objects, the observation before the reset or None, and
+    `info["final_info"]["episode"]` the episode's return `r` and length `l`.
+
+    Args:
+        env: The environment; seeds, time limit and `env_config` are its own.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.num_envs = env.num_envs
+        self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
+        self.single_action_space, self.action_space = env.single_action_space, env.action_space
+        self.metadata, self.spec, self.render_mode = env.metadata, env.spec, env.render_mode
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode in every copy; one seed is for all of them."""
+        if isinstance(seed, list):
+            raise ValueError("NumpyEnv: rl8x environments take one seed for all copies; got a list.")
+        obs, _ = self.env.reset(seed=seed, options=options)
+        return self._arrays(obs, self.single_observation_space), {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Take one step in every copy."""
+        obs, rewards, terminated, truncated, info = self.env.step(actions)
+        done: np.ndarray = info["_final_obs"].cpu().numpy()
+        infos: dict[str, Any] = {}
+        if done.any():
+            final = self._arrays(info["final_obs"], self.single_observation_space)
+            objects = np.full(self.num_envs, None, dtype=object)
+            for row in done.nonzero()[0].tolist():
+                objects[row] = _row(final, row)
+            figures = {key: np.where(done, info["episode"][key].cpu().numpy(), 0) for key in ("r", "l")}
+            episode = figures | {f"_{key}": done for key in figures}
+            infos = {
+                "final_obs": objects,
+                "_final_obs": done,
+                "final_info": {"episode": episode, "_episode": done},
+                "_final_info": done,
+            }
+        flags = terminated.cpu().numpy(), truncated.cpu().numpy()
+        return self._arrays(obs, self.single_observation_space), rewards.cpu().numpy(), *flags, infos
+
+    def render(self) -> Any:
+        """Render the copies, where the environment can."""
+        return self.env.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environment."""
+        self.env.close(**kwargs)
+
+    def _arrays(self, obs: Any, space: spaces.Space[Any]) -> Any:
+        """Return observations as the batched space has them."""
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            parts = {key: self._arrays(obs[key], part) for key, part in named_parts(space)}
+            return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+        assert isinstance(obs, Tensor)
+        # A copy, as an array on the CPU would share the memory of a state that the next step may go on with.
+        return obs.detach().to("cpu", copy=True).numpy()
+
+
+def _row(obs: Any, row: int) -> Any:
+    if isinstance(obs, dict):
+        return {key: _row(part, row) for key, part in obs.items()}
+    return tuple(_row(part, row) for part in obs) if isinstance(obs, tuple) else obs[row]
+
+
+def make_vector_env(name: str, num_envs: int = 1, **kwargs: Any) -> NumpyEnv:
+    """Make a built-in environment in arrays: an entry point for `gymnasium.register(..., vector_entry_point=...)`."""
+    from rl8x.envs.registry import make
+
+    return NumpyEnv(make(name, num_envs, **kwargs))

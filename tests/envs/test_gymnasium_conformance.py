@@ -1,0 +1,197 @@
+"""What Gymnasium asks of vector environments, asked of the built-in ones, as tensors and as arrays.
+
+The checks follow Gymnasium's own tests of its vector environments: spaces, types, seeds, autoreset, `info`,
+registration, and its vector wrappers.
+"""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import vector as wrappers
+
+from rl8x.envs import BUILTIN, Env, NumpyEnv, make
+
+NUM_ENVS = 3
+ENDING = [name for name in BUILTIN if make(name, 1).episodic]
+
+
+def actions_of(env, t):
+    env.action_space.seed(t)
+    return env.action_space.sample()
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_spaces_and_attributes(name):
+    env = make(name, NUM_ENVS)
+    for vector in (env, NumpyEnv(env)):
+        assert isinstance(vector, VectorEnv)
+        assert vector.num_envs == NUM_ENVS
+        assert vector.unwrapped is vector
+        assert vector.observation_space == batch_space(vector.single_observation_space, NUM_ENVS)
+        assert vector.action_space == batch_space(vector.single_action_space, NUM_ENVS)
+        assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+        assert vector.render_mode is None
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_what_reset_and_step_return(name):
+    env = NumpyEnv(make(name, NUM_ENVS, time_limit=4, seed=0))
+    obs, info = env.reset(seed=1)
+    assert obs in env.observation_space
+    assert info == {}
+    for t in range(10):
+        obs, rewards, terminated, truncated, info = env.step(actions_of(env, t))
+        assert obs in env.observation_space
+        assert isinstance(info, dict)
+        for array, dtype in ((rewards, np.floating), (terminated, np.bool_), (truncated, np.bool_)):
+            assert isinstance(array, np.ndarray)
+            assert array.shape == (NUM_ENVS,)
+            assert np.issubdtype(array.dtype, dtype)
+    env.close()
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_equal_seeds_and_actions_give_equal_data(name):
+    one, two = (NumpyEnv(make(name, NUM_ENVS, time_limit=5)) for _ in range(2))
+    assert data_equivalence(one.reset(seed=3), two.reset(seed=3), exact=True)
+    for t in range(12):
+        actions = actions_of(one, t)
+        assert data_equivalence(one.step(actions), two.step(actions), exact=True)
+    first = one.reset(seed=3)[0]
+    assert not np.array_equal(first, one.reset(seed=4)[0])
+    assert np.array_equal(first, one.reset(seed=3)[0])
+    assert not np.array_equal(first, one.reset()[0])
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_what_was_returned_does_not_change_later(name):
+    env = NumpyEnv(make(name, NUM_ENVS, seed=0))
+    kept = [env.reset()[0]]
+    copies = [kept[0].copy()]
+    for t in range(4):
+        kept.append(env.step(actions_of(env, t))[0])
+        copies.append(kept[-1].copy())
+    assert all(np.array_equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_same_step_autoreset_step_by_step():
+    env = NumpyEnv(Counter(3, seed=0))
+    assert env.reset()[0].tolist() == [[0.0], [0.0], [0.0]]
+    # Copy i counts to 2 + i, which ends its episode.
+    obs, rewards, terminated, truncated, info = env.step(np.array([0, 1, 1]))
+    assert (obs[:, 0].tolist(), rewards.tolist(), info) == ([1, 1, 1], [0, 1, 1], {})
+    obs, _, terminated, truncated, info = env.step(np.array([0, 1, 1]))
+    assert (obs[:, 0].tolist(), terminated.tolist(), truncated.tolist()) == (
+        [0, 2, 2],
+        [True, False, False],
+        [False] * 3,
+    )
+    assert info["_final_obs"].tolist() == info["_final_info"].tolist() == [True, False, False]
+    assert info["final_obs"].dtype == object
+    assert info["final_obs"][0].tolist() == [2.0]
+    assert info["final_obs"][1] is None
+    assert info["final_obs"][0] in env.single_observation_space
+    obs, _, terminated, _, info = env.step(np.array([1, 1, 1]))
+    assert (obs[:, 0].tolist(), terminated.tolist()) == ([1, 0, 3], [False, True, False])
+    assert info["final_info"]["episode"]["r"].tolist() == [0, 3, 0]
+    assert info["final_info"]["episode"]["l"].tolist() == [0, 3, 0]
+    assert info["final_info"]["_episode"].tolist() == [False, True, False]
+
+
+class Counter(Env):
+    """Counts to 2 + i in copy i; the reward is the action."""
+
+    single_observation_space = spaces.Box(0, 9, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+    terminates = True
+
+    def initial_state(self, parameters, noise):
+        return {"n": torch.zeros(self.num_envs)}
+
+    def transition(self, state, actions, parameters, noise):
+        n = state["n"] + 1
+        return {"n": n}, actions.float(), n >= torch.arange(self.num_envs) + 2
+
+    def observe(self, state, parameters):
+        return state["n"].unsqueeze(-1)
+
+
+class Parts(Counter):
+    """The same with observations and actions of parts."""
+
+    single_observation_space = spaces.Tuple(
+        [spaces.Box(0, 9, (1,), np.float32), spaces.Dict({"n": spaces.Discrete(9)})]
+    )
+    single_action_space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple([spaces.Discrete(3)])})
+
+    def transition(self, state, actions, parameters, noise):
+        return super().transition(state, actions["a"] + actions["b"]["0"], parameters, noise)
+
+    def observe(self, state, parameters):
+        return {"0": super().observe(state, parameters), "1": {"n": state["n"].long()}}
+
+
+def test_spaces_of_parts_have_gymnasiums_form():
+    env = NumpyEnv(Parts(3, seed=0))
+    obs, _ = env.reset()
+    assert obs in env.observation_space
+    for t in range(5):
+        obs, _, _, _, info = env.step(actions_of(env, t))
+        assert obs in env.observation_space
+        for final in info.get("final_obs", []):
+            assert final is None or final in env.single_observation_space
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_gymnasiums_statistics_agree_with_our_own(name):
+    env = wrappers.RecordEpisodeStatistics(NumpyEnv(make(name, NUM_ENVS, time_limit=7, seed=2)))
+    env.reset(seed=2)
+    ended = 0
+    for t in range(30):
+        _, _, _, _, info = env.step(actions_of(env, t))
+        if "episode" in info:
+            done = info["_episode"]
+            ours = info["final_info"]["episode"]
+            np.testing.assert_allclose(info["episode"]["r"][done], ours["r"][done], rtol=1e-5)
+            assert info["episode"]["l"][done].tolist() == ours["l"][done].tolist()
+            ended += int(done.sum())
+    assert ended >= 12
+
+
+def test_gymnasiums_wrappers_take_it():
+    env = NumpyEnv(make("Pendulum", NUM_ENVS, seed=0))
+    # Its wrappers of observations refuse same-step autoreset, its own environments' too.
+    env = wrappers.DictInfoToList(wrappers.RescaleAction(wrappers.ClipReward(env, -1.0, 1.0), -1.0, 1.0))
+    env.reset(seed=0)
+    for t in range(3):
+        obs, rewards, _, _, infos = env.step(actions_of(env, t))
+        assert obs in env.observation_space
+        assert (rewards >= -1.0).all()
+        assert isinstance(infos, list)
+
+
+def test_registration_by_a_vector_entry_point():
+    gymnasium.register(
+        "rl8x/CartPole-v0", vector_entry_point="rl8x.envs.numpy_env:make_vector_env", kwargs={"name": "CartPole"}
+    )
+    try:
+        env = gymnasium.make_vec("rl8x/CartPole-v0", num_envs=5, vectorization_mode="vector_entry_point", seed=0)
+        assert env.spec.id == "rl8x/CartPole-v0"
+        obs, _ = env.reset(seed=0)
+        assert obs.shape == (5, 4)
+        assert env.step(np.zeros(5, np.int64))[1].tolist() == [1.0] * 5
+        env.close()
+    finally:
+        del gymnasium.registry["rl8x/CartPole-v0"]
+
+
+def test_one_seed_for_all_copies():
+    with pytest.raises(ValueError, match="one seed for all copies"):
+        NumpyEnv(make("CartPole", 2)).reset(seed=[1, 2])
