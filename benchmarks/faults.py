@@ -2,7 +2,7 @@
 
     python -m benchmarks.faults                      # the full table, about an hour on two cores
     python -m benchmarks.faults --tries 0.05         # a twentieth of every number of tries
-    python -m benchmarks.faults --only kill write    # some rows
+    python -m benchmarks.faults --only kill write    # some rows; the output keeps the others
 
 Children are forked from this process after everything is imported, so that a try costs what training costs.
 """
@@ -18,12 +18,8 @@ import platform
 import random
 import shutil
 import signal
-import socket
-import sqlite3
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +27,9 @@ from typing import Any
 import torch
 
 from benchmarks.common import version
+from benchmarks.fault_configs import configs
+from benchmarks.fault_server import server, several
 from benchmarks.fault_tools import (
-    begin,
     child,
     config,
     database_template,
@@ -40,13 +37,12 @@ from benchmarks.fault_tools import (
     rows,
     scratch,
     statuses,
-    tracker,
     train,
 )
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, files
 from rl8x.envs import CartPole
-from rl8x.tracking import MLflowTracker, NullTracker
+from rl8x.tracking import NullTracker
 from rl8x.trainers import Checkpoints, NonFiniteError, Trainer
 
 TIMES = ("profiling/", "memory/")
@@ -297,102 +293,6 @@ def inject(trainer: Trainer, quantity: str, value: float) -> None:
         algorithm.optimizer.step = bad_step
 
 
-def several(tries: int) -> dict[str, Any]:
-    """Train in 8 processes on one database at once."""
-    failed = lost = doubled = 0
-    with database_template() as template, scratch(template) as root:
-        assert ended(child(lambda: train(root, tracked=True))) == 0, "the run alone failed"
-        expected = len(rows(root)[0])
-        for _ in range(tries):
-            with scratch(template) as other:
-                pids = [
-                    child(lambda n=n, other=other: begin(other / f"checkpoints-{n}", tracker(other))) for n in range(8)
-                ]
-                failed += sum(ended(pid) != 0 for pid in pids)
-                with contextlib.closing(sqlite3.connect(other / "mlruns" / "mlflow.db")) as database:
-                    query = "SELECT COUNT(*), COUNT(DISTINCT key || '@' || step) FROM metrics GROUP BY run_uuid"
-                    found = database.execute(query).fetchall()
-                lost += 8 * expected - sum(unique for _, unique in found)
-                doubled += sum(total - unique for total, unique in found)
-    ok = not failed and not lost and not doubled
-    figures = {"failed": failed, "rows_lost": lost, "rows_doubled": doubled}
-    return {"fault": "8 processes on one sqlite store", "tries": tries, "ok": ok, **figures}
-
-
-def server(tries: int) -> dict[str, Any]:
-    """SIGKILL MLflow's server at random instants of one run and start it again."""
-    random.seed(3)
-    with database_template() as template, scratch(template) as root:
-        port = _free_port()
-        process = _start_server(root, port)
-        pid = child(lambda: _train_until_told(root, port))
-        try:
-            for _ in range(tries):
-                time.sleep(random.uniform(0.5, 3.0))
-                _kill_server(process)
-                time.sleep(random.uniform(0.0, 2.0))
-                process = _start_server(root, port)
-            (root / "enough").touch()
-            code = ended(pid)
-        finally:
-            _kill_server(process)
-        seen = json.loads((root / "seen.json").read_text())
-        actual, doubled = rows(root)
-        lost = len({tuple(key) for key in seen["rows"]} - actual.keys())
-        figures = {
-            "rows": len(actual),
-            "rows_lost": lost,
-            "rows_doubled": doubled,
-            "max_delay_ms": seen["max_delay_ms"],
-        }
-    ok = code == 0 and not lost and not doubled and seen["max_delay_ms"] < 50
-    return {"fault": "server killed and restarted at random", "tries": tries, "ok": ok, **figures}
-
-
-def _train_until_told(root: Path, port: int) -> None:
-    made = MLflowTracker(
-        tracking_uri=f"http://127.0.0.1:{port}", spool_dir=root / "spool", finish_timeout_s=120, outage_timeout_s=120
-    )
-    trainer = Trainer(config().build(CartPole), tracker=made, num_eval_envs=2, checkpoints=False)
-    seen: list[tuple[str, int]] = []
-    delays: list[float] = []
-
-    def note(trainer: Any, stats: Any) -> None:
-        seen.extend((name, int(stats["env/steps"])) for name in stats if name in stats.fresh)
-        delays.append(stats["profiling/tracking_ms"])
-        time.sleep(0.02)
-
-    trainer.callbacks = (note,)
-    trainer.run(stop_conditions=[lambda stats: (root / "enough").exists()], progress="none")
-    (root / "seen.json").write_text(json.dumps({"rows": seen, "max_delay_ms": max(delays)}))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _start_server(root: Path, port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with open(root / "server.log", "ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    for _ in range(600):
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-            break
-        time.sleep(0.1)
-    return process
-
-
-def _kill_server(process: subprocess.Popen[bytes]) -> None:
-    """Kill the server with its workers, which are in a session of their own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 FAULTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "kill": (kill, 200),
     "write": (write, 50),
@@ -401,6 +301,7 @@ FAULTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "damage": (damage, 200),
     "cost": (cost, 20),
     "bad_numbers": (bad_numbers, 5),
+    "configs": (configs, 2000),
 }
 
 
@@ -424,8 +325,10 @@ def main() -> int:
         print(json.dumps(table[-1]), flush=True)
     packages = {package: version(package) for package in ("rl8x", "torch", "mlflow")}
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    before = json.loads(arguments.output.read_text())["faults"] if arguments.output.exists() else []
+    kept = [row for row in before if row["fault"] not in {new["fault"] for new in table}]
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps({"machine": machine | packages, "faults": table}, indent=1) + "\n")
+    arguments.output.write_text(json.dumps({"machine": machine | packages, "faults": kept + table}, indent=1) + "\n")
     return 0 if all(row["ok"] for row in table) else 1
 
 

@@ -1,0 +1,116 @@
+"""Random run files: every one is taken, or refused in one clear line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rl8x.algorithms import PPOConfig
+from rl8x.cli.main import main
+from rl8x.config import RunConfig
+from rl8x.envs import BUILTIN
+
+KEYS = [field.name for field in dataclasses.fields(RunConfig)]
+OPTIONS = [field.name for field in dataclasses.fields(PPOConfig)]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    0.5,
+    1e9,
+    -1e-3,
+    float("nan"),
+    float("inf"),
+    "",
+    "no",
+    "3e-4",
+    "os.system",
+]
+ODD += [
+    "rl8x.envs.CartPole",
+    "lstm",
+    "categorical",
+    "cpu",
+    "gpu",
+    [],
+    [1],
+    [[0, 1e-3]],
+    {},
+    {"a": 1},
+    {"uniform": [1, 0]},
+]
+ODD += [{"hidden_sizes": [8]}, {"kind": "interp", "points": [[0, 1], [8, 0]]}, {"plateau": {"name": "returns/mean"}}]
+ODD += [
+    [{"hits_upper_bound": ["env/steps", 1]}],
+    {"length": {"uniform": [0.1, 0.5]}},
+    {"length": 1e9},
+    "\x00",
+    "é" * 50,
+]
+
+
+def random_run(source: random.Random) -> dict[str, Any]:
+    """Make a run that is small and right, then change some of it into something odd."""
+    run: dict[str, Any] = {
+        "env": source.choice([*BUILTIN, "CartPole", "CartPole", "Cartpole", "CartPole-v1", 3]),
+        "algorithm_config": {"num_envs": source.choice([2, 4]), "horizon": source.choice([2, 4]), "device": "cpu"},
+        "tracking": False,
+    }
+    for _ in range(source.randrange(4)):
+        inner = run["algorithm_config"]
+        if source.random() < 0.6 and isinstance(inner, dict):
+            inner[source.choice([*OPTIONS, "num_env", "Lr"])] = source.choice(ODD)
+        else:
+            run[source.choice([*KEYS, "enviroment", "stop"])] = source.choice(ODD)
+    if isinstance(run.get("algorithm_config"), dict):
+        # Large ones are legal, and would only take the machine's memory.
+        for name in ("num_envs", "horizon", "num_threads"):
+            value = run["algorithm_config"].get(name)
+            if isinstance(value, int | float) and value > 64:
+                run["algorithm_config"][name] = 64
+    return run
+
+
+def configs(tries: int) -> dict[str, Any]:
+    """Hand random run files to the command line, which checks all of each and trains nothing."""
+    source = random.Random(4)
+    taken = refused = 0
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+        for _ in range(tries):
+            text = json.dumps(random_run(source))
+            if source.random() < 0.1:
+                cut = source.randrange(len(text))
+                text = text[:cut] + source.choice(["", "}", "\x07", "[["]) + text[cut + 1 :]
+            path.write_text(text)
+            code, lines = _checked(path)
+            if code == 0:
+                taken += 1
+            elif code == 2 and len(lines) == 1 and lines[0].startswith("rl8x: error: "):
+                refused += 1
+            else:
+                wrong.append(f"{text} -> {code}: {lines[-1] if lines else ''}")
+    row = {"fault": "random run files and configs", "tries": tries, "ok": not wrong and taken > 0 and refused > 0}
+    return row | {"taken": taken, "refused_in_one_line": refused, "wrong": wrong[:5]}
+
+
+def _checked(path: Path) -> tuple[int, list[str]]:
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            code = main(["train", "-f", str(path), "--dry-run"])
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+    return code, errors.getvalue().splitlines()
