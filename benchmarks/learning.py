@@ -94,7 +94,7 @@ MASKED = {
 TASKS = {
     "cartpole": Task(
         env=CartPole,
-        transitions=65_536,
+        transitions=81_920,
         lr=1e-2,
         bound=475.0,
         config={**BATCH, "gamma": 0.99, "gae_lambda": 0.95, "num_sgd_iters": 4, "model_config": SMALL},
@@ -118,7 +118,14 @@ TASKS = {
         transitions=131_072,
         lr=5e-3,
         bound=-100.0,
-        config={**BATCH, "gamma": 0.99, "gae_lambda": 0.95, "num_sgd_iters": 4, "model_config": SMALL},
+        config={
+            **BATCH,
+            "gamma": 0.99,
+            "gae_lambda": 0.95,
+            "num_sgd_iters": 4,
+            "model_config": {**SMALL, "activation": "tanh"},
+            "normalize_observations": True,
+        },
     ),
     "masked-cartpole-gru": Task(
         env=MaskedCartPole,
