@@ -397,6 +397,12 @@ def test_values_of_the_wrong_kind_are_refused(options, name):
         tiny(**options)
 
 
+def test_an_unknown_hyperparameter_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"PPOConfig has no option 'num_env'. Nearest: num_envs"):
+        PPOConfig(num_env=3)
+    assert dataclasses.replace(PPOConfig(num_envs=3), horizon=4) == PPOConfig(num_envs=3, horizon=4)
+
+
 def test_sequences_must_fit_minibatches_and_state_resets():
     with pytest.raises(ValueError, match="multiple of `seq_len`"):
         tiny(model="gru", model_config={}, seq_len=4, sgd_minibatch_size=2).build(CartPole)

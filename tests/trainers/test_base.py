@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.conditions import Condition, HitsLowerBound, HitsUpperBound, Plateau
+from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Plateau
 from rl8x.envs import CartPole, DiscreteDummy
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
@@ -124,6 +124,16 @@ def test_every_condition_sees_every_row_with_the_evaluation_in_it():
     assert fresh == (False, True, False, True)
     assert values[0] is None
     assert values[1] == values[2] != None  # noqa: E711
+
+
+def test_a_confirmation_evaluates_under_the_runs_config():
+    seen = []
+    trainer = make(CartPole, trainer={"num_eval_envs": 2})
+    evaluate = trainer.evaluator.evaluate
+    trainer.evaluator.evaluate = lambda config, **options: seen.append(dict(config)) or evaluate(config, **options)
+    confirmed = Confirmed(HitsUpperBound("returns/mean", 1.0))
+    run(trainer, eval_env_config={"length": 0.9}, stop_conditions=[confirmed])
+    assert seen[0] == {"length": 0.9}
 
 
 def test_a_second_run_starts_conditions_afresh_and_goes_on_in_the_same_tracked_run():

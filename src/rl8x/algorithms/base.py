@@ -7,13 +7,13 @@ import functools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms.config import check_options, option, resolve_device
+from rl8x.algorithms.config import check_names, check_options, option, resolve_device
 from rl8x.envs import Env, resolve
 from rl8x.policy import Policy
 from rl8x.stats import Stats
@@ -43,6 +43,11 @@ class AlgorithmConfig(ABC):
     num_threads: int | None = option(
         None, "CPU threads that torch uses in this process. None leaves torch's own choice.", low=1
     )
+
+    def __new__(cls, **options: Any) -> Self:
+        """Refuse names that are no hyperparameters, with the nearest that are."""
+        check_names(options, cls)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check every field against its declaration."""

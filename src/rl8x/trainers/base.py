@@ -89,6 +89,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._resume: str | None = None
         self._resume_tags: dict[str, str] = {}
         self._run_params: dict[str, Any] = {}
+        self._eval_env_config: Mapping[str, Any] | None = None
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
             "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
@@ -291,7 +292,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         }
         run = Run(self, options, self.saving.restored)
         self.saving.restored = None
-        self._run_params = run.params
+        self._run_params, self._eval_env_config = run.params, run.options["eval_env_config"]
         return run.execute(progress)
 
     def __iter__(self) -> Iterator[TrainStats]:
@@ -304,7 +305,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         every = self.algorithm.horizons_per_env_reset
         if self.evaluator is None and every > 0 and self.state[keys.COLLECTS] % every:
             return None
-        return self.eval()
+        return self.eval(env_config=self._eval_env_config)
 
     # -- tracking
 
