@@ -9,7 +9,7 @@ from rl8x.envs import BUILTIN, CartPole, make, resolve
 def test_names_are_the_classes_names():
     assert all(name == cls.__name__ for name, cls in BUILTIN.items())
     assert resolve("CartPole") is CartPole
-    assert len(BUILTIN) == 8
+    assert len(BUILTIN) == 9
 
 
 def test_make_passes_arguments_on():

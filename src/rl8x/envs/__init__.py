@@ -1,6 +1,7 @@
 """Batched environments of tensors."""
 
 from rl8x.envs.acrobot import Acrobot
+from rl8x.envs.algo_trading import AlgoTrading
 from rl8x.envs.base import Carry, Env, EnvConfig, Observation, Parameter, State, Step
 from rl8x.envs.cartpole import CartPole, CartPoleInfinite
 from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
@@ -14,6 +15,7 @@ from rl8x.envs.validation import validate
 __all__ = [
     "BUILTIN",
     "Acrobot",
+    "AlgoTrading",
     "Carry",
     "CartPole",
     "CartPoleInfinite",

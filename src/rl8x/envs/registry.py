@@ -6,6 +6,7 @@ import difflib
 from typing import Any
 
 from rl8x.envs.acrobot import Acrobot
+from rl8x.envs.algo_trading import AlgoTrading
 from rl8x.envs.base import Env
 from rl8x.envs.cartpole import CartPole, CartPoleInfinite
 from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
@@ -21,6 +22,7 @@ BUILTIN: dict[str, type[Env]] = {
         MountainCar,
         MountainCarContinuous,
         Acrobot,
+        AlgoTrading,
         DiscreteDummy,
         ContinuousDummy,
     )

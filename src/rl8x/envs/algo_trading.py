@@ -1,0 +1,84 @@
+"""AlgoTrading: buy and sell one asset whose price follows a trend and a cycle that each episode draws anew.
+
+Source: the example of rl8 1.0, with its price model `y (1 + km) (1 + kc sin(f t))`; the ranges are our own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Env, Observation, Parameter, State
+
+HOLD, BUY, SELL = 0, 1, 2
+PERCENT = 100.0
+
+
+class AlgoTrading(Env):
+    """Be invested while the price rises, and not while it falls; nothing ever ends.
+
+        y' = y (1 + km) (1 + kc sin(f t))
+        km in +-max_trend, kc in [0, max_cycle], 2 pi / f in [min_period, max_period]
+
+    Actions: 0 holds, 1 buys, 2 sells; `action_mask` allows to buy where nothing is held and to sell where something is.
+    Observations: the latest change of the price's logarithm in percent, and whether the asset is held. Trend, size and
+    period of the cycle are not shown: a policy has to remember changes to tell them. The reward is the change of the
+    portfolio's logarithm in percent.
+    """
+
+    single_observation_space = spaces.Dict(
+        {
+            "action_mask": spaces.MultiBinary(3),
+            "change": spaces.Box(-np.inf, np.inf, (1,), np.float32),
+            "invested": spaces.Discrete(2),
+        }
+    )
+    single_action_space = spaces.Discrete(3)
+    parameters = {  # noqa: RUF012 - a class variable by the base class
+        "max_trend": Parameter(default=0.002, low=0.0, high=0.1, unit="1/step", description="largest steady growth"),
+        "max_cycle": Parameter(default=0.05, low=0.0, high=0.5, unit="1/step", description="largest cyclic growth"),
+        "min_period": Parameter(default=3.0, low=2.0, high=100.0, unit="steps", description="shortest cycle"),
+        "max_period": Parameter(default=12.0, low=2.0, high=100.0, unit="steps", description="longest cycle"),
+        "fee": Parameter(default=0.0, low=0.0, high=0.1, unit="1", description="share of the portfolio paid a trade"),
+    }
+    reset_noise = 3
+
+    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+        """Draw the trend, and the size and period of the cycle."""
+        low, high = parameters["min_period"], parameters["max_period"]
+        zeros = torch.zeros_like(noise[:, 0])
+        return {
+            "trend": (noise[:, 0] * 2.0 - 1.0) * parameters["max_trend"],
+            "cycle": noise[:, 1] * parameters["max_cycle"],
+            "frequency": 2.0 * math.pi / (low + noise[:, 2] * (high - low)),
+            "time": zeros,
+            "change": zeros,
+            "invested": torch.zeros_like(zeros, dtype=torch.int64),
+        }
+
+    def transition(
+        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Trade at the present price, then let it change; to buy what is held or to sell what is not does nothing."""
+        before = state["invested"]
+        invested = torch.where(actions == BUY, 1, torch.where(actions == SELL, 0, before))
+        growth = torch.log1p(state["cycle"] * torch.sin(state["frequency"] * state["time"]))
+        change = torch.log1p(state["trend"]) + growth
+        paid = (invested != before) * torch.log1p(-parameters["fee"])
+        rewards = PERCENT * (invested * change + paid)
+        state = state | {"time": state["time"] + 1.0, "change": change, "invested": invested}
+        return state, rewards, torch.zeros_like(rewards, dtype=torch.bool)
+
+    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+        """Return the latest change, whether the asset is held, and what is legal."""
+        held = state["invested"].to(torch.int8)
+        return {
+            "action_mask": torch.stack((torch.ones_like(held), 1 - held, held), -1),
+            "change": PERCENT * state["change"].unsqueeze(-1),
+            "invested": state["invested"],
+        }

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rl8x.envs import AlgoTrading, validate
+from rl8x.envs.algo_trading import BUY, HOLD, SELL
+
+
+def start(num_envs=4, **config):
+    env = AlgoTrading(num_envs, seed=0)
+    obs, _ = env.reset(config=config)
+    return env, obs
+
+
+def test_the_price_follows_the_equation():
+    env, _ = start(fee=0.01)
+    state = env.carry["state"]
+    km, kc, f = (state[name].double().numpy() for name in ("trend", "cycle", "frequency"))
+    price, invested, total = np.ones(4), np.zeros(4, bool), np.zeros(4)
+    portfolio = np.ones(4)
+    generator = np.random.default_rng(0)
+    for t in range(30):
+        actions = generator.integers(0, 3, 4)
+        obs, rewards, terminated, _, _ = env.step(torch.as_tensor(actions))
+        after = np.where(actions == BUY, True, np.where(actions == SELL, False, invested))
+        growth = (1 + km) * (1 + kc * np.sin(f * t))
+        portfolio *= np.where(after, growth, 1.0) * np.where(after != invested, 0.99, 1.0)
+        price, invested = price * growth, after
+        total += rewards.double().numpy()
+        np.testing.assert_allclose(total, 100 * np.log(portfolio), atol=1e-3)
+        np.testing.assert_allclose(obs["change"][:, 0].numpy(), 100 * np.log(growth), atol=1e-4)
+        assert obs["invested"].tolist() == invested.astype(int).tolist()
+        assert not terminated.any()
+
+
+def test_only_sensible_trades_are_legal():
+    env, obs = start(2)
+    assert obs["action_mask"].tolist() == [[1, 1, 0]] * 2
+    obs = env.step(torch.tensor([BUY, HOLD]))[0]
+    assert obs["action_mask"].tolist() == [[1, 0, 1], [1, 1, 0]]
+    obs = env.step(torch.tensor([SELL, SELL]))[0]
+    assert obs["invested"].tolist() == [0, 0]
+
+
+def test_what_is_drawn_lies_in_its_range():
+    env, _ = start(2000, min_period=4.0, max_period=8.0, max_trend=0.01)
+    state = env.carry["state"]
+    period = 2 * math.pi / state["frequency"]
+    assert 4.0 <= float(period.min()) < 4.1
+    assert 7.9 < float(period.max()) <= 8.001
+    assert float(state["trend"].abs().max()) == pytest.approx(0.01, rel=0.01)
+    assert float(state["trend"].mean()) == pytest.approx(0.0, abs=5e-4)
+    assert float(state["cycle"].min()) >= 0.0
+
+
+def test_it_is_valid_and_never_ends():
+    env = AlgoTrading(3, seed=1)
+    validate(env)
+    assert not env.episodic
