@@ -1,7 +1,6 @@
 """How well PPO learns: the final policy, deterministic, in fresh environments, for every seed.
 
-    python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 5] [--out learning.json]
-                                  [--picture docs/images/learning.png]
+    python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 5] [--out learning.json] [--publish]
 
 Each task has one setting for all seeds and a fixed number of transitions, over which the learning rate falls to 0. What
 counts is the policy at the end, not the best one on the way. The exit code is 1 if a seed misses the task's bound.
@@ -33,7 +32,8 @@ from rl8x.envs import Acrobot, CartPole, Env, Pendulum
 from rl8x.trainers import TrainStats
 
 EVAL_EPISODES = 256
-DEFAULT_OUT = Path(__file__).parent / "results" / "learning.json"
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_OUT = ROOT / "benchmarks" / "results" / "learning.json"
 
 
 class MaskedCartPole(CartPole):
@@ -241,13 +241,23 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+def publish(document: Mapping[str, Any], root: Path = ROOT) -> None:
+    """Put the table between the marks of the README, and draw the curves that it shows."""
+    page = root / "README.md"
+    before, rest = page.read_text().split("<!-- learning -->\n")
+    after = rest.split("<!-- /learning -->")[1]
+    table = report(document["rows"], TASKS)
+    page.write_text(f"{before}<!-- learning -->\n{table}\n<!-- /learning -->{after}")
+    draw(document, root / "docs" / "images" / "learning.png")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, ... of each task")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
-    parser.add_argument("--picture", type=Path, help="where to draw the learning curves; by default not at all")
+    parser.add_argument("--publish", action="store_true", help="put table and curves into README.md and docs/images/")
     options = parser.parse_args(argv)
     rows: list[dict[str, Any]] = []
     print(
@@ -271,8 +281,8 @@ def main(argv: list[str] | None = None) -> int:
     document = {"eval_episodes": EVAL_EPISODES, "machine": machine(), "tasks": settings, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
-    if options.picture is not None:
-        draw(document, options.picture)
+    if options.publish:
+        publish(document)
     return 0 if all(row["passed"] for row in rows) else 1
 
 

@@ -136,3 +136,12 @@ def test_the_learning_benchmark_measures_the_final_policy(
     assert "cartpole" in capsys.readouterr().out
     monkeypatch.setattr(learning, "TASKS", {"cartpole": learning.dataclasses.replace(task, bound=501.0)})
     assert learning.main(["--tasks", "cartpole", "--seeds", "1", "--out", str(out)]) == 1
+
+
+def test_what_is_published_replaces_the_table_and_draws_the_curves(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("before\n<!-- learning -->\nold\n<!-- /learning -->\nafter\n")
+    document = json.loads(learning.DEFAULT_OUT.read_text())
+    learning.publish(document, tmp_path)
+    table = learning.report(document["rows"], learning.TASKS)
+    assert (tmp_path / "README.md").read_text() == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
+    assert (tmp_path / "docs" / "images" / "learning.png").read_bytes().startswith(b"\x89PNG")
