@@ -42,7 +42,7 @@ def test_pendulum_trains_a_squashed_policy() -> None:
 
 
 def test_mountain_car_evaluates_the_standard_car() -> None:
-    stats = load("mountain_car").main(max_steps=5)
+    stats = load("mountain_car").main(max_steps=10)
     assert -200 <= stats["eval/episodes/returns/mean"] <= -80
 
 

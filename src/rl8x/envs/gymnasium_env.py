@@ -320,9 +320,9 @@ def _from_id(
 def _time_limit(env: VectorEnv[Any, Any, Any]) -> int | None:
     """Return the time limit that the copies have, as far as they say."""
     copies = getattr(env, "envs", None)
-    spec = copies[0].spec if copies else env.spec
-    limit = spec.max_episode_steps if spec is not None else None
-    limit = env.spec.kwargs.get("max_episode_steps", limit) if env.spec is not None else limit
+    spec: Any = copies[0].spec if copies else env.spec
+    limit = getattr(spec, "max_episode_steps", None)
+    limit = getattr(env.spec, "kwargs", {}).get("max_episode_steps", limit)
     return limit if limit is not None and 0 < limit < sys.maxsize else None
 
 

@@ -1,0 +1,158 @@
+"""VMAS, a simulator of agents on a plane, as an rl8x environment: one policy for all agents.
+
+    VmasEnv("balance", num_envs=768)                       # 256 worlds of 3 agents
+
+An agent of a world is a copy. Whatever ends the world ends the episodes of all its agents, and the world is reset in
+the same step; the observation before the reset is given. Needs the extra `vmas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Carry, Env, Observation, Step
+from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.spaces import check_supported
+
+
+class VmasEnv(Env):
+    """Agents of VMAS worlds as copies that share a policy.
+
+    All agents must have the same spaces. Copy `agent * num_worlds + world` is an agent of a world. Its `info` figures
+    are averaged over episodes where `metrics` names them.
+    """
+
+    terminates: ClassVar[bool] = True
+    capturable: ClassVar[bool] = False
+    resumable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        scenario: Any,
+        num_envs: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        time_limit: int | EllipsisType | None = 200,
+        metrics: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        """Make the worlds.
+
+        Args:
+            scenario: Name of a VMAS scenario, or one of your own.
+            num_envs: Copies, a multiple of the number of agents in a world.
+            device: Where the worlds are simulated.
+            seed: Seeds VMAS; None draws one.
+            time_limit: Steps until truncation, None for never.
+            metrics: Figures of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
+            **kwargs: For `vmas.make_env`, and through it for the scenario.
+
+        Raises:
+            RuntimeError: If VMAS is not installed.
+            ValueError: If agents differ in their spaces, or `num_envs` is no multiple of their number.
+        """
+        try:
+            from vmas import make_env
+        except ImportError as error:
+            raise RuntimeError("VmasEnv needs VMAS. Install it with: pip install 'rl8x[vmas]'") from error
+        probe = make_env(scenario, num_envs=1, device="cpu", **kwargs)
+        agents = probe.n_agents
+        if num_envs % agents:
+            below = max(agents, num_envs // agents * agents)
+            raise ValueError(
+                f"VmasEnv: num_envs must be a multiple of the {agents} agents of a world; got {num_envs}. Try {below}."
+            )
+        first = probe.observation_space[0], probe.action_space[0]
+        for space in zip(probe.observation_space, probe.action_space, strict=True):
+            if space != first:
+                raise ValueError(
+                    f"VmasEnv: agents that share a policy must have the same spaces; got {space}, {first}."
+                )
+        self.num_agents, self.num_worlds = agents, num_envs // agents
+        self.single_observation_space, self.single_action_space = (_gymnasium_space(space) for space in first)
+        check_supported(self.single_observation_space, "VmasEnv.single_observation_space")
+        check_supported(self.single_action_space, "VmasEnv.single_action_space")
+        self.episode_metrics = EpisodeMetrics(metrics)
+        self.metric_names = self.episode_metrics.names
+        self._next_seed: int | None = None
+        limit = 200 if isinstance(time_limit, EllipsisType) else time_limit
+        super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
+        self.worlds = make_env(
+            scenario, num_envs=self.num_worlds, device=str(device), terminated_truncated=True, **kwargs
+        )
+
+    def _seed(self, seed: int | None) -> None:
+        super()._seed(seed)
+        self._next_seed = seed
+
+    def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
+        """Reset all worlds."""
+        seed = None if self._next_seed is None else self._next_seed % 2**32  # more it does not take
+        obs = self.worlds.reset(seed=seed)
+        self._next_seed = None
+        carry = {
+            "state": {},
+            "parameters": {},
+            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
+            "returns": torch.zeros(self.num_envs, device=self.device),
+            "metrics": {},
+        }
+        return carry, self._joined(obs)
+
+    def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
+        """Step the worlds, which changes them: not pure, unlike the base class's."""
+        agents = [part.clone() for part in actions.unflatten(0, (self.num_agents, -1)).unbind(0)]
+        obs, rewards, ended, _, infos = self.worlds.step(agents)
+        returns = carry["returns"] + self._joined(rewards)
+        elapsed = carry["elapsed"] + 1
+        terminated = ended.repeat(self.num_agents)
+        truncated = elapsed >= self.time_limit if self.time_limit is not None else torch.zeros_like(terminated)
+        # Agents of a world begin and end together.
+        done = terminated | truncated
+        told = [name for name in self.metric_names if name in infos[0]]
+        info = {name: self._joined([info[name].reshape(self.num_worlds, -1)[:, 0] for info in infos]) for name in told}
+        metrics = self.episode_metrics.update(carry["metrics"], info, None, torch.ones_like(done))
+        final_obs = next_obs = self._joined(obs)
+        over = done[: self.num_worlds].nonzero().squeeze(1).tolist()
+        for world in over:
+            self.worlds.reset_at(world, return_observations=False)
+        if over:
+            next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
+        figures = self.episode_metrics.figures(metrics)
+        step = Step(next_obs, self._joined(rewards), terminated, truncated, final_obs, returns, elapsed, None, figures)
+        next_carry = {
+            "state": {},
+            "parameters": {},
+            "elapsed": elapsed.masked_fill(done, 0),
+            "returns": returns.masked_fill(done, 0.0),
+            "metrics": self.episode_metrics.restarted(metrics, done),
+        }
+        return next_carry, step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seeding; the worlds' own state is not taken."""
+        return super().state_dict() | {"carry": None}
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Lay the agents' rows one after the other, `[num_envs, ...]` float32, a copy."""
+        return torch.cat([part.to(torch.float32) for part in parts])
+
+
+def _gymnasium_space(space: Any) -> Any:
+    """Return a space of the old `gym` package, which VMAS makes, as one of Gymnasium's."""
+    import gymnasium.spaces as spaces
+    import numpy as np
+
+    kind = type(space).__name__
+    if kind == "Box":
+        low, high = (np.asarray(bound, np.float32) for bound in (space.low, space.high))
+        return spaces.Box(low, high, space.shape, np.float32)
+    if kind == "Discrete":
+        return spaces.Discrete(int(space.n))
+    return spaces.MultiDiscrete(space.nvec) if kind == "MultiDiscrete" else space
