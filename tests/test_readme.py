@@ -36,11 +36,11 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Shrink whatever a snippet asks for: 8 copies, 2 steps a run, no MLflow."""
+    """Shrink what a snippet asks for: 64 copies at most, 2 steps a run, no MLflow."""
     init, run = PPOConfig.__init__, Trainer.run
 
     def small_init(self: PPOConfig, **fields: Any) -> None:
-        num_envs = min(fields.get("num_envs", 8), 8)
+        num_envs = min(fields.get("num_envs", 8), 64)
         size = {"sgd_minibatch_size": 64} if fields.get("sgd_minibatch_size") else {}
         init(self, **{**fields, **size, "num_envs": num_envs, "device": "cpu"})
 
