@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl8x import PPOConfig
 from rl8x.envs import GymnasiumEnv
+from rl8x.envs.brax_env import BraxEnv
 from rl8x.envs.vmas_env import VmasEnv
 
 
@@ -100,6 +101,55 @@ def test_a_missing_vmas_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vmas", None)
     with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[vmas\]'"):
         VmasEnv("balance", 3)
+
+
+def test_brax_through_dlpack():
+    needs("brax")
+    import jax
+    from brax import envs
+
+    class Walk(envs.Env):
+        """Walks from a random place by the action; beyond 1 it ends."""
+
+        observation_size, action_size, backend = 2, 1, "none"
+
+        def reset(self, rng):
+            x = jax.random.uniform(rng, (2,))
+            return envs.State(None, x, jax.numpy.zeros(()), jax.numpy.zeros(()))
+
+        def step(self, state, action):
+            x = state.obs + action[0]
+            return state.replace(obs=x, reward=x.sum(), done=(x[0] > 1.0).astype("float32"))
+
+    env = BraxEnv(Walk(), 64, seed=0, time_limit=5)
+    obs, _ = env.reset(seed=1)
+    assert torch.equal(obs, env.reset(seed=1)[0])
+    assert obs.shape == (64, 2)
+    lengths, ends = torch.zeros(64), 0
+    for _ in range(12):
+        before = obs
+        obs, rewards, terminated, truncated, info = env.step(torch.full((64, 1), 0.1))
+        lengths += 1
+        torch.testing.assert_close(info["final_obs"], before + 0.1)
+        torch.testing.assert_close(rewards, (before + 0.1).sum(1))
+        assert torch.equal(terminated, before[:, 0] + 0.1 > 1.0)
+        assert torch.equal(truncated, lengths == 5)
+        done = terminated | truncated
+        assert torch.equal(obs[~done], info["final_obs"][~done])
+        assert (obs[done] != info["final_obs"][done]).all()
+        assert bool(((obs[done] >= 0) & (obs[done] <= 1)).all())
+        lengths[done] = 0
+        ends += int(terminated.sum())
+    assert ends > 64
+    assert train(env)["episodes/lengths/mean"] <= 5.0
+    algorithm = PPOConfig(num_envs=8, horizon=4, seed=0, device="cpu").build(functools.partial(BraxEnv, Walk()))
+    algorithm.collect()
+
+
+def test_a_missing_jax_is_told(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jax", None)
+    with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[brax\]'"):
+        BraxEnv(None, 3)
 
 
 class ManiSkillLike(VectorEnv):

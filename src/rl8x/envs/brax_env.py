@@ -1,0 +1,147 @@
+"""Brax and MuJoCo Playground environments as rl8x environments: JAX arrays come as tensors through DLPack.
+
+    BraxEnv(brax.envs.get_environment("ant"), num_envs=1024, time_limit=1000)
+
+Such an environment has pure functions `reset(key)` and `step(state, action)` of one copy. Time limits and resets are
+done here, in the step that ends an episode, so that the observation before the reset is given; their own wrappers lose
+it.
+"""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any, ClassVar
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import Carry, Env, Observation, Step
+from rl8x.spaces import map_tensors
+
+
+class BraxEnv(Env):
+    """Copies of an unwrapped Brax or Playground environment, simulated as one JAX program.
+
+    A copy whose episode ends goes on from a state that `reset` gives for a fresh key.
+    """
+
+    terminates: ClassVar[bool] = True
+    capturable: ClassVar[bool] = False
+    resumable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        time_limit: int | EllipsisType | None = 1000,
+    ) -> None:
+        """Compile the environment for a batch.
+
+        Args:
+            env: What `brax.envs.get_environment` or Playground's `registry.load` returns.
+            num_envs: Copies.
+            device: Where the tensors are wanted; JAX simulates on its own default device.
+            seed: Seeds the keys.
+            time_limit: Steps until truncation, None for never.
+
+        Raises:
+            RuntimeError: If JAX is not installed.
+        """
+        try:
+            import jax
+        except ImportError as error:
+            raise RuntimeError("BraxEnv needs JAX. Install it with: pip install 'rl8x[brax]'") from error
+        self.jax = jax
+        size = env.observation_size
+        self.single_observation_space = _observation_space(size)
+        self.single_action_space = spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
+        limit = 1000 if isinstance(time_limit, EllipsisType) else time_limit
+        super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
+        reset, step = jax.vmap(env.reset), jax.vmap(env.step)
+
+        def advance(state: Any, actions: Any, over: Any, key: Any) -> tuple[Any, Any, Any]:
+            stepped = step(state, actions)
+            done = jax.numpy.logical_or(stepped.done > 0, over)
+            fresh = jax.lax.cond(done.any(), lambda: reset(jax.random.split(key, num_envs)), lambda: stepped)
+
+            def choose(new: Any, old: Any) -> Any:
+                shaped = done.reshape(done.shape + (1,) * (old.ndim - 1)) if old.ndim else done.any()
+                return jax.numpy.where(shaped, new, old)
+
+            return jax.tree.map(choose, fresh, stepped), stepped, stepped.done > 0
+
+        self._reset = jax.jit(lambda key: reset(jax.random.split(key, num_envs)))
+        self._advance = jax.jit(advance)
+        self._simulated: Any = None
+
+    def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
+        """Reset all copies, by a key drawn from the environment's generator."""
+        self._simulated = self._reset(self._key())
+        carry = {
+            "state": {},
+            "parameters": {},
+            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
+            "returns": torch.zeros(self.num_envs, device=self.device),
+        }
+        return carry, self._tensors_of(self._simulated.obs)
+
+    def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
+        """Step the simulators, which changes them: not pure, unlike the base class's."""
+        if self._simulated is None:
+            raise RuntimeError("BraxEnv: call reset() first, also after load_state_dict().")
+        elapsed = carry["elapsed"] + 1
+        truncated = torch.zeros_like(elapsed, dtype=torch.bool)
+        if self.time_limit is not None:
+            truncated = elapsed >= self.time_limit
+        given = self.jax.numpy.asarray(actions.detach().to(torch.float32).cpu().numpy())
+        over = self.jax.numpy.asarray(truncated.cpu().numpy())
+        self._simulated, stepped, ended = self._advance(self._simulated, given, over, self._key())
+        rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
+        returns, done = carry["returns"] + rewards, terminated | truncated
+        obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
+        next_carry = {
+            "state": {},
+            "parameters": {},
+            "elapsed": elapsed.masked_fill(done, 0),
+            "returns": returns.masked_fill(done, 0.0),
+        }
+        return next_carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seeding; the simulators' own state is not taken."""
+        return super().state_dict() | {"carry": None}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take over the seeding; the next call must be `reset`."""
+        super().load_state_dict(state_dict)
+        self._simulated = None
+
+    def _key(self) -> Any:
+        seed = torch.randint(2**31 - 1, (), generator=self.generator, device=self.device)
+        return self.jax.random.PRNGKey(int(seed))
+
+    def _tensors_of(self, arrays: Any) -> Any:
+        """Return JAX arrays as tensors on the device; floats as float32."""
+        if isinstance(arrays, dict):
+            return {name: self._tensors_of(part) for name, part in arrays.items()}
+        # Booleans are no part of JAX's DLPack everywhere.
+        array = arrays.astype("uint8") if arrays.dtype == bool else arrays
+        return map_tensors(torch.utils.dlpack.from_dlpack(array), self._kept)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor: JAX may use an array's memory again when it is gone on its side."""
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        return tensor.to(self.device, dtype, copy=True)
+
+
+def _observation_space(size: Any) -> Any:
+    """Return the space of Brax's observations, a width, or of Playground's dicts, whose values are widths or shapes."""
+    if isinstance(size, dict):
+        return spaces.Dict({name: _observation_space(part) for name, part in size.items()})
+    shape = (int(size),) if isinstance(size, int | np.integer) else tuple(size)
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
