@@ -59,16 +59,14 @@ class Execution:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def program(
-        self, function: Callable[..., Sequence[Tensor]], *, mutates: int = 0
-    ) -> Callable[..., Sequence[Tensor]]:
+    def program(self, function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
         """Make a program of a function of tensors.
 
         Args:
-            function: Takes tensors and returns a sequence of tensors; all else that it reads must never change.
-            mutates: It may write to the first so many of its arguments, in place, and to nothing else.
+            function: Takes tensors and returns a sequence of tensors. It may write to its arguments, in place, and to
+                nothing else; what else it reads must stay the same tensors, though their values may change.
         """
-        return function if self.mode == "eager" else CompiledProgram(function, mutates)
+        return function if self.mode == "eager" else CompiledProgram(function)
 
 
 class CompiledProgram:
@@ -76,12 +74,12 @@ class CompiledProgram:
 
     Args:
         function: As `Execution.program` takes it.
-        mutates: As `Execution.program` takes it.
+        compiles: Whether what is recorded is compiled, or run as it is, for comparison.
     """
 
-    def __init__(self, function: Callable[..., Sequence[Tensor]], mutates: int) -> None:
+    def __init__(self, function: Callable[..., Sequence[Tensor]], *, compiles: bool = True) -> None:
         self.function = function
-        self.mutates = mutates
+        self.compiles = compiles
         self._compiled: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
@@ -89,7 +87,8 @@ class CompiledProgram:
         key = tuple(tensor.shape for tensor in tensors)
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._compile(tensors)
+            record = self.trace(tensors)
+            compiled = self._compiled[key] = self._compile(record) if self.compiles else record
         with torch.no_grad():
             return compiled(*tensors)
 
@@ -99,8 +98,9 @@ class CompiledProgram:
         graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
         return graph
 
-    def _compile(self, tensors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        compiled: Callable[..., Sequence[Tensor]] = torch.compile(self.trace(tensors), dynamic=False, fullgraph=True)
+    @staticmethod
+    def _compile(record: torch.fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
+        compiled: Callable[..., Sequence[Tensor]] = torch.compile(record, dynamic=False, fullgraph=True)
         return compiled
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -74,6 +75,8 @@ class Policy(nn.Module):
         normalize_observations: bool = False,
     ) -> None:
         super().__init__()
+        # The context in which the model runs: an `Execution` gives one for another precision.
+        self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = make_distribution(distribution, action_space, distribution_config)
@@ -115,9 +118,7 @@ class Policy(nn.Module):
             Actions, log-probabilities, values and the next state.
         """
         obs, mask = self._split(obs)
-        features, values, state = self.model(_one_step(obs), state, starts.unsqueeze(0))
-        # Products may run in bfloat16; probabilities and values never do.
-        features, values = features.float(), values.float()
+        features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
         params = self.distribution.from_features(features[0], mask)
         if noise is None:
             return Act(self.distribution.mode(params), torch.zeros_like(values[0]), values[0], state)
@@ -134,8 +135,7 @@ class Policy(nn.Module):
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
         """
         obs, mask = self._split(obs)
-        features, values, _ = self.model(obs, state, starts)
-        features, values = features.float(), values.float()
+        features, values, _ = self._run(obs, state, starts)
         params = self.distribution.from_features(features, mask)
         return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params))
 
@@ -145,7 +145,15 @@ class Policy(nn.Module):
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Estimate the values of one observation a copy, `[num_envs]`, without the actor's work where that is apart."""
-        return self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))[0].float()
+        with self.autocast():
+            values = self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))
+        return values[0].float()
+
+    def _run(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Run the model; its products may be in bfloat16, probabilities and values never are."""
+        with self.autocast():
+            features, values, state = self.model(obs, state, starts)
+        return features.float(), values.float(), state
 
     def env_actions(self, actions: Any) -> Any:
         """Clip actions to a bounded `Box`, as the environment gets them; the stored ones stay as sampled."""

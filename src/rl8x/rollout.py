@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -19,33 +19,12 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.envs.base import Carry, Env, Step
+from rl8x.execution import Execution
 from rl8x.functional.stats import masked_summary, summary
 from rl8x.policy import Act, Policy, State
 from rl8x.stats import Number, Stats
+from rl8x.stepping import Cursor, Stepper
 from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map, unflatten_tree
-
-
-class Cursor(NamedTuple):
-    """Where the environment and the policy stand between two steps.
-
-    Attributes:
-        obs: The observation to act on, `[num_envs, *obs]` or a dict of such.
-        starts: Where it begins an episode, `[num_envs]`, bool.
-        state: The policy's state before it, each `[num_envs, *]`.
-    """
-
-    obs: Tree
-    starts: Tensor
-    state: State
-
-
-def act_and_step(
-    policy: Policy, env: Env, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
-) -> tuple[Carry, Cursor, Act, Step]:
-    """Act on the cursor's observation and step the environment: one slot of a rollout."""
-    act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
-    carry, step = env.advance(carry, policy.env_actions(act.actions), env_noise)
-    return carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step
 
 
 class Rollout:
@@ -131,16 +110,26 @@ class Collector:
         env: The environment; its `carry` follows the collector's.
         policy: The policy that acts.
         generator: Source of the sampling noise, on the policy's device.
+        execution: How the steps run; None is eagerly.
         state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is
         never.
     """
 
-    def __init__(self, env: Env, policy: Policy, generator: torch.Generator, *, state_reset_every: int = 0) -> None:
+    def __init__(
+        self,
+        env: Env,
+        policy: Policy,
+        generator: torch.Generator,
+        *,
+        execution: Execution | None = None,
+        state_reset_every: int = 0,
+    ) -> None:
         self.env = env
         self.policy = policy
         self.generator = generator
         self.state_reset_every = state_reset_every
         self.cursor: Cursor | None = None
+        self.act_and_step = Stepper(policy, env, execution or Execution("eager", "fp32", policy.device))
         self.truncates = env.time_limit is not None or not env.capturable
 
     def reset(self, env_config: Any = None) -> None:
@@ -160,7 +149,7 @@ class Collector:
             rollout.write_tree(keys.OBS, t, cursor.obs)
             rollout.write(keys.STARTS, t, cursor.starts)
             rollout.write_state(t, cursor.state)
-            carry, cursor, act, step = act_and_step(self.policy, self.env, carry, cursor, env_noise[t], policy_noise[t])
+            carry, cursor, act, step = self.act_and_step(carry, cursor, env_noise[t], policy_noise[t])
             self._write(rollout, t, act, step)
         self.env.carry = carry
         self.cursor = cursor
@@ -214,7 +203,7 @@ class Collector:
         for t in range(horizon):
             cursor = self.refreshed(cursor, t)
             noise = None if policy_noise is None else policy_noise[t]
-            carry, cursor, _, step = act_and_step(self.policy, self.env, carry, cursor, env_noise[t], noise)
+            carry, cursor, _, step = self.act_and_step(carry, cursor, env_noise[t], noise)
             steps.append(step)
         self.env.carry = carry
         self.cursor = cursor

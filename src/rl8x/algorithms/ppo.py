@@ -60,7 +60,10 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.validate()
         self.execution = Execution(config.execution, config.precision, self.device)
         generator = torch.Generator(self.device).manual_seed(sample_seed)
-        self.collector = Collector(env, self.policy, generator, state_reset_every=self.state_reset_every)
+        self.policy.autocast = self.execution.autocast
+        self.collector = Collector(
+            env, self.policy, generator, execution=self.execution, state_reset_every=self.state_reset_every
+        )
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=self.seq_len)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len)
         self.lr_schedule = Schedule.make(config.lr if config.lr_schedule is None else config.lr_schedule)

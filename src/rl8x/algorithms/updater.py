@@ -52,8 +52,8 @@ class Updater:
         self.execution = execution
         self.generator = generator
         self.names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
-        self._update = execution.program(self._update_tensors, mutates=3 + len(optimizer.moments))
-        self._add_gradient = execution.program(self._add_gradient_tensors, mutates=1)
+        self._update = execution.program(self._update_tensors)
+        self._add_gradient = execution.program(self._add_gradient_tensors)
 
     @property
     def updates_a_step(self) -> int:
@@ -155,11 +155,10 @@ class Updater:
         """Return the scaled sums of the loss metrics under the weights given, `[6]`."""
         batch, state = self.pack.unpack(taken)
         inputs = (unflatten_tree(keys.OBS, batch), unflatten_tree(keys.ACTIONS, batch), state, batch[keys.STARTS])
-        with self.execution.autocast():
-            if views is self.optimizer.views:
-                evaluation = self.policy.evaluate(*inputs)
-            else:
-                evaluation = functional_call(self.policy, dict(zip(self.names, views, strict=True)), inputs)
+        if views is self.optimizer.views:
+            evaluation = self.policy.evaluate(*inputs)
+        else:
+            evaluation = functional_call(self.policy, dict(zip(self.names, views, strict=True)), inputs)
         return ppo_losses(evaluation, batch, self.config, entropy_coeff) * scale
 
     def _slope(

@@ -16,7 +16,7 @@ from rl8x.algorithms.config import split_seed
 from rl8x.envs import Env
 from rl8x.functional.stats import masked_summary, summary
 from rl8x.policy import Policy
-from rl8x.rollout import Collector, act_and_step, info_means, named
+from rl8x.rollout import Collector, info_means, named
 from rl8x.stats import Number, Stats
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
@@ -74,7 +74,7 @@ class EpisodeEvaluator:
             cursor = collector.refreshed(cursor, t)
             slot = t % _STEPS_PER_LOOK
             policy_noise = None if sampling is None else sampling[slot]
-            carry, cursor, _, step = act_and_step(self.policy, self.env, carry, cursor, noise[slot], policy_noise)
+            carry, cursor, _, step = collector.act_and_step(carry, cursor, noise[slot], policy_noise)
             counted = running if step.valid is None else running & step.valid
             rewards.append(step.rewards)
             masks.append(counted)

@@ -1,0 +1,108 @@
+import warnings
+
+import pytest
+import torch
+from tests import probes
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.execution import CompiledProgram
+from rl8x.randomization import Uniform
+
+
+@pytest.fixture(autouse=True)
+def traced_only(request, monkeypatch):
+    """Run the record itself: what a compiled program computes, without the half minute that compiling takes."""
+    if "compiled_for_real" not in request.keywords:
+        monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record: record))
+
+
+def build(env, **options):
+    defaults = {"num_envs": 4, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    return PPOConfig(**{**defaults, "num_sgd_iters": 1, **options}).build(env)
+
+
+CASES = {
+    "cartpole": (CartPole, {}, None),
+    "pendulum, normalised": (Pendulum, {"normalize_observations": True}, None),
+    "randomised": (CartPole, {}, {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]}),
+    "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_steps_equal_eager_ones_also_after_updates(case):
+    env, options, env_config = CASES[case]
+    eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
+    for _ in range(3):  # the second collect must see the first update's weights and moments
+        for algorithm in (eager, recorded):
+            algorithm.collect(env_config=env_config)
+            algorithm.step()
+        for name, value in eager.rollout.tensors.items():
+            torch.testing.assert_close(recorded.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)
+    assert recorded.collector.act_and_step.compiles_env
+
+
+def test_evaluation_has_a_program_of_its_own():
+    eager, recorded = (build(CartPole, execution=mode, horizons_per_env_reset=1) for mode in ("eager", "compile"))
+    for algorithm in (eager, recorded):
+        algorithm.collect()
+    assert dict(recorded.evaluate()) == pytest.approx(dict(eager.evaluate()))
+
+
+class CountsInPython(probes.OneStep):
+    """Not pure: pays what it has counted outside of its state, which a record would pay for ever."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.count = 0
+
+    def advance(self, carry, actions, noise):
+        self.count += 1
+        carry, step = super().advance(carry, actions, noise)
+        return carry, step._replace(rewards=step.rewards * self.count)
+
+
+class LooksAtValues(probes.Forever):
+    """Branches on a number on the host, which cannot be recorded."""
+
+    def transition(self, state, actions, parameters, noise):
+        state, rewards, terminated = super().transition(state, actions, parameters, noise)
+        return state, rewards * 2 if actions.sum().item() > 2 else rewards, terminated
+
+
+@pytest.mark.parametrize("env", [CountsInPython, LooksAtValues])
+def test_an_environment_that_cannot_be_recorded_runs_eagerly_with_one_warning(env):
+    algorithm = build(env, execution="compile")
+    with pytest.warns(RuntimeWarning, match=f"{env.__name__} runs eagerly around a compiled policy"):
+        algorithm.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        algorithm.collect()
+    assert not algorithm.collector.act_and_step.compiles_env
+    if env is CountsInPython:
+        assert len(algorithm.rollout[keys.REWARDS][:6].unique()) == 6  # it still counts
+
+
+def test_a_simulator_runs_eagerly_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        algorithm = build(
+            lambda num_envs, **options: GymnasiumEnv("CartPole-v1", num_envs, **options), execution="compile"
+        )
+        eager = build(lambda num_envs, **options: GymnasiumEnv("CartPole-v1", num_envs, **options))
+        for each in (algorithm, eager):
+            each.collect()
+    torch.testing.assert_close(algorithm.rollout[keys.OBS], eager.rollout[keys.OBS])
+
+
+@pytest.mark.compiled_for_real
+def test_compiled_steps_equal_eager_ones():
+    eager, compiled = build(CartPole, execution="eager"), build(CartPole, execution="compile")
+    for algorithm in (eager, compiled):
+        algorithm.collect()
+        algorithm.step()
+        algorithm.collect()
+    for name, value in eager.rollout.tensors.items():
+        torch.testing.assert_close(compiled.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)
