@@ -211,3 +211,40 @@ def test_a_lost_final_observation_is_said_once():
             env.step(torch.zeros(4, 2))
     assert [str(warning.message).count("does not give the observation before it") for warning in caught] == [1]
     assert not env.gives_final_obs
+
+
+class IsaacLike(gymnasium.Env):
+    """Isaac Lab's documented contract: no `VectorEnv`, groups of observations, same-step resets, means in `log`."""
+
+    num_envs, device = 4, "cpu"
+    single_observation_space = spaces.Dict(
+        {name: spaces.Box(-np.inf, np.inf, (width,), np.float32) for name, width in (("policy", 2), ("critic", 3))}
+    )
+    single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def observation(self):
+        return {"policy": self.time.unsqueeze(1).expand(4, 2), "critic": torch.randn(4, 3)}
+
+    def reset(self, seed=None, options=None):
+        self.time = torch.zeros(4)
+        return self.observation(), {}
+
+    def step(self, actions):
+        assert isinstance(actions, torch.Tensor)
+        self.time = self.time + 1
+        terminated, truncated = self.time == torch.tensor([2, 9, 9, 9]), self.time == torch.tensor([9, 3, 4, 5])
+        done = terminated | truncated
+        extras = {"log": {"Episode_Reward/track": float(self.time[done].mean())}} if done.any() else {"log": {}}
+        self.time = torch.where(done, 0.0, self.time)
+        return self.observation(), torch.ones(4), terminated, truncated, extras
+
+
+def test_the_contract_of_isaac_lab():
+    env = GymnasiumEnv(IsaacLike(), metrics=["log/Episode_Reward/track"])
+    assert (env.num_envs, env.autoreset_mode) == (4, AutoresetMode.SAME_STEP)
+    config = {"hidden_sizes": [8], "critic_obs": ["critic"]}
+    with pytest.warns(RuntimeWarning, match="does not give the observation before it"):
+        stats = train(env, horizon=16, model_config=config)
+    assert 2.0 <= stats["episodes/info/log/Episode_Reward/track/mean"] <= 5.0
+    assert 2.0 <= stats["episodes/lengths/mean"] <= 5.0
+    assert not env.gives_final_obs

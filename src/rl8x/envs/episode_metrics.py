@@ -109,14 +109,13 @@ def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: T
 
 def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return a figure as float32 `[num_envs]` and which copies have it; a single number is one for all of them."""
-    *parents, last = name.split("/")
-    for key in parents:
-        child = info.get(key)
-        if not isinstance(child, Mapping):
+    last = name
+    while last not in info:  # a key may have slashes itself
+        head, _, last = last.partition("/")
+        child = info.get(head)
+        if not last or not isinstance(child, Mapping):
             return None
         info = child
-    if last not in info:
-        return None
     value, mask = _tensor(info[last], like), _tensor(info.get(f"_{last}", True), like)
     if value is None or mask is None:
         return None

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 import gymnasium
 import gymnasium.spaces as spaces
@@ -64,7 +64,8 @@ class GymnasiumEnv(Env):
         """Make the copies, or take them over; `close` closes them either way.
 
         Args:
-            env: A registered id, a function that makes one copy, or a vector environment.
+            env: A registered id, a function that makes one copy, or a vector environment; also a plain environment of
+                many copies that resets them in the same step, as Isaac Lab's do.
             num_envs: Number of copies; may be left out for a vector environment.
             device: Where the tensors go.
             seed: Seeds the copies at the first reset.
@@ -77,8 +78,10 @@ class GymnasiumEnv(Env):
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
         self.vector_env = _vectorised(env, num_envs, time_limit, vectorization, kwargs)
-        self.autoreset_mode = self.vector_env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        self.metadata = {**self.vector_env.metadata, "autoreset_mode": self.autoreset_mode}
+        default = AutoresetMode.NEXT_STEP if isinstance(self.vector_env, VectorEnv) else AutoresetMode.SAME_STEP
+        metadata = self.vector_env.metadata or {}
+        self.autoreset_mode = metadata.get("autoreset_mode", default)
+        self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         self._source_action_space = self.vector_env.single_action_space
@@ -246,6 +249,12 @@ class GymnasiumEnv(Env):
         return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
 
 
+def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
+    """Say whether something steps many copies: a `VectorEnv`, or what has its attributes, as Isaac Lab has."""
+    names = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+    return isinstance(env, VectorEnv) or (not isinstance(env, type) and all(hasattr(env, name) for name in names))
+
+
 def describe_source(env: Source) -> str:
     """Name what was given, for error messages."""
     return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
@@ -255,7 +264,7 @@ def _vectorised(
     env: Source, num_envs: int | None, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
     """Return the vector environment that was given, or make one."""
-    if isinstance(env, VectorEnv):
+    if is_vectorised(env):
         if num_envs not in (None, env.num_envs):
             raise ValueError(
                 f"GymnasiumEnv: the vector environment has {env.num_envs} copies; got num_envs={num_envs}."
