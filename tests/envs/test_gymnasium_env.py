@@ -366,3 +366,12 @@ def test_nothing_is_warned_in_normal_use():
             env.step(env.action_space.sample())
         env.close()
     assert repr(env) == "GymnasiumEnv(CartPole-v1, num_envs=2)"
+
+
+def test_what_an_environment_needs_and_is_not_there_is_said_in_one_line(monkeypatch):
+    def missing(*args, **kwargs):
+        raise gymnasium.error.DependencyNotInstalled("Box2D is not installed")
+
+    monkeypatch.setattr(gymnasium, "make_vec", missing)
+    with pytest.raises(ValueError, match="'LunarLander-v3' cannot be made: Box2D is not installed"):
+        GymnasiumEnv("LunarLander-v3", num_envs=2)

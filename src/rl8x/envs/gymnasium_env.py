@@ -320,7 +320,7 @@ def _from_id(
     except gymnasium.error.Error as error:
         # A missing dependency and the like are told well by Gymnasium; a malformed id is a plain Error there.
         if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
-            raise
+            raise ValueError(f"{name!r} cannot be made: {error}") from error
         near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}") from error
