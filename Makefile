@@ -21,7 +21,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 learning: $(STAMP)
-	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/learning.py --publish
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
