@@ -175,6 +175,15 @@ def test_an_interrupt_is_tracked_as_killed():
     assert trainer.tracker.status == "KILLED"
 
 
+@pytest.mark.parametrize("gives", [True, False])
+def test_a_lost_final_observation_is_tagged(gives):
+    trainer = make(CartPole, trainer={"eval_env": False})
+    # As a simulator's adapter does at the first episode that ends.
+    trainer.callbacks = (lambda trainer, stats: setattr(trainer.algorithm.env, "gives_final_obs", gives),)
+    run(trainer, max_steps=1)
+    assert ("rl8x.final_obs" in trainer.tracker.tags) == (not gives)
+
+
 def test_iterating_steps():
     trainer = make()
     seen = [stats[keys.STEPS] for stats, _ in zip(trainer, range(3), strict=False)]
