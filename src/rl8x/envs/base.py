@@ -139,7 +139,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
         """Return the state at the start of an episode, from noise `[num_envs, reset_noise]` in [0, 1)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define initial_state()")
 
     def transition(
         self, state: State, actions: Any, parameters: Mapping[str, Tensor], noise: Tensor
@@ -153,11 +153,11 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             parameters: 0-d where one value serves all copies, else `[num_envs]`.
             noise: `[num_envs, step_noise]` in [0, 1).
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define transition()")
 
     def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
         """Return what the policy sees of a state, `[num_envs, *single_observation_space.shape]`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define observe()")
 
     def measure(self, state: State, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return figures of a state, float32 `[num_envs]` each, such as whether the goal is reached, by `metric_names`.
