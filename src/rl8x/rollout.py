@@ -112,7 +112,7 @@ class Collector:
         generator: Source of the sampling noise, on the policy's device.
         execution: How the steps run; None is eagerly.
         state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is
-        never.
+            never.
     """
 
     def __init__(
@@ -179,8 +179,7 @@ class Collector:
         """Value the observations at which time limits cut episodes, `[num_envs]`; elsewhere 0, which nothing reads.
 
         On the CPU only the copies that were cut are evaluated. On an accelerator to look which those are would cost a
-        copy to
-        the host, so all are.
+        copy to the host, so all are.
         """
         cut = step.truncated & ~step.terminated
         starts = torch.zeros_like(cut)

@@ -50,8 +50,8 @@ class SequencePack:
 
         Args:
             tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
-            2^24. Those of more than 256 numbers a transition are not copied and must stay as they are until the
-            next `fill`.
+                2^24. Those of more than 256 numbers a transition are not copied and must stay as they are until the
+                next `fill`.
             states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
         """
         if self._packed is None:
