@@ -42,7 +42,10 @@ class Act(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What the present weights say of stored actions, each `[seq_len, batch]`."""
+    """What the present weights say of stored actions, each `[seq_len, batch]`.
+
+    Values are as the model predicts them: in the units of `Policy.value_moments` where there are such.
+    """
 
     logp: Tensor
     values: Tensor
@@ -60,7 +63,9 @@ class Policy(nn.Module):
         distribution: Built-in name or `Distribution` subclass; None picks by the action space.
         distribution_config: Keyword arguments of the distribution's class.
         normalize_observations: Whether observations are shifted and scaled by running moments before the model sees
-        them.
+            them.
+        normalize_values: Whether the model predicts values in units of the running moments of its targets. `act` and
+            `values` give them in those of the rewards.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Policy(nn.Module):
         distribution: str | type[Distribution] | None = None,
         distribution_config: Mapping[str, Any] | None = None,
         normalize_observations: bool = False,
+        normalize_values: bool = False,
     ) -> None:
         super().__init__()
         # The context in which the model runs: an `Execution` gives one for another precision.
@@ -85,6 +91,7 @@ class Policy(nn.Module):
             check_mask(observation_space[MASK_KEY], action_space, MASK_KEY)
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
         self.obs_moments = _moments(model_space) if normalize_observations else None
+        self.value_moments = RunningMoments() if normalize_values else None
 
     @property
     def recurrent(self) -> bool:
@@ -120,10 +127,11 @@ class Policy(nn.Module):
         obs, mask = self._split(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
         params = self.distribution.from_features(features[0], mask)
+        estimates = self._denormalized(values[0])
         if noise is None:
-            return Act(self.distribution.mode(params), torch.zeros_like(values[0]), values[0], state)
+            return Act(self.distribution.mode(params), torch.zeros_like(estimates), estimates, state)
         actions, logp = self.distribution.sample(params, noise)
-        return Act(actions, logp, values[0], state)
+        return Act(actions, logp, estimates, state)
 
     def evaluate(self, obs: Tree, actions: Tree, state: State, starts: Tensor) -> Evaluation:
         """Recompute log-probabilities, values and entropies of stored sequences under the present weights.
@@ -147,7 +155,10 @@ class Policy(nn.Module):
         """Estimate the values of one observation a copy, `[num_envs]`, without the actor's work where that is apart."""
         with self.autocast():
             values = self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))
-        return values[0].float()
+        return self._denormalized(values[0].float())
+
+    def _denormalized(self, values: Tensor) -> Tensor:
+        return values if self.value_moments is None else self.value_moments.denormalize(values)
 
     def _run(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """Run the model; its products may be in bfloat16, probabilities and values never are."""
@@ -159,8 +170,13 @@ class Policy(nn.Module):
         """Clip actions to a bounded `Box`, as the environment gets them; the stored ones stay as sampled."""
         return self.distribution.env_actions(actions)
 
-    def observe(self, obs: Tree) -> None:
-        """Let the observation normaliser learn from observations, `[horizon, num_envs, *obs]` or a dict of such."""
+    def observe(self, obs: Tree, valid: Tensor | None = None) -> None:
+        """Let the observation normaliser learn.
+
+        Args:
+            obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
+            valid: Which rows are experience, `[horizon, num_envs]`, bool; None is all.
+        """
         if self.obs_moments is None:
             return
         for path, part in flatten_tree("", obs).items():
@@ -168,7 +184,7 @@ class Policy(nn.Module):
             if name in self.obs_moments:
                 moments = self.obs_moments[name]
                 assert isinstance(moments, RunningMoments)
-                moments.update(part)
+                moments.update(part, valid)
 
     def _split(self, obs: Any) -> tuple[Any, Any]:
         """Take the action mask out of an observation and normalise the rest."""

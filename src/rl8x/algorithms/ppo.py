@@ -97,6 +97,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
                 distribution=config.distribution,
                 distribution_config=config.distribution_config,
                 normalize_observations=config.normalize_observations,
+                normalize_values=config.normalize_values,
             )
         return policy.to(self.device)
 
@@ -218,7 +219,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         lr, entropy_coeff = self.lr_schedule(transitions), self.entropy_schedule(transitions)
         self.optimizer.lr.fill_(lr)
         rows, applied = self.updater.run(entropy_coeff)
-        self.policy.observe(tree_map(lambda part: part[: self.config.horizon], self.rollout.tree(keys.OBS)))
+        self._observe()
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += len(rows) if self.config.target_kl_div is None else int(applied.sum())
         means = torch.where(applied.unsqueeze(1), rows, 0.0).sum(0) / applied.sum().clamp(min=1)
@@ -235,8 +236,14 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         )
         return Stats(stats)
 
+    def _observe(self) -> None:
+        """Let the observation normaliser learn from the horizon."""
+        horizon, valid = self.config.horizon, self.rollout.tensors.get(keys.VALID)
+        obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
+        self.policy.observe(obs, None if valid is None else valid[:horizon])
+
     def _prepare(self) -> Tensor:
-        """Estimate advantages and returns, and pack what the updates read."""
+        """Estimate advantages and returns, and pack what the updates read; values' targets in the model's units."""
         config, rollout, horizon = self.config, self.rollout, self.config.horizon
         data = {name: rollout[name][:horizon] for name in rollout.tensors}
         rewards, ended = data[keys.REWARDS], data[keys.TERMINATED] | data[keys.TRUNCATED]
@@ -258,6 +265,10 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         if config.normalize_advantages:
             _, mean, var = moments(advantages.reshape(-1), None if valid is None else valid.reshape(-1))
             advantages = (advantages - mean.to(advantages.dtype)) / (var.sqrt().to(advantages.dtype) + 1e-8)
+        if self.policy.value_moments is not None:
+            # Before the update, so that it and the next collect have the same units.
+            self.policy.value_moments.update(targets, valid)
+            targets = self.policy.value_moments.normalize(targets)
         read = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.LOGP, keys.VALID)
         packed: Batch = {name: value for name, value in data.items() if name.split("/")[0] in read}
         packed[keys.ADVANTAGES], packed[keys.RETURNS] = advantages, targets

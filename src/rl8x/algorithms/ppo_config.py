@@ -77,6 +77,10 @@ class PPOConfig(AlgorithmConfig):
     normalize_observations: bool = option(
         False, "Whether the policy shifts and scales observations by running moments."
     )
+    normalize_values: bool = option(
+        False,
+        "Whether values are predicted, and their loss is taken, in units of the running moments of their targets.",
+    )
     seq_len: int | None = option(
         None,
         "Steps of a training sequence; it must divide horizon. None: 1 for feedforward models, 4 for recurrent ones.",
