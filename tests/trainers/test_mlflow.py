@@ -1,10 +1,12 @@
 """A whole run, read back with MLflow's own client and compared with what the trainer said."""
 
+import gymnasium
+import numpy as np
 import pytest
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound
-from rl8x.envs import CartPole
+from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
@@ -60,3 +62,37 @@ def test_a_failed_run_is_failed_in_mlflow_with_its_traceback(mlruns, mlflow_clie
     (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
     assert run.info.status == "FAILED"
     assert "traceback.txt" in [file.path for file in mlflow_client.list_artifacts(run.info.run_id)]
+
+
+class Luck(gymnasium.Env):
+    """Episodes of three steps; every other one of a copy is a success, which `info` says at its end."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.episode = 0, self.episode + 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        ended = self.steps == 3
+        info = {"effort": self.steps} | ({"success": self.episode % 2 == 0} if ended else {})
+        return np.zeros(1, np.float32), 1.0, ended, False, info
+
+
+def test_what_an_environment_tells_in_info_is_in_mlflow(mlruns, mlflow_client):
+    env = GymnasiumEnv(Luck, 4, metrics={"success": "last", "effort": "sum"})
+    trainer = Trainer(PPOConfig(**OPTIONS).build(env), tracker=MLflowTracker(experiment_name="here"), eval_env=False)
+    trainer.run(max_steps=3, progress="none")
+    (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
+    history = {
+        name: [point.value for point in mlflow_client.get_metric_history(run.info.run_id, name)]
+        for name in ("episodes/info/success/mean", "episodes/info/effort/mean", "episodes/ended")
+    }
+    # Horizons of 8 steps: episodes 1 and 2; 3, 4 and 5; 6, 7 and 8 end in them.
+    assert history["episodes/ended"] == [8.0, 12.0, 12.0]
+    assert history["episodes/info/success/mean"] == pytest.approx([1 / 2, 1 / 3, 2 / 3])
+    assert history["episodes/info/effort/mean"] == [6.0, 6.0, 6.0]
