@@ -1,0 +1,39 @@
+"""What environments are told, what they carry from step to step, and what a step leads to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+State: TypeAlias = dict[str, Tensor]
+"""What the physics needs from step to step, each `[num_envs, ...]`."""
+Observation: TypeAlias = "Tensor | dict[str, Observation]"
+"""A tensor `[num_envs, *shape]`, or nested dicts of them for `Dict` and `Tuple` spaces."""
+Actions: TypeAlias = "Tensor | dict[str, Actions]"
+"""A tensor `[num_envs, *shape]`, or nested dicts of them; the parts of a `Tuple` have the keys "0", "1", ..."""
+Carry: TypeAlias = dict[str, Any]
+"""All that changes from step to step: `state`, `parameters`, `elapsed` (int64) and `returns` (float32)."""
+
+
+class Step(NamedTuple):
+    """What one step of all copies led to; every field is `[num_envs, ...]`."""
+
+    obs: Observation
+    """The next observation, after the reset where an episode ended."""
+    rewards: Tensor
+    """float32."""
+    terminated: Tensor
+    """bool: the task ended the episode."""
+    truncated: Tensor
+    """bool: the time limit was reached; both can be true in one step, as in Gymnasium."""
+    final_obs: Observation
+    """The observation before any reset, for every copy; that of `obs` where nothing ended."""
+    episode_returns: Tensor
+    """float32: the sum of the episode's rewards up to this step, before the reset."""
+    episode_lengths: Tensor
+    """int64: the episode's steps up to this one, before the reset."""
+    valid: Tensor | None = None
+    """bool, false for filler rows that are no experience; None where every row is experience."""
+    metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
+    """Further figures of the episode up to this step, before the reset, float32; NaN where there is none."""
