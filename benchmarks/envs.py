@@ -1,0 +1,140 @@
+"""Built-in environments against Gymnasium's own of the same name, both stepped as a collector steps them.
+
+    python benchmarks/envs.py [--num-envs 4096] [--rounds 7] [--out envs.json] [--publish]
+
+Each round times every kind once, in turn, so that what else the machine does meets all of them; the rates are medians
+over the rounds. `sync` is Gymnasium's environment through the adapter, a copy at a time; `vector` is its form in numpy
+for many copies, which only CartPole has. The exit code is 1 if a built-in environment is less than ten times as fast as
+`sync`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.learning import machine
+from rl8x.envs import Acrobot, CartPole, Env, GymnasiumEnv, MountainCar, Pendulum
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_OUT = ROOT / "benchmarks" / "results" / "envs.json"
+PAGE = ROOT / "docs" / "environments.md"
+BOUND = 10.0
+BUILTIN: dict[str, type[Env]] = {
+    "CartPole-v1": CartPole,
+    "Pendulum-v1": Pendulum,
+    "MountainCar-v0": MountainCar,
+    "Acrobot-v1": Acrobot,
+}
+VECTORISED = ("CartPole-v1",)
+# Steps of a round: about as long for each kind, so that a disturbance weighs the same.
+STEPS = {"built-in": 50, "sync": 2, "vector": 20}
+
+
+class Stepper:
+    """Steps an environment with actions drawn once.
+
+    Args:
+        env: The environment, reset here.
+        steps: Steps of a round.
+    """
+
+    def __init__(self, env: Env, steps: int) -> None:
+        self.env, self.steps = env, steps
+        env.reset(seed=0)
+        self.carry = env.carry
+        actions = [env.action_space.sample() for _ in range(steps)]
+        self.actions = [torch.as_tensor(action) for action in actions]
+
+    def rate(self) -> float:
+        """Run a round and return transitions a second."""
+        begin = time.perf_counter()
+        noise = self.env.noise(self.steps)
+        assert self.carry is not None
+        for action, drawn in zip(self.actions, noise, strict=True):
+            self.carry, _ = self.env.advance(self.carry, action, drawn)
+        return self.steps * self.env.num_envs / (time.perf_counter() - begin)
+
+
+def measure(name: str, num_envs: int, rounds: int) -> dict[str, Any]:
+    """Time an environment's kinds in turn."""
+    steppers = {"built-in": Stepper(BUILTIN[name](num_envs), STEPS["built-in"])}
+    for kind in ("sync", *(("vector",) if name in VECTORISED else ())):
+        steppers[kind] = Stepper(GymnasiumEnv(name, num_envs, vectorization=kind), STEPS[kind])
+    for stepper in steppers.values():
+        stepper.rate()  # the first one makes tensors that later ones find
+    rates = {kind: [] for kind in steppers}
+    for _ in range(rounds):
+        for kind, stepper in steppers.items():
+            rates[kind].append(stepper.rate())
+    for stepper in steppers.values():
+        stepper.env.close()
+    medians = {kind: statistics.median(values) for kind, values in rates.items()}
+    ratios = [mine / theirs for mine, theirs in zip(rates["built-in"], rates["sync"], strict=True)]
+    return {
+        "env": name,
+        "num_envs": num_envs,
+        "transitions_per_s": {kind: round(rate) for kind, rate in medians.items()},
+        "ratio": round(medians["built-in"] / medians["sync"], 1),
+        "worst_ratio": round(min(ratios), 1),
+        "rounds": {kind: [round(rate) for rate in values] for kind, values in rates.items()},
+    }
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Lay the medians out as a Markdown table."""
+    lines = [
+        "| environment | built-in, steps/s | Gymnasium's, through the adapter | ratio | worst round | its numpy form |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in document["rows"]:
+        rates = row["transitions_per_s"]
+        vector = f"{rates['vector']:,}" if "vector" in rates else ""
+        lines.append(
+            f"| {row['env']} | {rates['built-in']:,} | {rates['sync']:,} | {row['ratio']:.0f} "
+            f"| {row['worst_ratio']:.0f} | {vector} |"
+        )
+    return "\n".join(lines)
+
+
+def publish(document: Mapping[str, Any], page: Path = PAGE) -> None:
+    """Put the table between the marks of docs/environments.md."""
+    before, rest = page.read_text().split("<!-- envs -->\n")
+    after = rest.split("<!-- /envs -->")[1]
+    page.write_text(f"{before}<!-- envs -->\n{table(document)}\n<!-- /envs -->{after}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, and write the JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-envs", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--publish", action="store_true", help="put the table into docs/environments.md")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    load = round(os.getloadavg()[0], 1)  # before it adds its own
+    rows = [measure(name, options.num_envs, options.rounds) for name in BUILTIN]
+    document = {"machine": machine(), "load": load, "threads": 1, "bound": BOUND, "rows": rows}
+    print(table(document))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    if options.publish:
+        publish(document)
+    return 0 if all(row["ratio"] >= BOUND for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
