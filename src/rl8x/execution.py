@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
+import torch._inductor
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -22,6 +23,9 @@ Mode = Literal["auto", "eager", "compile"]
 Precision = Literal["fp32", "tf32", "bf16"]
 MODES: Final = ("auto", "eager", "compile")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
+
+# Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
+_SHARED_WORK: Final = 6_000_000
 
 # glibc's names for what `keep_freed_memory` sets (malloc.h).
 _M_TRIM_THRESHOLD: Final = -1
@@ -59,6 +63,23 @@ class Execution:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
+    @contextlib.contextmanager
+    def threads_for(self, work: int) -> Iterator[None]:
+        """Use one thread on the CPU for what is too small to be shared: threads would wait for each other longer.
+
+        Args:
+            work: Rows times weights of a matrix product.
+        """
+        threads = torch.get_num_threads()
+        if self.device.type != "cpu" or threads == 1 or work > _SHARED_WORK:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
     def program(self, function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
         """Make a program of a function of tensors.
 
@@ -70,7 +91,11 @@ class Execution:
 
 
 class CompiledProgram:
-    """A function of tensors, compiled once for every set of shapes.
+    """A function of tensors, compiled once for every layout of its arguments.
+
+    What is recorded has no Python left in it, so Inductor gets it as it is, without the guards that `torch.compile`
+    would check at every call: they cost as much as an update of a small minibatch. On the CPU a whole program is one
+    call into C++.
 
     Args:
         function: As `Execution.program` takes it.
@@ -80,28 +105,68 @@ class CompiledProgram:
     def __init__(self, function: Callable[..., Sequence[Tensor]], *, compiles: bool = True) -> None:
         self.function = function
         self.compiles = compiles
-        self._compiled: dict[Hashable, Callable[..., Sequence[Tensor]]] = {}
+        self._ready: dict[Hashable, _Ready] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the program."""
-        key = tuple(tensor.shape for tensor in tensors)
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            record = self.trace(tensors)
-            compiled = self._compiled[key] = self._compile(record) if self.compiles else record
+        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._prepare(tensors)
         with torch.no_grad():
-            return compiled(*tensors)
+            return ready.run(*tensors, *ready.read)
 
-    def trace(self, tensors: Sequence[Tensor]) -> torch.fx.GraphModule:
-        """Record what the function does with tensors of these shapes, without touching them."""
+    def _prepare(self, tensors: Sequence[Tensor]) -> _Ready:
+        record, read = self.trace(tensors)
+        if not self.compiles:
+            return _Ready(record, read)
+        with torch.no_grad():
+            return _Ready(self._compile(record, [*tensors, *read]), read)
+
+    def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+        """Record what the function does with tensors laid out like these, without touching them.
+
+        Returns:
+            The record, and the tensors that the function read beside its arguments, such as weights; the record takes
+            them as further arguments, since a compiler would take their present values for constants.
+        """
         copies = [tensor.detach().clone() for tensor in tensors]
         graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
-        return graph
+        read = _lift(graph)
+        # Recorded once more: the compiler wants to know of every argument what only a recording tells.
+        return make_fx(graph)(*copies, *[tensor.clone() for tensor in read]), read
 
     @staticmethod
-    def _compile(record: torch.fx.GraphModule) -> Callable[..., Sequence[Tensor]]:
-        compiled: Callable[..., Sequence[Tensor]] = torch.compile(record, dynamic=False, fullgraph=True)
-        return compiled
+    def _compile(record: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        on_cpu = all(tensor.device.type == "cpu" for tensor in examples)
+        # The number of threads is written into the code: as a setting it is part of the compiler's cache key.
+        patches = {"cpp_wrapper": True, "cpp.threads": torch.get_num_threads()} if on_cpu else {}
+        return torch._inductor.standalone_compile(
+            record, list(examples), dynamic_shapes="from_example_inputs", options={"config_patches": patches}
+        )
+
+
+class _Ready(NamedTuple):
+    """A program for one layout of its arguments, and what it reads beside them."""
+
+    run: Callable[..., Sequence[Tensor]]
+    read: Sequence[Tensor]
+
+
+def _lift(record: torch.fx.GraphModule) -> list[Tensor]:
+    """Turn the tensors that a record holds into further arguments, and return them in order."""
+    graph, lifted, nodes = record.graph, [], {}
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        if node.target not in nodes:
+            with graph.inserting_after(last):
+                last = nodes[node.target] = graph.placeholder(f"read_{len(lifted)}")
+            lifted.append(getattr(record, node.target).detach())
+            delattr(record, node.target)
+        node.replace_all_uses_with(nodes[node.target])
+        graph.erase_node(node)
+    record.recompile()
+    return lifted
 
 
 def keep_freed_memory() -> None:

@@ -10,7 +10,7 @@ from rl8x.execution import CompiledProgram
 @pytest.fixture
 def traced_only(monkeypatch):
     """Run the trace itself: what a compiled program computes, without the half minute that compiling takes."""
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record: record))
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
 
 
 def build(env=CartPole, **options):

@@ -107,7 +107,7 @@ def test_large_values_are_learned_as_fast_as_small_ones(normalizes):
 @pytest.mark.parametrize("env", [CartPole, Pendulum])
 @pytest.mark.parametrize("model", [{}, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}])
 def test_recorded_programs_equal_eager_ones(monkeypatch, env, model):
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record: record))
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
     eager, recorded = (build(env, **model, sgd_minibatch_size=12, execution=mode) for mode in ("eager", "compile"))
     for _ in range(3):  # what is recorded at first must read the moments that come later
         stats = []
@@ -155,3 +155,25 @@ def test_normalisers_do_not_learn_from_filler_rows(mode):
     rows = 2 * 4 * (4 if mode == AutoresetMode.NEXT_STEP else 6)
     assert (moments.count, moments.mean.item(), moments.var.item()) == (rows, 0.0, 0.0)
     assert algorithm.return_moments.count == algorithm.policy.value_moments.count == rows
+
+
+def test_pendulum_is_learned_from_rewards_as_they_are():
+    # Without it, the same settings end near -320.
+    algorithm = build(
+        num_envs=64,
+        horizon=32,
+        seed=0,
+        gamma=0.98,
+        gae_lambda=0.9,
+        num_sgd_iters=4,
+        sgd_minibatch_size=512,
+        max_grad_norm=0.5,
+        normalize_rewards=False,
+        lr_schedule={"kind": "interp", "points": [[0, 6e-3], [98_304, 0.0]]},
+        model_config={"hidden_sizes": [64, 64]},
+        distribution_config={"initial_std": 2.0},
+    )
+    stats = [dict(algorithm.collect()) | dict(algorithm.step()) for _ in range(48)]
+    ended = [row["episodes/returns/mean"] for row in stats[-14:] if row["episodes/ended"]]
+    assert np.mean(ended) > -250
+    assert stats[-1]["monitors/explained_variance"] > 0.8

@@ -41,6 +41,23 @@ class SequencePack:
         self._states: Batch = {}
 
     @property
+    def sources(self) -> list[Tensor]:
+        """The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`."""
+        assert self._packed is not None
+        return [self._packed, *self._states.values()]
+
+    @property
+    def wide(self) -> bool:
+        """Whether something is too wide to be packed."""
+        return bool(self._wide)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a transition, packed and not."""
+        assert self._packed is not None
+        return self._packed.shape[-1] + sum(math.prod(tensor.shape[3:]) for tensor in self._wide.values())
+
+    @property
     def masked(self) -> bool:
         """Whether some rows may be no experience."""
         return keys.VALID in self._columns
@@ -90,12 +107,11 @@ class SequencePack:
             The packed numbers, `[batch, seq_len, columns]`, then the states, each `[batch, *]`, then what is wide, each
             `[batch, seq_len, ...]`.
         """
-        assert self._packed is not None
-        tensors = [self._packed, *self._states.values()]
-        taken = [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in tensors]
+        sources = self.sources
+        taken = [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in sources]
         if self._wide:
             if isinstance(rows, slice):
-                rows = torch.arange(rows.start, rows.stop, device=self._packed.device)
+                rows = torch.arange(rows.start, rows.stop, device=sources[0].device)
             sequences, copies = rows.div(self.num_envs, rounding_mode="floor"), rows.remainder(self.num_envs)
             taken += [tensor[sequences, :, copies] for tensor in self._wide.values()]
         return taken
@@ -141,5 +157,7 @@ def chunked(rows: Tensor | slice, chunk_rows: int) -> Iterator[Tensor | slice]:
     if isinstance(rows, slice):
         for low in range(rows.start, rows.stop, chunk_rows):
             yield slice(low, min(low + chunk_rows, rows.stop))
-        return
-    yield from torch.split(rows, chunk_rows)
+    elif len(rows) <= chunk_rows:
+        yield rows
+    else:
+        yield from torch.split(rows, chunk_rows)

@@ -123,20 +123,36 @@ def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
 
 def clip_and_apply(
     rule: Rule,
-    weights: Tensor,
+    state: Sequence[Tensor],
     gradient: Tensor,
-    moments: Sequence[Tensor],
-    count: Tensor,
     lr: Tensor,
     *,
     max_grad_norm: float | None,
+    active: Tensor | None = None,
 ) -> Tensor:
-    """Clip a gradient to an L2 norm and move the weights by a rule, all in place; return the norm before, 0-d."""
+    """Clip a gradient to an L2 norm and move the weights by a rule; in place, and free of copies to the host.
+
+    Args:
+        rule: How a gradient moves weights.
+        state: The weights, the rule's moments, each `[size]`, and the count of steps, `[1]`.
+        gradient: `[size]`.
+        lr: Learning rate, 0-d.
+        max_grad_norm: Largest L2 norm of the gradient over all weights; None does not clip.
+        active: 0-d bool; False leaves the state as it is, decided on the device.
+
+    Returns:
+        The norm before clipping, 0-d.
+    """
+    weights, *moments, count = state
+    before = [] if active is None else [tensor.clone() for tensor in state]
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_grad_norm is not None:
         gradient.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
     count.add_(1.0)
     rule.apply(weights, gradient, moments, count, lr)
+    for tensor, old in zip(state, before, strict=False):
+        assert active is not None
+        tensor.copy_(torch.where(active, tensor, old))
     return norm
 
 
@@ -194,15 +210,8 @@ class FlatOptimizer:
         Returns:
             The norm before clipping, 0-d.
         """
-        state = [self.weights, *self.moments, self.count]
-        before = [] if active is None else [tensor.clone() for tensor in state]
-        norm = clip_and_apply(
-            self.rule, self.weights, self.gradient, self.moments, self.count, self.lr, max_grad_norm=max_grad_norm
-        )
-        if active is not None:
-            for tensor, old in zip(state, before, strict=True):
-                tensor.copy_(torch.where(active, tensor, old))
-        return norm
+        state = (self.weights, *self.moments, self.count)
+        return clip_and_apply(self.rule, state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments, the count and the learning rate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -20,8 +21,11 @@ from rl8x.trees import unflatten_tree
 
 Rows = Tensor | slice
 
-# Transitions whose activations are kept for a backward pass at once: more than this spills out of the cache.
+# Transitions whose activations are kept for a backward pass at once: for the cache, and so that memory stays flat.
 _CHUNK_STEPS: Final = 16384
+_CHUNK_STEPS_CUDA: Final = 2**18
+# Numbers of observations in a chunk, where they are wide: those of images, and what is made of them, fill the memory.
+_CHUNK_NUMBERS: Final = 2**24
 
 
 class Updater:
@@ -51,6 +55,8 @@ class Updater:
         self.pack = pack
         self.execution = execution
         self.generator = generator
+        self.device = policy.device
+        self._scales: dict[int, Tensor] = {}
         self.names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
         self._update = execution.program(self._update_tensors)
         self._add_gradient = execution.program(self._add_gradient_tensors)
@@ -73,23 +79,19 @@ class Updater:
             A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 7]`, and whether it was
             applied, `[updates]`, bool.
         """
-        limit, device = self.config.target_kl_div, self.policy.device
-        coefficient = torch.tensor(entropy_coeff, device=device)
-        if limit is None:
-            rows = torch.stack([self._step(group, coefficient) for group in self._groups()])
-            return rows, torch.ones(len(rows), dtype=torch.bool, device=device)
-        kept, flags = [], []
+        coefficient = torch.tensor(entropy_coeff, device=self.device)
         # A tensor, so that an accelerator decides without the host.
-        active = torch.ones((), dtype=torch.bool, device=device)
-        for group in self._groups():
-            means = self._accumulate(group, coefficient)
-            active = active & (means[KL_DIV] <= 1.5 * limit)
-            norm = self.optimizer.step(self.config.max_grad_norm, active)
-            kept.append(torch.cat((means, norm.unsqueeze(0))))
-            flags.append(active)
-            if device.type == "cpu" and not active:
-                break
-        return torch.stack(kept), torch.stack(flags)
+        active = torch.ones((), dtype=torch.bool, device=self.device)
+        limited, on_cpu = self.config.target_kl_div is not None, self.device.type == "cpu"
+        rows, flags = [], []
+        with self.execution.threads_for(self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)):
+            for group in self._groups():
+                row, active = self._step(group, coefficient, active)
+                rows.append(row)
+                flags.append(active)
+                if limited and on_cpu and not active:
+                    break
+        return torch.stack(rows), torch.stack(flags)
 
     def _groups(self) -> Iterator[list[Rows]]:
         """Yield the minibatches of each optimizer step."""
@@ -100,54 +102,81 @@ class Updater:
                 self._minibatch_rows,
                 self.generator,
                 shuffle=config.shuffle_minibatches,
-                device=self.policy.device,
+                device=self.device,
             )
             if config.accumulate_grads:
                 yield list(minibatches)
             else:
                 yield from ([minibatch] for minibatch in minibatches)
 
-    def _step(self, group: list[Rows], entropy_coeff: Tensor) -> Tensor:
-        """Take one optimizer step; return the loss metrics' means and the gradient norm, `[7]`."""
+    def _step(self, group: list[Rows], entropy_coeff: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one optimizer step if the KL divergence allows it.
+
+        Returns:
+            The loss metrics' means and the gradient norm, `[7]`, and whether it was taken, 0-d, bool.
+        """
         chunks = self._chunks(group)
-        if self.execution.mode == "compile" and len(chunks) == 1:
+        if self.execution.mode != "eager" and len(chunks) == 1:
             optimizer = self.optimizer
-            state = (optimizer.weights, optimizer.count, *optimizer.moments)
-            (row,) = self._update(
-                *state, optimizer.gradient, optimizer.lr, entropy_coeff, self._scale(group), *self.pack.take(chunks[0])
-            )
-            return row
-        sums = self._accumulate(group, entropy_coeff)
-        return torch.cat((sums, self.optimizer.step(self.config.max_grad_norm).unsqueeze(0)))
+            state = (optimizer.weights, optimizer.count, *optimizer.moments, optimizer.gradient, optimizer.lr)
+            row, active = self._update(*state, entropy_coeff, self._scale(group), active, *self._sources(chunks[0]))
+            return row, active
+        means = self._accumulate(group, entropy_coeff)
+        active = self._within_limit(active, means)
+        norm = self.optimizer.step(self.config.max_grad_norm, None if self.config.target_kl_div is None else active)
+        return torch.cat((means, norm.unsqueeze(0))), active
+
+    def _within_limit(self, active: Tensor, means: Tensor) -> Tensor:
+        limit = self.config.target_kl_div
+        return active if limit is None else active & (means[KL_DIV] <= 1.5 * limit)
 
     def _accumulate(self, group: list[Rows], entropy_coeff: Tensor) -> Tensor:
         """Add up the gradient of some minibatches, chunk by chunk, and return the means of the loss metrics, `[6]`."""
         optimizer, scale = self.optimizer, self._scale(group)
         optimizer.gradient.zero_()
-        means = torch.zeros(len(LOSS_METRICS), device=optimizer.gradient.device)
+        means = torch.zeros(len(LOSS_METRICS), device=self.device)
         for chunk in self._chunks(group):
-            taken = self.pack.take(chunk)
-            if self.execution.mode == "compile":
-                (sums,) = self._add_gradient(optimizer.gradient, optimizer.weights, entropy_coeff, scale, *taken)
+            if self.execution.mode != "eager":
+                fixed = (optimizer.gradient, optimizer.weights, entropy_coeff, scale)
+                (sums,) = self._add_gradient(*fixed, *self._sources(chunk))
             else:
-                losses = self._losses(self.optimizer.views, entropy_coeff, scale, taken)
+                losses = self._losses(self.optimizer.views, entropy_coeff, scale, self.pack.take(chunk))
                 losses[TOTAL].backward()  # type: ignore[no-untyped-call]
                 sums = losses.detach()
             means += sums
         return means
 
     def _chunks(self, group: list[Rows]) -> list[Rows]:
-        size = max(1, _CHUNK_STEPS // self.pack.seq_len)
+        size = max(1, self._chunk_steps // self.pack.seq_len)
         return [chunk for rows in group for chunk in chunked(rows, size)]
+
+    @functools.cached_property
+    def _chunk_steps(self) -> int:
+        most = _CHUNK_STEPS if self.device.type == "cpu" else _CHUNK_STEPS_CUDA
+        return max(1, min(most, _CHUNK_NUMBERS // self.pack.width))
 
     def _scale(self, group: list[Rows]) -> Tensor:
         """Return 1 over the number of transitions that count in some minibatches, 0-d."""
-        device = self.policy.device
         if self.pack.masked:
             counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in group]
             return 1.0 / torch.stack(counts).sum().clamp(min=1)
-        sizes = [rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in group]
-        return torch.full((), 1.0 / (sum(sizes) * self.pack.seq_len), device=device)
+        size = sum(rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in group)
+        if size not in self._scales:
+            self._scales[size] = torch.full((), 1.0 / (size * self.pack.seq_len), device=self.device)
+        return self._scales[size]
+
+    def _sources(self, rows: Rows) -> list[Tensor]:
+        """Return what a program takes a chunk's data from: small numbers and their rows, or else the data itself."""
+        if isinstance(rows, slice) or self.pack.wide:
+            return self.pack.take(rows)
+        return [rows, *self.pack.sources]
+
+    def _taken(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """Take a chunk's data from its sources, inside of a program."""
+        rows, *tensors = sources
+        if rows.dtype != torch.int64:
+            return list(sources)
+        return [tensor.index_select(0, rows) for tensor in tensors]
 
     # The functions of tensors that are compiled
 
@@ -174,19 +203,25 @@ class Updater:
         return slope, sums
 
     def _add_gradient_tensors(
-        self, gradient: Tensor, weights: Tensor, entropy_coeff: Tensor, scale: Tensor, *taken: Tensor
+        self, gradient: Tensor, weights: Tensor, entropy_coeff: Tensor, scale: Tensor, *sources: Tensor
     ) -> list[Tensor]:
-        slope, sums = self._slope(weights, entropy_coeff, scale, list(taken))
+        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken(sources))
         gradient.add_(slope)
         return [sums]
 
     def _update_tensors(self, weights: Tensor, count: Tensor, *tensors: Tensor) -> list[Tensor]:
-        """Do a whole update: gradient, clipping, optimizer; weights, count and moments change in place."""
-        num_moments = len(self.optimizer.moments)
-        moments, (gradient, lr, entropy_coeff, scale, *taken) = tensors[:num_moments], tensors[num_moments:]
-        slope, sums = self._slope(weights, entropy_coeff, scale, taken)
+        """Do a whole update: gather, gradient, clipping, optimizer; weights, count and moments change in place."""
+        num_moments, rule = len(self.optimizer.moments), self.optimizer.rule
+        moments, (gradient, lr, entropy_coeff, scale, active, *sources) = tensors[:num_moments], tensors[num_moments:]
+        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken(sources))
         gradient.copy_(slope)
+        active = self._within_limit(active, sums)
         norm = clip_and_apply(
-            self.optimizer.rule, weights, gradient, moments, count, lr, max_grad_norm=self.config.max_grad_norm
+            rule,
+            (weights, *moments, count),
+            gradient,
+            lr,
+            max_grad_norm=self.config.max_grad_norm,
+            active=None if self.config.target_kl_div is None else active,
         )
-        return [torch.cat((sums, norm.unsqueeze(0)))]
+        return [torch.cat((sums, norm.unsqueeze(0))), active.clone()]
