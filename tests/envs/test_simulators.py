@@ -146,6 +146,30 @@ def test_brax_through_dlpack():
     algorithm.collect()
 
 
+def test_mujoco_playground_through_dlpack():
+    pytest.importorskip("mujoco_playground", reason="mujoco_playground is not installed: pip install playground")
+    import jax
+    from mujoco_playground import registry
+
+    simulated = registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    env = BraxEnv(simulated, 8, seed=0, time_limit=4)
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == (8, simulated.observation_size)
+    assert torch.equal(obs, env.reset(seed=1)[0])
+    # The same states, stepped without the adapter.
+    state, step = env._simulated, jax.jit(jax.vmap(simulated.step))
+    for t in range(4):
+        actions = torch.linspace(-1.0, 1.0, 8).unsqueeze(1)
+        state = step(state, jax.numpy.asarray(actions.numpy()))
+        obs, rewards, terminated, truncated, info = env.step(actions)
+        np.testing.assert_allclose(info["final_obs"], state.obs, atol=1e-5)
+        np.testing.assert_allclose(rewards, state.reward, atol=1e-5)
+        assert not terminated.any()
+        assert truncated.all() == (t == 3)
+        assert torch.equal(obs, info["final_obs"]) == (t < 3)
+    train(env)
+
+
 def test_a_missing_jax_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jax", None)
     with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[brax\]'"):
