@@ -70,6 +70,7 @@ CASES = {
             "sgd_minibatch_size": 8,
             "lr_schedule": [[0, 1e-2], [150, 1e-3]],
             "normalize_observations": True,
+            "normalize_values": True,
             "target_kl_div": 0.01,
         },
         {"num_eval_envs": 2},
