@@ -41,7 +41,7 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case):
             algorithm.step()
         for name, value in eager.rollout.tensors.items():
             torch.testing.assert_close(recorded.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)
-    assert recorded.collector.act_and_step.compiles_env
+    assert recorded.collector.stepper.compiles_env
 
 
 def test_evaluation_has_a_program_of_its_own():
@@ -80,7 +80,7 @@ def test_an_environment_that_cannot_be_recorded_runs_eagerly_with_one_warning(en
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         algorithm.collect()
-    assert not algorithm.collector.act_and_step.compiles_env
+    assert not algorithm.collector.stepper.compiles_env
     if env is CountsInPython:
         assert len(algorithm.rollout[keys.REWARDS][:6].unique()) == 6  # it still counts
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,13 +20,18 @@ import torch._inductor
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Mode = Literal["auto", "eager", "compile"]
+Mode = Literal["auto", "eager", "compile", "graph"]
 Precision = Literal["fp32", "tf32", "bf16"]
-MODES: Final = ("auto", "eager", "compile")
+MODES: Final = ("auto", "eager", "compile", "graph")
+Program = Callable[..., Sequence[Tensor]]
+Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], object], Sequence[Tensor]]]
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
 # Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
 _SHARED_WORK: Final = 6_000_000
+
+# Runs before a capture, as torch's notes on CUDA graphs advise.
+_WARM_UPS: Final = 3
 
 # glibc's names for what `keep_freed_memory` sets (malloc.h).
 _M_TRIM_THRESHOLD: Final = -1
@@ -37,22 +43,31 @@ class Execution:
     """How the programs of one algorithm run.
 
     Args:
-        mode: `"eager"`, `"compile"`, or `"auto"`, which is eager: compiling costs 10 to 40 s, which only long runs earn
-            back.
+        mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
+            elsewhere eager, since compiling costs seconds that only longer runs earn back.
         precision: `"fp32"`; `"tf32"`: products in TF32 on CUDA; `"bf16"`: products in bfloat16, all else in float32.
         device: Where the programs run.
 
+    Attributes:
+        mode: The mode in force.
+        host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
+
     Raises:
-        ValueError: If the precision is not to be had on the device.
+        ValueError: If mode or precision are not to be had on the device.
     """
 
     def __init__(self, mode: Mode, precision: Precision, device: torch.device) -> None:
-        if precision == "tf32" and device.type != "cuda":
-            raise ValueError(f"precision='tf32' needs a CUDA device; got {device}. Use 'fp32' or 'bf16'.")
-        self.mode: Literal["eager", "compile"] = "compile" if mode == "compile" else "eager"
+        on_cuda = device.type == "cuda"
+        for name, value, instead in (("precision", precision, "tf32"), ("execution", mode, "graph")):
+            if value == instead and not on_cuda:
+                others = "'fp32' or 'bf16'" if name == "precision" else "'eager' or 'compile'"
+                raise ValueError(f"{name}={value!r} needs a CUDA device; got {device}. Use {others}.")
+        self.falls_back = mode == "auto"
+        self.mode: Literal["eager", "compile", "graph"] = ("graph" if on_cuda else "eager") if mode == "auto" else mode
         self.precision = precision
         self.device = device
-        if device.type == "cuda":
+        self.host_looks = device.type == "cpu"
+        if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
             keep_freed_memory()
@@ -80,14 +95,42 @@ class Execution:
         finally:
             torch.set_num_threads(threads)
 
-    def program(self, function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+    def program(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
         """Make a program of a function of tensors.
 
         Args:
             function: Takes tensors and returns a sequence of tensors. It may write to its arguments, in place, and to
-                nothing else; what else it reads must stay the same tensors, though their values may change.
+                memory that stays where it is; what else it reads must stay the same tensors, though their values may
+                change.
+            num_fixed: How many of the first arguments are the same tensors in every call. Only those and what the
+                function holds itself may be written to.
         """
-        return function if self.mode == "eager" else CompiledProgram(function)
+        if self.mode == "eager":
+            return function
+        made = CompiledProgram(function) if self.mode == "compile" else CapturedProgram(function, num_fixed)
+
+        def run(*tensors: Tensor) -> Sequence[Tensor]:
+            if self.mode == "eager":
+                return function(*tensors)
+            try:
+                return made(*tensors)
+            except ProgramError as error:
+                if not self.falls_back:
+                    raise
+                self.mode = "eager"
+                warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=2)
+                return function(*tensors)
+
+        return run
+
+
+class ProgramError(RuntimeError):
+    """A function could not be compiled or captured."""
+
+    def __init__(self, mode: str, error: Exception) -> None:
+        lines = str(error).strip().splitlines()
+        reason = lines[0].rstrip(".") if lines else type(error).__name__
+        super().__init__(f"execution={mode!r} is not possible here: {reason}. execution='eager' always is.")
 
 
 class CompiledProgram:
@@ -120,8 +163,11 @@ class CompiledProgram:
         record, read = self.trace(tensors)
         if not self.compiles:
             return _Ready(record, read)
-        with torch.no_grad():
-            return _Ready(self._compile(record, [*tensors, *read]), read)
+        try:
+            with torch.no_grad():
+                return _Ready(self._compile(record, [*tensors, *read]), read)
+        except Exception as error:
+            raise ProgramError("compile", error) from error
 
     def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
         """Record what the function does with tensors laid out like these, without touching them.
@@ -146,6 +192,77 @@ class CompiledProgram:
         )
 
 
+class CapturedProgram:
+    """A function of tensors whose kernels are captured once for every layout of its arguments, and replayed.
+
+    Args:
+        function: As `Execution.program` takes it.
+        num_fixed: As `Execution.program` takes it; the other arguments are copied to where the capture reads them.
+        capture: Captures; see `capture_cuda`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0, capture: Capture | None = None
+    ) -> None:
+        self.function = function
+        self.num_fixed = num_fixed
+        self.capture = capture or capture_cuda
+        self._captured: dict[Hashable, _Captured] = {}
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Replay the program; the results are the caller's to keep."""
+        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        captured = self._captured.get(key)
+        if captured is None:
+            captured = self._captured[key] = self._make(tensors)
+        with torch.no_grad():
+            for place, tensor in zip(captured.varying, tensors[self.num_fixed :], strict=True):
+                place.copy_(tensor)
+            captured.replay()
+            return [result.clone() for result in captured.results]
+
+    def _make(self, tensors: Sequence[Tensor]) -> _Captured:
+        fixed = list(tensors[: self.num_fixed])
+        varying = [tensor.clone() for tensor in tensors[self.num_fixed :]]
+        before = [tensor.clone() for tensor in fixed]
+        try:
+            with torch.no_grad():
+                # A capture wants kernels and libraries loaded: a few runs do that, and are undone.
+                replay, results = self.capture(lambda: self.function(*fixed, *varying))
+        except Exception as error:
+            raise ProgramError("graph", error) from error
+        finally:
+            for tensor, old in zip(fixed, before, strict=True):
+                tensor.copy_(old)
+        return _Captured(varying, replay, results)
+
+
+class _Captured(NamedTuple):
+    """What was captured: where its arguments are read, how it is replayed, where its results are."""
+
+    varying: Sequence[Tensor]
+    replay: Callable[[], object]
+    results: Sequence[Tensor]
+
+
+def capture_cuda(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], object], Sequence[Tensor]]:
+    """Capture what a function does on a CUDA device, after running it a few times.
+
+    Returns:
+        What replays it, and where its results are after each replay.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph.replay, results
+
+
 class _Ready(NamedTuple):
     """A program for one layout of its arguments, and what it reads beside them."""
 
@@ -155,7 +272,8 @@ class _Ready(NamedTuple):
 
 def _lift(record: torch.fx.GraphModule) -> list[Tensor]:
     """Turn the tensors that a record holds into further arguments, and return them in order."""
-    graph, lifted, nodes = record.graph, [], {}
+    graph, lifted = record.graph, list[Tensor]()
+    nodes: dict[Any, torch.fx.Node] = {}
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         if node.target not in nodes:

@@ -1,30 +1,19 @@
-"""Gathering experience: a buffer that is allocated once, and the loop that fills it.
-
-The loop is the same for every environment, model and algorithm. What it calls for one step, `act_and_step`, is a pure
-function
-of tensors, so that `execution.py` can compile or capture it; the noise that sampling and resets need is drawn for the
-whole
-horizon beforehand.
-"""
+"""What a horizon of all copies gave: a buffer that is allocated once, and the statistics of what is in it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Carry, Env, Step
-from rl8x.execution import Execution
 from rl8x.functional.stats import masked_summary, summary
-from rl8x.policy import Act, Policy, State
+from rl8x.policy import State
 from rl8x.stats import Number, Stats
-from rl8x.stepping import Cursor, Stepper
-from rl8x.trees import Tree, first_tensor, flatten_tree, tree_map, unflatten_tree
+from rl8x.trees import Tree, unflatten_tree
 
 
 class Rollout:
@@ -42,25 +31,37 @@ class Rollout:
         self.state_every = state_every
         self.tensors: dict[str, Tensor] = {}
         self.states: State = {}
+        self._slots: dict[tuple[str, ...], list[tuple[Tensor, ...]]] = {}
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """All buffers, the policy's states too."""
+        return self.tensors | {f"{keys.STATES}/{name}": state for name, state in self.states.items()}
 
     def __getitem__(self, key: str) -> Tensor:
         return self.tensors[key]
 
-    def write(self, key: str, t: int, value: Tensor, *, empty: float = 0.0) -> None:
-        """Copy one step of a key, `[num_envs, ...]`, into slot t; `empty` is what a new buffer is filled with."""
-        buffer = self.tensors.get(key)
-        if buffer is None:
-            buffer = value.new_full((self.horizon + 1, *value.shape), empty)
-            self.tensors[key] = buffer
-        buffer[t].copy_(value)
+    def allocate(self, named: Mapping[str, Tensor]) -> None:
+        """Make the buffers that are not there yet, for one step of each key, `[num_envs, ...]`."""
+        for name, value in named.items():
+            if name not in self.tensors:
+                # A figure that some steps do not tell is NaN there.
+                empty = math.nan if name.startswith(f"{keys.METRICS}/") else 0.0
+                self.tensors[name] = value.new_full((self.horizon + 1, *value.shape), empty)
 
-    def write_tree(self, key: str, t: int, tree: Tree) -> None:
-        """Copy one step of an observation or action, a tensor or nested dicts, into slot t."""
-        if isinstance(tree, Tensor):
-            self.write(key, t, tree)
-            return
-        for name, value in flatten_tree(key, tree).items():
-            self.write(name, t, value)
+    def write_slot(self, t: int, named: Mapping[str, Tensor]) -> None:
+        """Copy one step of some keys, each `[num_envs, ...]`, into slot t."""
+        self.allocate(named)
+        for name, value in named.items():
+            self.tensors[name][t].copy_(value)
+
+    def slots(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
+        """Return views of some keys' slots but the last, `[horizon][key]`, each `[num_envs, ...]`."""
+        key = tuple(names)
+        if key not in self._slots:
+            buffers = [self.tensors[name][: self.horizon].unbind(0) for name in names]
+            self._slots[key] = list(zip(*buffers, strict=True))
+        return self._slots[key]
 
     def tree(self, key: str) -> Tree:
         """Return an observation or action as it was written, each tensor `[horizon + 1, num_envs, ...]`."""
@@ -101,158 +102,6 @@ class Rollout:
         """Show the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
         views = {key: value.transpose(0, 1) for key, value in self.tensors.items()}
         return TensorDict(views, batch_size=[self.num_envs, self.horizon + 1])
-
-
-class Collector:
-    """Runs a policy in an environment, a horizon at a time.
-
-    Args:
-        env: The environment; its `carry` follows the collector's.
-        policy: The policy that acts.
-        generator: Source of the sampling noise, on the policy's device.
-        execution: How the steps run; None is eagerly.
-        state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is
-            never.
-    """
-
-    def __init__(
-        self,
-        env: Env,
-        policy: Policy,
-        generator: torch.Generator,
-        *,
-        execution: Execution | None = None,
-        state_reset_every: int = 0,
-    ) -> None:
-        self.env = env
-        self.policy = policy
-        self.generator = generator
-        self.state_reset_every = state_reset_every
-        self.cursor: Cursor | None = None
-        self.act_and_step = Stepper(policy, env, execution or Execution("eager", "fp32", policy.device))
-        self.truncates = env.time_limit is not None or not env.capturable
-
-    def reset(self, env_config: Any = None) -> None:
-        """Start every copy afresh, with a new `env_config` where one is given."""
-        obs, _ = self.env.reset(config=env_config)
-        starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
-        self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
-
-    @torch.no_grad()
-    def fill(self, rollout: Rollout) -> None:
-        """Run one horizon and write it into the buffer, values of cut episodes' final observations with it."""
-        cursor, carry = self._start()
-        env_noise = self.env.noise(rollout.horizon)
-        policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
-        for t in range(rollout.horizon):
-            cursor = self.refreshed(cursor, t)
-            rollout.write_tree(keys.OBS, t, cursor.obs)
-            rollout.write(keys.STARTS, t, cursor.starts)
-            rollout.write_state(t, cursor.state)
-            carry, cursor, act, step = self.act_and_step(carry, cursor, env_noise[t], policy_noise[t])
-            self._write(rollout, t, act, step)
-        self.env.carry = carry
-        self.cursor = cursor
-        self._write_last(rollout, cursor)
-
-    def _write(self, rollout: Rollout, t: int, act: Act, step: Step) -> None:
-        rollout.write_tree(keys.ACTIONS, t, act.actions)
-        rollout.write(keys.LOGP, t, act.logp)
-        rollout.write(keys.VALUES, t, act.values)
-        rollout.write(keys.REWARDS, t, step.rewards)
-        rollout.write(keys.TERMINATED, t, step.terminated)
-        rollout.write(keys.TRUNCATED, t, step.truncated)
-        rollout.write(keys.EPISODE_RETURNS, t, step.episode_returns)
-        rollout.write(keys.EPISODE_LENGTHS, t, step.episode_lengths)
-        if step.valid is not None:
-            rollout.write(keys.VALID, t, step.valid)
-        for name, figure in step.metrics.items():
-            rollout.write(f"{keys.METRICS}/{name}", t, figure, empty=math.nan)
-        rollout.write(keys.FINAL_VALUES, t, self._final_values(act, step))
-
-    def _write_last(self, rollout: Rollout, cursor: Cursor) -> None:
-        rollout.write_tree(keys.OBS, rollout.horizon, cursor.obs)
-        rollout.write(keys.STARTS, rollout.horizon, cursor.starts)
-        rollout.write(keys.VALUES, rollout.horizon, self.policy.values(cursor.obs, cursor.state, cursor.starts))
-
-    def _final_values(self, act: Act, step: Step) -> Tensor:
-        """Value the observations at which time limits cut episodes, `[num_envs]`; elsewhere 0, which nothing reads.
-
-        On the CPU only the copies that were cut are evaluated. On an accelerator to look which those are would cost a
-        copy to the host, so all are.
-        """
-        cut = step.truncated & ~step.terminated
-        starts = torch.zeros_like(cut)
-        if cut.device.type != "cpu":
-            return torch.where(cut, self.policy.values(step.final_obs, act.state, starts), 0.0)
-        values = torch.zeros_like(act.values)
-        if self.truncates and bool(cut.any()):
-            rows = cut.nonzero().squeeze(1)
-            state = {name: value[rows] for name, value in act.state.items()}
-            values[rows] = self.policy.values(tree_map(lambda part: part[rows], step.final_obs), state, starts[rows])
-        return values
-
-    @torch.no_grad()
-    def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
-        """Run one horizon without keeping any of it, and return its statistics."""
-        cursor, carry = self._start()
-        env_noise = self.env.noise(horizon)
-        policy_noise = None if deterministic else self.policy.noise(horizon, self.env.num_envs, self.generator)
-        steps: list[Step] = []
-        for t in range(horizon):
-            cursor = self.refreshed(cursor, t)
-            noise = None if policy_noise is None else policy_noise[t]
-            carry, cursor, _, step = self.act_and_step(carry, cursor, env_noise[t], noise)
-            steps.append(step)
-        self.env.carry = carry
-        self.cursor = cursor
-        return collect_stats(
-            torch.stack([step.rewards for step in steps]),
-            torch.stack([step.terminated | step.truncated for step in steps]),
-            torch.stack([step.episode_returns for step in steps]),
-            torch.stack([step.episode_lengths for step in steps]),
-            None if steps[0].valid is None else torch.stack([step.valid for step in steps if step.valid is not None]),
-            stacked_metrics([step.metrics for step in steps]),
-        )
-
-    def _start(self) -> tuple[Cursor, Carry]:
-        if self.cursor is None:
-            self.reset()
-        assert self.cursor is not None
-        assert self.env.carry is not None
-        return self.cursor, self.env.carry
-
-    def refreshed(self, cursor: Cursor, t: int) -> Cursor:
-        """Forget the policy's state where the schedule of state resets says so."""
-        if not self.state_reset_every or t % self.state_reset_every:
-            return cursor
-        return cursor._replace(state=self.policy.initial_state(self.env.num_envs))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the cursor, the environment and the generator: all that the next horizon needs but the weights."""
-        cursor = self.cursor
-        return {
-            "env": self.env.state_dict(),
-            "generator": self.generator.get_state(),
-            "cursor": None
-            if cursor is None
-            else {"obs": cursor.obs, "starts": cursor.starts, "state": dict(cursor.state)},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
-        self.env.load_state_dict(state["env"])
-        self.generator.set_state(state["generator"].cpu())
-        cursor = state["cursor"]
-        device = self.policy.device
-        if not self.env.resumable:
-            # Its simulator cannot be set back: the next horizon begins with a reset.
-            cursor = None
-        self.cursor = cursor and Cursor(
-            tree_map(lambda part: part.to(device), cursor["obs"]),
-            cursor["starts"].to(device),
-            {name: value.to(device) for name, value in cursor["state"].items()},
-        )
 
 
 def collect_stats(

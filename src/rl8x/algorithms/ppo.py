@@ -25,6 +25,7 @@ from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.ppo_config import PPOConfig
 from rl8x.algorithms.ppo_losses import LOSS_METRICS
 from rl8x.algorithms.updater import Updater
+from rl8x.collector import Collector
 from rl8x.envs import Env, validate
 from rl8x.execution import Execution
 from rl8x.functional.gae import generalized_advantages
@@ -32,7 +33,7 @@ from rl8x.functional.returns import running_returns
 from rl8x.functional.stats import explained_variance, moments
 from rl8x.normalization import RunningMoments
 from rl8x.policy import Policy
-from rl8x.rollout import Collector, Rollout, collect_stats
+from rl8x.rollout import Rollout, collect_stats
 from rl8x.schedules import Schedule
 from rl8x.stats import Number, Stats, reduce_horizons
 from rl8x.trees import tree_map

@@ -15,7 +15,7 @@ from rl8x.algorithms.minibatches import SequencePack, chunked, minibatch_rows
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.algorithms.ppo_config import PPOConfig
 from rl8x.algorithms.ppo_losses import KL_DIV, LOSS_METRICS, TOTAL, ppo_losses
-from rl8x.execution import Execution
+from rl8x.execution import Execution, Program
 from rl8x.policy import Policy
 from rl8x.trees import unflatten_tree
 
@@ -58,8 +58,17 @@ class Updater:
         self.device = policy.device
         self._scales: dict[int, Tensor] = {}
         self.names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
-        self._update = execution.program(self._update_tensors)
-        self._add_gradient = execution.program(self._add_gradient_tensors)
+
+    # Made when the pack has been filled, since only then it is known what a program reads.
+
+    @functools.cached_property
+    def _update(self) -> Program:
+        num_fixed = 4 + len(self.optimizer.moments) + len(self.pack.sources)
+        return self.execution.program(self._update_tensors, num_fixed)
+
+    @functools.cached_property
+    def _add_gradient(self) -> Program:
+        return self.execution.program(self._add_gradient_tensors, 2 + len(self.pack.sources))
 
     @property
     def updates_a_step(self) -> int:
@@ -119,7 +128,8 @@ class Updater:
         if self.execution.mode != "eager" and len(chunks) == 1:
             optimizer = self.optimizer
             state = (optimizer.weights, optimizer.count, *optimizer.moments, optimizer.gradient, optimizer.lr)
-            row, active = self._update(*state, entropy_coeff, self._scale(group), active, *self._sources(chunks[0]))
+            varying = (entropy_coeff, self._scale(group), active, *self._rows_or_data(chunks[0]))
+            row, active = self._update(*state, *self.pack.sources, *varying)
             return row, active
         means = self._accumulate(group, entropy_coeff)
         active = self._within_limit(active, means)
@@ -137,8 +147,8 @@ class Updater:
         means = torch.zeros(len(LOSS_METRICS), device=self.device)
         for chunk in self._chunks(group):
             if self.execution.mode != "eager":
-                fixed = (optimizer.gradient, optimizer.weights, entropy_coeff, scale)
-                (sums,) = self._add_gradient(*fixed, *self._sources(chunk))
+                fixed = (optimizer.gradient, optimizer.weights, *self.pack.sources)
+                (sums,) = self._add_gradient(*fixed, entropy_coeff, scale, *self._rows_or_data(chunk))
             else:
                 losses = self._losses(self.optimizer.views, entropy_coeff, scale, self.pack.take(chunk))
                 losses[TOTAL].backward()  # type: ignore[no-untyped-call]
@@ -165,18 +175,17 @@ class Updater:
             self._scales[size] = torch.full((), 1.0 / (size * self.pack.seq_len), device=self.device)
         return self._scales[size]
 
-    def _sources(self, rows: Rows) -> list[Tensor]:
-        """Return what a program takes a chunk's data from: small numbers and their rows, or else the data itself."""
-        if isinstance(rows, slice) or self.pack.wide:
-            return self.pack.take(rows)
-        return [rows, *self.pack.sources]
+    def _rows_or_data(self, rows: Rows) -> list[Tensor]:
+        """Return what tells a program its chunk: the rows to gather, or where it cannot do that the data themselves."""
+        return self.pack.take(rows) if isinstance(rows, slice) or self.pack.wide else [rows]
 
-    def _taken(self, sources: Sequence[Tensor]) -> list[Tensor]:
-        """Take a chunk's data from its sources, inside of a program."""
-        rows, *tensors = sources
-        if rows.dtype != torch.int64:
-            return list(sources)
-        return [tensor.index_select(0, rows) for tensor in tensors]
+    def _taken(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Take a chunk's data inside of a program, from the pack's sources and what `_rows_or_data` gave."""
+        num_sources = len(self.pack.sources)
+        sources, given = tensors[:num_sources], list(tensors[num_sources:])
+        if given[0].dtype != torch.int64:
+            return given
+        return [source.index_select(0, given[0]) for source in sources]
 
     # The functions of tensors that are compiled
 
@@ -202,22 +211,24 @@ class Updater:
         slope, sums = grad(total, has_aux=True)(weights)
         return slope, sums
 
-    def _add_gradient_tensors(
-        self, gradient: Tensor, weights: Tensor, entropy_coeff: Tensor, scale: Tensor, *sources: Tensor
-    ) -> list[Tensor]:
-        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken(sources))
+    def _add_gradient_tensors(self, gradient: Tensor, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
+        """Add a chunk's gradient to what there is; return the sums of the loss metrics."""
+        num_sources = len(self.pack.sources)
+        entropy_coeff, scale, *given = tensors[num_sources:]
+        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken((*tensors[:num_sources], *given)))
         gradient.add_(slope)
         return [sums]
 
     def _update_tensors(self, weights: Tensor, count: Tensor, *tensors: Tensor) -> list[Tensor]:
         """Do a whole update: gather, gradient, clipping, optimizer; weights, count and moments change in place."""
-        num_moments, rule = len(self.optimizer.moments), self.optimizer.rule
-        moments, (gradient, lr, entropy_coeff, scale, active, *sources) = tensors[:num_moments], tensors[num_moments:]
-        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken(sources))
+        num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
+        moments, (gradient, lr, *rest) = tensors[:num_moments], tensors[num_moments:]
+        sources, (entropy_coeff, scale, active, *given) = rest[:num_sources], rest[num_sources:]
+        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken((*sources, *given)))
         gradient.copy_(slope)
         active = self._within_limit(active, sums)
         norm = clip_and_apply(
-            rule,
+            self.optimizer.rule,
             (weights, *moments, count),
             gradient,
             lr,

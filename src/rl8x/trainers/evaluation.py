@@ -13,10 +13,11 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.config import split_seed
+from rl8x.collector import Collector
 from rl8x.envs import Env
 from rl8x.functional.stats import masked_summary, summary
 from rl8x.policy import Policy
-from rl8x.rollout import Collector, info_means, named
+from rl8x.rollout import info_means, named
 from rl8x.stats import Number, Stats
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
@@ -71,10 +72,10 @@ class EpisodeEvaluator:
                 sampling = (
                     None if deterministic else self.policy.noise(_STEPS_PER_LOOK, self.env.num_envs, self.generator)
                 )
-            cursor = collector.refreshed(cursor, t)
+            cursor = collector.stepper.refreshed(cursor, t)
             slot = t % _STEPS_PER_LOOK
             policy_noise = None if sampling is None else sampling[slot]
-            carry, cursor, _, step = collector.act_and_step(carry, cursor, noise[slot], policy_noise)
+            carry, cursor, _, step = collector.stepper(carry, cursor, noise[slot], policy_noise)
             counted = running if step.valid is None else running & step.valid
             rewards.append(step.rewards)
             masks.append(counted)
