@@ -51,7 +51,9 @@ def updates_not_finite(rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
     """
     bad = ~torch.isfinite(rows)
     first = bad.any(1).to(torch.float32).argmax()
-    losses, gradient = bad[first, :-1].any(), bad[first, -1]
+    # Indexing with a 0-d tensor would copy it to the host.
+    worst = bad.index_select(0, first.reshape(1)).squeeze(0)
+    losses, gradient = worst[:-1].any(), worst[-1]
     return {
         "finite/losses": losses.to(torch.float32),
         "finite/gradients": gradient.to(torch.float32),

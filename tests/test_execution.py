@@ -1,0 +1,249 @@
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rl8x import execution, keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, Pendulum
+from rl8x.execution import CapturedProgram, CompiledProgram, Execution, ProgramError
+from rl8x.stats import Stats
+
+CPU = torch.device("cpu")
+
+
+def record_once(function):
+    """Stand in for CUDA's capture: the kernels are recorded once and replayed, with their memory, without the host.
+
+    As with a CUDA graph, nothing of Python runs in a replay, arguments are read where they lay at the capture, and
+    results are always in the same place.
+    """
+    for _ in range(3):
+        function()
+    record = make_fx(function)()
+    results = [result.clone() for result in record()]
+
+    def replay():
+        for place, result in zip(results, record(), strict=True):
+            place.copy_(result)
+
+    return replay, results
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Let the CPU capture."""
+    monkeypatch.setattr(execution, "capture_cuda", record_once)
+
+
+def build(env=CartPole, *, mode="graph", **options):
+    """Build PPO whose execution is set from outside: a CPU refuses the mode 'graph'."""
+    defaults = {"num_envs": 8, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    algorithm = PPOConfig(**{**defaults, "sgd_minibatch_size": 16, "num_sgd_iters": 2, **options}).build(env)
+    algorithm.execution.mode = mode
+    algorithm.execution.host_looks = mode == "eager"
+    algorithm.collector.stepper.captures_env = mode == "graph" and algorithm.env.capturable
+    return algorithm
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+# -- captured programs
+
+
+def test_a_captured_program_reads_its_arguments_anew_and_writes_to_fixed_ones_only():
+    total = torch.zeros(3)
+
+    def add(total, values):
+        total.add_(values)
+        return [total * 2]
+
+    program = CapturedProgram(add, 1, record_once)
+    first = program(total, torch.tensor([1.0, 2.0, 3.0]))
+    values = torch.ones(3)
+    second = program(total, values)
+    assert total.tolist() == [2.0, 3.0, 4.0]  # neither the runs before the capture nor the capture counted
+    assert first[0].tolist() == [2.0, 4.0, 6.0]  # the second replay did not overwrite the first's result
+    assert second[0].tolist() == [4.0, 6.0, 8.0]
+    assert values.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_captured_program_is_captured_again_for_other_shapes():
+    captured = []
+
+    def capture(function):
+        captured.append(1)
+        return record_once(function)
+
+    program = CapturedProgram(lambda values: [values + 1], 0, capture)
+    for size in (2, 3, 2, 3):
+        assert program(torch.zeros(size))[0].tolist() == [1.0] * size
+    assert len(captured) == 2
+
+
+CASES = {
+    "cartpole": (CartPole, {}),
+    "pendulum, normalised": (Pendulum, {"normalize_observations": True, "time_limit": 4}),
+    "one batch": (CartPole, {"sgd_minibatch_size": None}),
+    "accumulated": (CartPole, {"accumulate_grads": True}),
+    "kl limit": (CartPole, {"target_kl_div": 0.01}),
+    "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "sgd_minibatch_size": 24}),
+    "every horizon reset": (CartPole, {"horizons_per_env_reset": 1}),
+}
+
+
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize("case", CASES)
+def test_captured_horizons_and_updates_equal_eager_ones(case):
+    env, options = CASES[case]
+    limit = {"time_limit": options["time_limit"]} if "time_limit" in options else {}
+    options = {name: value for name, value in options.items() if name != "time_limit"}
+
+    def make(num_envs, **others):
+        return env(num_envs, **others, **limit)
+
+    eager, captured = build(make, mode="eager", **options), build(make, **options)
+    for _ in range(3):
+        rows = []
+        for algorithm in (eager, captured):
+            algorithm.collect()
+            rows.append(dict(algorithm.step()))
+        for name, value in eager.rollout.tensors.items():
+            torch.testing.assert_close(captured.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)
+        torch.testing.assert_close(weights(captured), weights(eager), atol=1e-5, rtol=1e-5)
+        # An accelerator goes through all updates and does not apply those after the limit; it does not stop early.
+        shared = [name for name in rows[0] if "kl" not in case]
+        assert [rows[1][name] for name in shared] == pytest.approx([rows[0][name] for name in shared], abs=1e-4)
+    assert captured.counters == eager.counters
+    assert captured.collector.stepper.captures_env
+
+
+class CountsSteps(CartPole):
+    """Not pure: it pays by what it counted in Python."""
+
+    count = 0
+
+    def advance(self, carry, actions, noise):
+        self.count += 1
+        carry, step = super().advance(carry, actions, noise)
+        return carry, step._replace(rewards=step.rewards * self.count)
+
+
+@pytest.mark.usefixtures("captures")
+def test_an_impure_environment_is_caught_by_a_trial_horizon():
+    algorithm = build(CountsSteps)
+    with pytest.warns(RuntimeWarning, match="CountsSteps runs eagerly around a captured policy: horizons on the same"):
+        algorithm.collect()
+    assert algorithm.rollout[keys.REWARDS][:6, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # the eager trial's
+    algorithm.step()
+    before = algorithm.rollout[keys.REWARDS][5, 0].item()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm.collect()
+    rewards = algorithm.rollout[keys.REWARDS][:6, 0]
+    assert rewards[0] > before
+    assert rewards.diff().tolist() == [1.0] * 5
+
+
+# -- falling back
+
+
+def refuse(*_):
+    raise OSError("no compiler found\nmore lines")
+
+
+def test_auto_falls_back_to_eager_with_one_warning(monkeypatch):
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    run = Execution("auto", "fp32", CPU)
+    run.mode = "compile"
+    program = run.program(lambda values: [values + 1])
+    with pytest.warns(RuntimeWarning, match=r"not possible here: no compiler found\. execution='eager' always is\."):
+        assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
+    assert run.mode == "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert program(torch.ones(2))[0].tolist() == [2.0, 2.0]
+
+
+def test_a_mode_that_was_asked_for_does_not_fall_back(monkeypatch):
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    program = Execution("compile", "fp32", CPU).program(lambda values: [values + 1])
+    with pytest.raises(ProgramError, match="execution='compile' is not possible here: no compiler found"):
+        program(torch.zeros(2))
+
+
+def test_a_failed_capture_leaves_no_trace():
+    total = torch.zeros(2)
+
+    def capture(function):
+        function()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    program = CapturedProgram(lambda total: [total.add_(1)], 1, capture)
+    with pytest.raises(ProgramError, match="not permitted"):
+        program(total)
+    assert total.tolist() == [0.0, 0.0]
+
+
+def test_graph_needs_cuda():
+    with pytest.raises(ValueError, match="execution='graph' needs a CUDA device; got cpu. Use 'eager' or 'compile'"):
+        Execution("graph", "fp32", CPU)
+
+
+# -- the compiled record
+
+
+def test_what_a_function_reads_beside_its_arguments_is_read_at_every_call():
+    offset = torch.tensor([1.0])
+    program = CompiledProgram(lambda values: [values + offset], compiles=False)
+    assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
+    offset.fill_(5.0)
+    assert program(torch.zeros(2))[0].tolist() == [5.0, 5.0]
+
+
+# -- threads
+
+
+def test_small_work_uses_one_thread_and_the_setting_comes_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = Execution("eager", "fp32", CPU)
+        with run.threads_for(1000):
+            assert torch.get_num_threads() == 1
+        with run.threads_for(10**9):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+# -- copies to the host
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "kl limit"])
+def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, monkeypatch):
+    """Fake tensors have no values: whatever looks at one on the host raises."""
+    env, options = CASES[case]
+    options = {name: value for name, value in options.items() if name != "time_limit"}
+    fetched = []
+    monkeypatch.setattr(Stats, "_fetch", lambda stats: fetched.append(stats) or dict.fromkeys(stats._pending, 0.0))
+    algorithm = build(env, **options, mode="eager")
+    algorithm.execution.host_looks = False
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for _ in range(2):
+            row = Stats.merge(algorithm.collect(), algorithm.step())
+            assert not fetched
+            assert "losses/total" in row
+            assert len(fetched) == 1
+            fetched.clear()
+
+
+def test_a_look_at_a_value_would_be_noticed():
+    algorithm = build(Pendulum, mode="eager")  # which may look at whether episodes were cut
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
+        algorithm.collect()
