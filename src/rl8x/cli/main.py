@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
     "resume": ("rl8x.cli.resume", "Go on with a run from its last checkpoint."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
+    "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
     "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
 }

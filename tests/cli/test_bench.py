@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import subprocess
+
+import pytest
+
+from rl8x.cli import bench_process, bench_table
+from rl8x.cli.bench_table import break_even, render, summarize, verdict
+from rl8x.cli.main import main
+from rl8x.execution import CompiledProgram
+
+bench = importlib.import_module("rl8x.cli.bench")
+SMALL = ["num_envs=4", "horizon=4", "model_config.hidden_sizes=[8]", "device=cpu", "tracking=false"]
+BRIEF = [*SMALL, "--modes", "eager", "--seconds", "0"]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Measure in this process: a fresh one takes seconds to import torch."""
+    monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: bench_process.measure(job))
+
+
+def timing(rate, first=1.0, transitions=1000, **others):
+    return {"transitions": transitions, "transitions_per_s": rate, "first_iteration_s": first, **others}
+
+
+# -- a measurement
+
+
+def test_a_measurement_in_a_fresh_process(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_bench_module.py").write_text(
+        "from rl8x.envs import CartPole\nprint('a line of mine')\nclass Mine(CartPole): pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "my_bench_module.Mine", *BRIEF, "--json", "bench.json"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert " ".join(lines[0].split()) == (
+        "mode precision transitions/s range first iteration s collect ms step ms tracking ms peak memory MB"
+    )
+    assert lines[1].split()[:2] == ["eager", "fp32"]
+    assert lines[-1].startswith("Fastest: eager fp32, ")
+    assert err.startswith("eager fp32, pass 1 of 1: ")
+
+    document = json.loads((tmp_path / "bench.json").read_text())
+    (row,), (summary,) = document["rows"], document["summary"]
+    assert row["transitions"] == 4 * 4
+    assert row["iterations"] == len(row["seconds"]) == 2
+    assert row["transitions_per_s"] == pytest.approx(16 / statistics.median(row["seconds"]))
+    # Collecting and learning are parts of an iteration.
+    assert 0 < row["collect_ms"] + row["step_ms"] <= 1e3 * row["slowest_s"]
+    assert row["tracker"] == "NullTracker"
+    assert 100 < row["peak_memory_mb"] < 2000
+    assert summary["transitions_per_s"] == row["transitions_per_s"]
+    assert (summary["lowest"], summary["highest"]) == pytest.approx((16 / row["slowest_s"], 16 / row["fastest_s"]))
+    assert set(document["machine"]) == {"cpu", "cores", "system", "python", "torch", "rl8x"}
+    run = document["settings"]["run"]
+    assert run["env"] == "my_bench_module.Mine"
+    assert run["algorithm_config"] == {
+        "num_envs": 4,
+        "horizon": 4,
+        "model_config": {"hidden_sizes": [8]},
+        "device": "cpu",
+    }
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"my_bench_module.py", "bench.json"}
+    text = (tmp_path / "bench.json").read_text()
+    assert str(tmp_path) not in text
+
+
+def test_rows_are_tracked_in_a_database_that_is_thrown_away(mlruns, monkeypatch):
+    monkeypatch.chdir(mlruns.parent)
+    run = {"env": "CartPole", "algorithm_config": {"num_envs": 4, "horizon": 4, "device": "cpu"}}
+    folder = mlruns.parent / "mlruns"
+    row = bench_process.measure(
+        {"run": run, "execution": "eager", "precision": "fp32", "seconds": 0.0, "folder": str(folder)}
+    )
+    assert row["tracker"] == "MLflowTracker"
+    assert 0 < row["tracking_ms"] < 1000
+    assert [path.name for path in mlruns.parent.iterdir()] == ["mlruns"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_file_and_precisions_in_turn(tmp_path, capsys):
+    path, out = tmp_path / "run.yaml", tmp_path / "bench.json"
+    path.write_text(
+        "env: Pendulum\nsteps_per_eval: 3\nstop_conditions: [{wall_time: 1}]\nexperiment_name: mine\ntracking: false\n"
+        "algorithm_config: {num_envs: 4, horizon: 8, device: cpu, execution: compile, precision: bf16}\n"
+    )
+    words = ["bench", "-f", str(path), "horizon=4", "--modes", "eager", "--seconds", "0", "--passes", "2"]
+    assert main([*words, "--precisions", "fp32", "bf16", "--num-envs", "2", "--json", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert [(row["precision"], row["pass"]) for row in document["rows"]] == [
+        ("fp32", 0),
+        ("bf16", 0),
+        ("fp32", 1),
+        ("bf16", 1),
+    ]
+    assert {row["transitions"] for row in document["rows"]} == {2 * 4}
+    assert {row["ran_as"] for row in document["rows"]} == {"eager"}
+    assert "mine" not in out.read_text()
+    assert main(words) == 0  # the run's own precision
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Fastest: eager bf16")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError("no compiler at /usr/local/bin/c++\nmore lines")
+
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    assert main(["bench", "CartPole", *SMALL, "--seconds", "0"]) == 0
+    out = capsys.readouterr().out
+    failed = next(line for line in out.splitlines() if line.startswith("compile"))
+    assert failed.split() == ["compile", "fp32", "failed"]
+    assert "compile fp32 failed: execution='compile' is not possible here: no compiler at c++." in out
+    assert "Fastest: eager fp32" in out
+    assert main(["bench", "CartPole", *SMALL, "--seconds", "0", "--modes", "compile"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "No mode could be measured."
+
+
+@pytest.mark.usefixtures("here")
+def test_an_environment_that_breaks_is_a_failure_and_not_a_mistake(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken_bench_module.py").write_text(
+        "from rl8x.envs import CartPole\n"
+        "class Late(CartPole):\n"
+        "    calls = 0\n"
+        "    def transition(self, *arguments):\n"
+        "        Late.calls += 1\n"
+        "        if Late.calls > 40:\n"
+        "            raise ValueError('a bug of mine')\n"
+        "        return super().transition(*arguments)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["bench", "broken_bench_module.Late", *BRIEF, "horizon=50"]) == 1
+    assert "eager fp32 failed: ValueError: a bug of mine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "reason"),
+    [
+        (-9, "", "the process was ended by SIGKILL (is there too little memory?)"),
+        (-11, "", "the process was ended by SIGSEGV"),
+        (1, "Traceback\nMemoryError: 3 GB\n", "MemoryError: 3 GB"),
+        (3, "", "the process ended with exit code 3"),
+    ],
+)
+def test_a_process_that_dies_is_a_failure(code, stderr, reason, monkeypatch, capsys):
+    died = subprocess.CompletedProcess([], code, "", stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: died)
+    assert main(["bench", "CartPole", *BRIEF]) == 1
+    assert f"eager fp32 failed: {reason}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no environment is named"),
+        (["Cart"], "no built-in environment 'Cart'. Did you mean CartPole"),
+        (["CartPole", "Pendulum"], "one environment at most"),
+        (["CartPole", "--modes", "graph"], "--modes: on cpu there are eager, compile; got 'graph'"),
+        (["CartPole", "--modes", "eager", "fast"], "--modes: on cpu there are eager, compile; got 'fast'"),
+        (["CartPole", "--precisions", "fp32", "fp64"], "--precisions: on cpu there are fp32, bf16; got 'fp64'"),
+        (["CartPole", "--precisions", "tf32"], "--precisions: on cpu there are fp32, bf16; got 'tf32'"),
+        (["CartPole", "--device", "abacus"], "`device` must be 'auto' or a device"),
+        (["CartPole", "--device", "meta"], "rl8x bench measures on cpu and cuda; got the device meta"),
+        (["CartPole", "horizn=3"], "no option 'horizn'. Nearest: horizon"),
+        (["CartPole", "max_step=3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
+        (["CartPole", "seq_len=3"], "`seq_len` must divide `horizon`"),
+        (["CartPole", "num_envs=many"], "`num_envs` must be a whole number; got 'many'"),
+        (["CartPole", "env_config.length=99"], "must be in [0.025, 10] m; got 99"),
+        (["CartPole", "--passes", "0"], "0 is not in the range x>=1"),
+        (["CartPole", "--seconds", "-1"], "-1.0 is not in the range x>=0"),
+        (["CartPole", "--threads", "many"], "'many' is not a valid integer"),
+        (["CartPole", "--json", "no/such/folder.json"], "there is no folder to write it to. Make no/such first."),
+        (["CartPole", "--json", "."], "--json names a file to write; . is a folder"),
+        (["-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(words, message, capsys):
+    modes = [] if "--modes" in words else ["--modes", "eager"]
+    assert main(["bench", *SMALL, "--seconds", "0", *modes, *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("rl8x: error: ")
+    assert message in last
+
+
+def test_help_lists_modes_and_hyperparameters(capsys):
+    assert main(["bench", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for text in ("--precisions PRECISION...", "--num-envs INTEGER", "The problem:", "thrown away"):
+        assert text in out
+    assert "--execution" not in out
+
+
+# -- arithmetic
+
+
+def test_break_even_by_hand():
+    # Eager: 1 s, then 0.5 s each. Compiled: 11 s, then 0.25 s each. 10 s behind, 0.25 s gained each: after 1 + 40.
+    point = break_even(timing(2000.0), timing(4000.0, first=11.0))
+    assert point == (41_000, 11.0 + 40 * 0.25)
+    assert point.seconds == 1.0 + 40 * 0.5  # eager is as far at the same time
+
+
+def test_break_even_counts_whole_iterations():
+    # 1.1 s behind, 0.25 s gained each: 4.4, so after 1 + 5 iterations.
+    assert break_even(timing(2000.0), timing(4000.0, first=2.1)).transitions == 6000
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (timing(2000.0, first=2.0), None),  # later and no faster
+        (timing(1000.0, first=2.0), None),  # later and slower
+        (timing(1000.0, first=0.5), None),  # earlier, but behind in the end
+        (timing(4000.0, first=1.0), (0, 0.0)),
+        (timing(4000.0, first=0.5), (0, 0.0)),
+    ],
+)
+def test_break_even_at_once_or_never(other, expected):
+    assert break_even(timing(2000.0), other) == expected
+
+
+def row(execution, rate, **others):
+    figures = dict.fromkeys(("collect_ms", "step_ms", "tracking_ms"), 1.0)
+    named = {"execution": execution, "precision": "fp32", "peak_memory_mb": 400.0, "slowest_s": 2.0, "fastest_s": 0.5}
+    return timing(rate, **{**figures, **named, **others})
+
+
+def test_passes_are_put_together():
+    rows = [row("eager", 1000.0, collect_ms=3.0), row("eager", 3000.0, peak_memory_mb=500.0), row("eager", 1500.0)]
+    (summary,) = summarize(rows)
+    assert (summary["transitions_per_s"], summary["lowest"], summary["highest"]) == (1500.0, 1000.0, 3000.0)
+    assert (summary["collect_ms"], summary["peak_memory_mb"], summary["passes"]) == (1.0, 500.0, 3)
+
+
+def test_the_range_of_one_pass_is_that_of_its_iterations():
+    (summary,) = summarize([row("eager", 1000.0)])
+    assert (summary["lowest"], summary["highest"]) == (500.0, 2000.0)
+
+
+def test_a_pass_that_failed_is_told_beside_those_that_did_not():
+    (summary,) = summarize([row("eager", 1000.0), {"execution": "eager", "precision": "fp32", "error": "too hot"}])
+    assert summary["passes"] == 1
+    assert "eager fp32 failed: too hot" in render([summary])
+
+
+def test_the_verdict_says_when_compiling_is_earned_back():
+    rows = summarize([row("eager", 2000.0), row("compile", 4000.0, first_iteration_s=11.0)])
+    assert verdict(rows) == (
+        "Fastest: compile fp32, 4.00k transitions/s, 2.00 times eager fp32; its first iteration is earned back after "
+        "41.0k transitions, 21.0 s of training."
+    )
+    rows = summarize([row("eager", 2000.0), row("compile", 4000.0)])
+    assert verdict(rows).endswith("; it is ahead from the first iteration on.")
+    assert verdict(summarize([row("eager", 2000.0), row("compile", 1000.0)])).endswith(
+        "eager fp32, 2.00k transitions/s."
+    )
+
+
+def test_device_memory_has_a_column_where_there_is_a_device():
+    assert "peak device MB" in render(summarize([row("graph", 2000.0, peak_device_mb=812.0)])).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.4, "0"), (83.4, "83"), (4700, "4.70k"), (412_345, "412k"), (3.214e6, "3.21M"), (2e9, "2.00G")]
+)
+def test_rates_in_three_digits(rate, text):
+    assert bench_table.short(rate) == text
