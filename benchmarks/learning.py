@@ -1,167 +1,67 @@
 """How well PPO learns: the final policy, deterministic, in fresh environments, for every seed.
 
-    python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 5] [--out learning.json] [--publish]
+    python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 0 1 ...] [--out learning.json] [--publish]
 
 Each task has one setting for all seeds and a fixed number of transitions, over which the learning rate falls to 0. What
-counts is the policy at the end, not the best one on the way. The exit code is 1 if a seed misses the task's bound.
+counts is the policy at the end, not the best one on the way. Rows of other tasks and seeds that the file has already
+stay there. The exit code is 1 if a seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on
+Gymnasium's simulators need `pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import importlib.util
 import json
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
-from gymnasium.spaces import Box
-from torch import Tensor
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import rl8x
+from benchmarks.common import version
+from benchmarks.learning_tasks import TASKS, Task
 from rl8x import HitsUpperBound, NullTracker, PPOConfig, Trainer
-from rl8x.envs import Acrobot, CartPole, Env, Pendulum
-from rl8x.trainers import TrainStats
 
-EVAL_EPISODES = 256
 ROOT = Path(__file__).resolve().parents[1]
+# The tasks of the README's table and picture; docs/learning.md has all.
+SHOWN = ("cartpole", "pendulum", "masked-cartpole-gru", "masked-cartpole-mlp", "half-cheetah", "hopper")
+INVALID = "episodes/info/invalid/mean"
+# What Gymnasium's environments are made with, by the part of their entry point that tells.
+SIMULATORS = {"mujoco": "mujoco", "box2d": "Box2D"}
 DEFAULT_OUT = ROOT / "benchmarks" / "results" / "learning.json"
-
-
-class MaskedCartPole(CartPole):
-    """CartPole whose velocities are hidden: only a policy with a memory can tell where cart and pole are going."""
-
-    single_observation_space = Box(-np.inf, np.inf, (2,), np.float32)
-
-    def observe(self, state: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return x and theta."""
-        return state["physics"][:, ::2]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is trained, for how long, and what is asked of the result.
-
-    Attributes:
-        env: The environment.
-        transitions: Transitions to train on.
-        lr: Learning rate at the start; it falls to 0 in a straight line.
-        bound: The return that every seed must reach; with `fails`, that no seed may reach.
-        config: The other hyperparameters, where they are not the defaults.
-        fails: Whether this is a control that must not learn the task.
-    """
-
-    env: type[Env]
-    transitions: int
-    lr: float
-    bound: float
-    config: dict[str, Any]
-    fails: bool = False
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments of `PPOConfig` but for the seed."""
-        schedule = {"kind": "interp", "points": [[0, self.lr], [self.transitions, 0.0]]}
-        common = {"lr_schedule": schedule, "max_grad_norm": 0.5, "device": "cpu", "num_threads": 1}
-        return {**common, **self.config}
-
-    def passes(self, mean: float) -> bool:
-        """Whether a mean return is what is asked."""
-        return mean < self.bound if self.fails else mean >= self.bound
-
-
-SMALL = {"hidden_sizes": [64, 64]}
-BATCH = {"num_envs": 64, "horizon": 32, "sgd_minibatch_size": 512}
-MASKED = {
-    **BATCH,
-    "num_envs": 128,
-    "sgd_minibatch_size": 1024,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "num_sgd_iters": 4,
-    # Without it the angle, a tenth of the position, is hardly seen, and the policy at the end is not a stable one.
-    "normalize_observations": True,
-}
-
-TASKS = {
-    "cartpole": Task(
-        env=CartPole,
-        transitions=81_920,
-        lr=1e-2,
-        bound=475.0,
-        config={**BATCH, "gamma": 0.99, "gae_lambda": 0.95, "num_sgd_iters": 4, "model_config": SMALL},
-    ),
-    "pendulum": Task(
-        env=Pendulum,
-        transitions=131_072,
-        lr=6e-3,
-        bound=-200.0,
-        config={
-            **BATCH,
-            "gamma": 0.98,
-            "gae_lambda": 0.9,
-            "num_sgd_iters": 4,
-            "model_config": SMALL,
-            "distribution_config": {"initial_std": 2.0},
-        },
-    ),
-    "acrobot": Task(
-        env=Acrobot,
-        transitions=131_072,
-        lr=5e-3,
-        bound=-100.0,
-        config={
-            **BATCH,
-            "gamma": 0.99,
-            "gae_lambda": 0.95,
-            "num_sgd_iters": 4,
-            "model_config": {**SMALL, "activation": "tanh"},
-            "normalize_observations": True,
-        },
-    ),
-    "masked-cartpole-gru": Task(
-        env=MaskedCartPole,
-        transitions=262_144,
-        lr=5e-3,
-        bound=450.0,
-        config={**MASKED, "model": "gru", "model_config": {"hidden_size": 64}, "seq_len": 16},
-    ),
-    "masked-cartpole-mlp": Task(
-        env=MaskedCartPole,
-        transitions=262_144,
-        lr=5e-3,
-        bound=450.0,
-        config={**MASKED, "model_config": SMALL},
-        fails=True,
-    ),
-}
 
 
 def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
     """Train once and evaluate what came out."""
     curve: list[list[float]] = []
+    invalid: list[float] = []
 
-    def note(trainer: object, stats: TrainStats) -> None:
+    def note(trainer: object, stats: Mapping[str, float]) -> None:
         if "episodes/returns/mean" in stats:
-            curve.append([stats["env/steps"], round(stats["episodes/returns/mean"], 1)])
+            curve.append([stats["env/steps"], round(stats["episodes/returns/mean"], 2)])
+        if INVALID in stats:
+            invalid.append(stats[INVALID] * stats["episodes/ended"])
 
     wall, cpu = time.perf_counter(), time.process_time()
-    algorithm = PPOConfig(seed=seed, **task.settings).build(task.env)
+    algorithm = PPOConfig(seed=seed, **task.settings).build(task.make_env)
     # The evaluation environment has seeds of its own: it starts from states that training never saw.
-    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=EVAL_EPISODES, callbacks=[note])
+    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=task.episodes, callbacks=[note])
     trainer.run(stop_conditions=[HitsUpperBound("env/steps", task.transitions)], progress="none")
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     result = trainer.eval(deterministic=True)
     mean = result["eval/episodes/returns/mean"]
-    return {
+    row = {
         "task": name,
         "seed": seed,
         "return_mean": round(mean, 2),
@@ -174,8 +74,29 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
         "env_steps": trainer.state["env/steps"],
         "updates": trainer.state["algorithm/updates"],
         "load": round(os.getloadavg()[0], 1),
-        "curve": curve,
+        "curve": thinned(curve),
     }
+    if invalid:
+        evaluated = result[f"eval/{INVALID}"] * result["eval/episodes/ended"]
+        row["invalid_actions"] = round(sum(invalid) + evaluated)
+        row["passed"] = row["passed"] and row["invalid_actions"] == 0
+    trainer.close()
+    return row
+
+
+def missing(task: Task) -> str | None:
+    """Name the package that a task's simulator needs and that is not installed."""
+    if not isinstance(task.env, str):
+        return None
+    entry_point = str(gymnasium.spec(task.env).entry_point)
+    needed = (module for part, module in SIMULATORS.items() if part in entry_point)
+    return next((module for module in needed if importlib.util.find_spec(module) is None), None)
+
+
+def thinned(curve: list[list[float]], most: int = 128) -> list[list[float]]:
+    """Keep some of a curve's points, evenly spaced, the last among them."""
+    step = -(-len(curve) // most)
+    return curve[::-1][:: max(1, step)][::-1]
 
 
 def machine() -> dict[str, Any]:
@@ -183,6 +104,7 @@ def machine() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    simulators = {name: version(name) for name in ("mujoco", "box2d")}
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -192,14 +114,38 @@ def machine() -> dict[str, Any]:
             "torch": torch.__version__,
             "gymnasium": gymnasium.__version__,
             "rl8x": rl8x.__version__,
+            **{name: number for name, number in simulators.items() if number != "absent"},
         },
     }
+
+
+def merged(old: Mapping[str, Any], rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """Put new rows in the place of those of the same task and seed; rows under other settings go.
+
+    Args:
+        old: What the file holds: `tasks` and `rows`; empty where there is none.
+        rows: What was measured now.
+        tasks: All tasks of the benchmark, in their order; what others the file has goes.
+    """
+    measured = {row["task"] for row in rows}
+    descriptions = dict(old.get("tasks", {}))
+    for name in measured:
+        described = json.loads(json.dumps(tasks[name].described))
+        known = {key: value for key, value in descriptions.get(name, {}).items() if key != "machine"}
+        kept = old.get("rows", []) if known == described else []
+        new_seeds = {row["seed"] for row in rows if row["task"] == name}
+        rows = rows + [row for row in kept if row["task"] == name and row["seed"] not in new_seeds]
+        descriptions[name] = {**described, "machine": machine()}
+    rows = rows + [row for row in old.get("rows", []) if row["task"] not in measured]
+    order = {name: i for i, name in enumerate(tasks)}
+    rows = sorted((row for row in rows if row["task"] in order), key=lambda row: (order[row["task"]], row["seed"]))
+    return {"tasks": {name: descriptions[name] for name in tasks if name in descriptions}, "rows": rows}
 
 
 def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
     """Lay the worst and the median of each task's seeds out as a Markdown table."""
     lines = [
-        "| task | bound | worst seed | median seed | transitions | updates | wall s | CPU s |",
+        "| task | bound | worst seed | median seed | seeds | transitions | updates | CPU s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, task in tasks.items():
@@ -208,24 +154,35 @@ def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
             continue
         means = [row["return_mean"] for row in mine]
         worst = max(means) if task.fails else min(means)
-        middle = {key: statistics.median(row[key] for row in mine) for key in ("return_mean", "wall_s", "cpu_s")}
+        middle = {key: statistics.median(row[key] for row in mine) for key in ("return_mean", "cpu_s")}
+        digits = 2 if abs(task.bound) < 20 else 1
         lines.append(
-            f"| {name} | {'<' if task.fails else '≥'} {task.bound:g} | {worst:.1f} | {middle['return_mean']:.1f} "
-            f"| {mine[0]['env_steps']:,} | {mine[0]['updates']:,} | {middle['wall_s']:.1f} | {middle['cpu_s']:.1f} |"
+            f"| {name} | {'<' if task.fails else '≥'} {task.bound:g} | {worst:.{digits}f} "
+            f"| {middle['return_mean']:.{digits}f} | {len(mine)} "
+            f"| {mine[0]['env_steps']:,} | {mine[0]['updates']:,} | {middle['cpu_s']:.1f} |"
         )
     return "\n".join(lines)
 
 
-def draw(document: Mapping[str, Any], path: Path) -> None:
+def shown() -> dict[str, Task]:
+    """Return the tasks that the README tells."""
+    return {name: TASKS[name] for name in SHOWN if name in TASKS}
+
+
+def draw(document: Mapping[str, Any], names: Sequence[str], path: Path) -> None:
     """Draw the returns of the episodes that ended in training, a panel for each task and a line for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = list(document["tasks"])
-    figure, axes = plt.subplots(1, len(names), figsize=(3.2 * len(names), 2.8), squeeze=False)
-    for name, axis in zip(names, axes[0], strict=True):
+    names = [name for name in names if name in document["tasks"]]
+    columns = min(6, len(names))
+    lines = -(-len(names) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(2.9 * columns, 2.6 * lines), squeeze=False)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    for name, axis in zip(names, axes.flat, strict=False):
         for row in (row for row in document["rows"] if row["task"] == name):
             steps, returns = zip(*row["curve"], strict=True)
             axis.plot([step / 1e3 for step in steps], returns, linewidth=1.2, alpha=0.8)
@@ -237,53 +194,66 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     axes[0][0].set_ylabel("return of training episodes", fontsize=8)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
 def publish(document: Mapping[str, Any], root: Path = ROOT) -> None:
-    """Put the table between the marks of the README, and draw the curves that it shows."""
-    page = root / "README.md"
-    before, rest = page.read_text().split("<!-- learning -->\n")
-    after = rest.split("<!-- /learning -->")[1]
-    table = report(document["rows"], TASKS)
-    page.write_text(f"{before}<!-- learning -->\n{table}\n<!-- /learning -->{after}")
-    draw(document, root / "docs" / "images" / "learning.png")
+    """Put the tables between the marks of README.md and docs/learning.md, and draw the curves that they show."""
+    for page, tasks in ((root / "README.md", shown()), (root / "docs" / "learning.md", TASKS)):
+        before, rest = page.read_text().split("<!-- learning -->\n")
+        after = rest.split("<!-- /learning -->")[1]
+        table = report(document["rows"], tasks)
+        page.write_text(f"{before}<!-- learning -->\n{table}\n<!-- /learning -->{after}")
+    draw(document, SHOWN, root / "docs" / "images" / "learning.png")
+    draw(document, [*TASKS], root / "docs" / "images" / "learning-all.png")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, and write the JSON file."""
+    """Measure, print, and write the JSON file after every row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
-    parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, ... of each task")
+    parser.add_argument("--tasks", nargs="*", choices=[*TASKS], default=[*TASKS], help="none: only publish")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0, 1, ... as many as the task has")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
-    parser.add_argument("--publish", action="store_true", help="put table and curves into README.md and docs/images/")
+    parser.add_argument("--publish", action="store_true", help="put tables and curves into README.md and docs/")
     options = parser.parse_args(argv)
-    rows: list[dict[str, Any]] = []
+    passed = True
     print(
         f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} {'env steps':>10} {'updates':>8}"
     )
     for name in options.tasks:
-        for seed in range(options.seeds):
+        if package := missing(TASKS[name]):
+            print(f"{name:<20} left out: it needs {package}")
+            continue
+        for seed in options.seeds or range(TASKS[name].seeds):
             row = measure(name, TASKS[name], seed)
-            rows.append(row)
             print(
                 f"{name:<20} {seed:>4} {row['return_mean']:>8.1f} {row['return_min']:>7.1f} {row['wall_s']:>7.1f} "
                 f"{row['cpu_s']:>6.1f} {row['env_steps']:>10,} {row['updates']:>8,}"
                 + ("" if row["passed"] else "  MISSED"),
                 flush=True,
             )
-    print("\n" + report(rows, TASKS))
-    settings = {
-        name: {**dataclasses.asdict(TASKS[name]), "env": TASKS[name].env.__name__, "config": TASKS[name].settings}
-        for name in options.tasks
-    }
-    document = {"eval_episodes": EVAL_EPISODES, "machine": machine(), "tasks": settings, "rows": rows}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+            passed = passed and row["passed"]
+            keep(options.out, [row])
+    document = json.loads(options.out.read_text())
+    print("\n" + report(document["rows"], TASKS))
     if options.publish:
         publish(document)
-    return 0 if all(row["passed"] for row in rows) else 1
+    return 0 if passed else 1
+
+
+def keep(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows into the file, beside those that stay."""
+    old = json.loads(path.read_text()) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_text(merged(old, rows, TASKS)))
+
+
+def as_text(document: Mapping[str, Any]) -> str:
+    """Write a document as JSON, a line for each task and each row."""
+    tasks = ",\n".join(f"{json.dumps(name)}: {json.dumps(task)}" for name, task in document["tasks"].items())
+    rows = ",\n".join(json.dumps(row) for row in document["rows"])
+    return f'{{"tasks": {{\n{tasks}\n}},\n"rows": [\n{rows}\n]}}\n'
 
 
 if __name__ == "__main__":

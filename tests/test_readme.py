@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import rl8x.trainers.base
-from benchmarks import learning
+from benchmarks import learning, learning_envs
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
@@ -109,39 +111,114 @@ def test_the_architecture_names_the_layers_that_are_tested() -> None:
     assert [set(re.findall(r"`(\w+)`", row)) for row in rows[1:]] == LAYERS[1:]
 
 
-def test_the_figures_are_those_of_the_committed_measurement() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/learning.md"])
+def test_the_figures_are_those_of_the_committed_measurement(page: str) -> None:
     document = json.loads(learning.DEFAULT_OUT.read_text())
-    table = learning.report(document["rows"], learning.TASKS)
-    assert table in (ROOT / "README.md").read_text()
-    assert {row["task"] for row in document["rows"]} == set(learning.TASKS)
+    tasks = learning.shown() if page == "README.md" else learning.TASKS
+    table = learning.report(document["rows"], tasks)
+    assert f"<!-- learning -->\n{table}\n<!-- /learning -->" in (ROOT / page).read_text()
+
+
+def test_every_seed_of_every_task_passed_under_the_present_settings() -> None:
+    document = json.loads(learning.DEFAULT_OUT.read_text())
+    assert set(document["tasks"]) == set(learning.TASKS)
     for row in document["rows"]:
         task = learning.TASKS[row["task"]]
         assert task.passes(row["return_mean"]) is row["passed"] is True, row
+        assert row["episodes"] == task.episodes
+        assert row.get("invalid_actions", 0) == 0
     for name, task in document["tasks"].items():
-        assert task["config"] == json.loads(json.dumps(learning.TASKS[name].settings)), f"{name} was measured otherwise"
+        seeds = [row["seed"] for row in document["rows"] if row["task"] == name]
+        assert seeds == [*range(len(seeds))]  # none left out; the table says how many there are
+        assert 1 <= len(seeds) <= learning.TASKS[name].seeds
+        described = {key: value for key, value in task.items() if key != "machine"}
+        assert described == json.loads(json.dumps(learning.TASKS[name].described)), f"{name} was measured otherwise"
+        assert task["machine"]["versions"]["torch"]
+    assert any("invalid_actions" in row for row in document["rows"])
 
 
 def test_the_learning_benchmark_measures_the_final_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    task = learning.dataclasses.replace(learning.TASKS["cartpole"], transitions=4096, bound=5.0)
+    task = dataclasses.replace(learning.TASKS["cartpole"], transitions=4096, bound=5.0)
     monkeypatch.setattr(learning, "TASKS", {"cartpole": task})
     out = tmp_path / "learning.json"
-    assert learning.main(["--tasks", "cartpole", "--seeds", "2", "--out", str(out)]) == 0
+    assert learning.main(["--tasks", "cartpole", "--seeds", "0", "1", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [(row["seed"], row["env_steps"], row["updates"], row["episodes"]) for row in rows] == [
         (0, 4096, 32, 256),
         (1, 4096, 32, 256),
     ]
     assert "cartpole" in capsys.readouterr().out
-    monkeypatch.setattr(learning, "TASKS", {"cartpole": learning.dataclasses.replace(task, bound=501.0)})
-    assert learning.main(["--tasks", "cartpole", "--seeds", "1", "--out", str(out)]) == 1
+    monkeypatch.setattr(learning, "TASKS", {"cartpole": dataclasses.replace(task, bound=501.0)})
+    assert learning.main(["--tasks", "cartpole", "--seeds", "0", "--out", str(out)]) == 1
+
+
+def test_the_learning_benchmark_counts_the_invalid_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = dataclasses.replace(learning.TASKS["action-mask"], transitions=4096, bound=0.0)
+    row = learning.measure("action-mask", task, 0)
+    assert (row["invalid_actions"], row["passed"]) == (0, True)
+    # A policy that does not look at the mask takes traps, and fails for it.
+    monkeypatch.setattr(
+        learning_envs.Traps,
+        "observe",
+        lambda self, state, parameters: {
+            "action_mask": torch.ones_like(state["worth"], dtype=torch.int8),
+            "worth": state["worth"] + ~state["legal"],
+        },
+    )
+    row = learning.measure("action-mask", task, 0)
+    assert 4096 * 0.2 < row["invalid_actions"] < 4096 + 256 * 16
+    assert row["passed"] is False
+
+
+def test_new_rows_replace_those_of_their_task_and_seed_alone() -> None:
+    tasks = {name: learning.TASKS[name] for name in ("cartpole", "pendulum", "acrobot")}
+
+    def row(task: str, seed: int, mean: float) -> dict[str, Any]:
+        return {"task": task, "seed": seed, "return_mean": mean}
+
+    first = learning.merged({}, [row("pendulum", 1, 2.0), row("cartpole", 0, 1.0)], tasks)
+    assert [*first["tasks"]] == ["cartpole", "pendulum"]
+    assert first["rows"] == [row("cartpole", 0, 1.0), row("pendulum", 1, 2.0)]
+    second = learning.merged(first, [row("pendulum", 0, 3.0), row("acrobot", 0, 4.0)], tasks)
+    assert [each["return_mean"] for each in second["rows"]] == [1.0, 3.0, 2.0, 4.0]
+    assert learning.merged(second, [row("cartpole", 0, 9.0)], tasks)["rows"][0] == row("cartpole", 0, 9.0)
+    # Under other settings the task's older rows say nothing any more.
+    changed = {**tasks, "pendulum": dataclasses.replace(tasks["pendulum"], lr=1e-4)}
+    third = learning.merged(second, [row("pendulum", 0, 5.0)], changed)
+    assert [each["return_mean"] for each in third["rows"]] == [1.0, 5.0, 4.0]
+    assert json.loads(learning.as_text(third)) == third
 
 
 def test_what_is_published_replaces_the_table_and_draws_the_curves(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("before\n<!-- learning -->\nold\n<!-- /learning -->\nafter\n")
+    (tmp_path / "docs").mkdir()
+    pages = [tmp_path / "README.md", tmp_path / "docs" / "learning.md"]
+    for page in pages:
+        page.write_text("before\n<!-- learning -->\nold\n<!-- /learning -->\nafter\n")
     document = json.loads(learning.DEFAULT_OUT.read_text())
     learning.publish(document, tmp_path)
-    table = learning.report(document["rows"], learning.TASKS)
-    assert (tmp_path / "README.md").read_text() == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
-    assert (tmp_path / "docs" / "images" / "learning.png").read_bytes().startswith(b"\x89PNG")
+    for page, tasks in zip(pages, (learning.shown(), learning.TASKS), strict=True):
+        table = learning.report(document["rows"], tasks)
+        assert page.read_text() == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
+    for name in ("learning.png", "learning-all.png"):
+        assert (tmp_path / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_tasks_whose_simulator_is_missing_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {name: name in ("mujoco", "torch") for name in ("mujoco", "Box2D", "torch")}
+    monkeypatch.setattr(learning.importlib.util, "find_spec", lambda name: object() if found[name] else None)
+    packages = {name: learning.missing(task) for name, task in learning.TASKS.items()}
+    assert {name: package for name, package in packages.items() if package} == {"lunar-lander": "Box2D"}
+    (tmp_path / "learning.json").write_text('{"tasks": {}, "rows": []}')
+    assert learning.main(["--tasks", "lunar-lander", "--out", str(tmp_path / "learning.json")]) == 0
+    assert "lunar-lander         left out: it needs Box2D" in capsys.readouterr().out
+
+
+def test_a_curve_is_thinned_from_its_end() -> None:
+    curve = [[float(i), 0.0] for i in range(10)]
+    assert learning.thinned(curve, most=4) == [[0.0, 0.0], [3.0, 0.0], [6.0, 0.0], [9.0, 0.0]]
+    assert learning.thinned(curve, most=10) == curve
+    assert learning.thinned([]) == []
