@@ -1,3 +1,4 @@
+import threading
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x import execution, keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
-from rl8x.execution import CapturedProgram, CompiledProgram, Execution, ProgramError
+from rl8x.execution import CapturedProgram, CompiledProgram, Execution, ProgramError, Workers
 from rl8x.stats import Stats
 
 CPU = torch.device("cpu")
@@ -247,3 +248,40 @@ def test_a_look_at_a_value_would_be_noticed():
     algorithm = build(Pendulum, mode="eager")  # which may look at whether episodes were cut
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
         algorithm.collect()
+
+
+# -- workers
+
+
+def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
+    meeting = threading.Barrier(2, timeout=60)
+
+    def job(number):
+        meeting.wait()  # passes only if both are under way
+        return number, torch.get_num_threads(), threading.current_thread().name
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Execution("eager", "fp32", CPU).workers_for(10**9) as workers:
+            assert workers.count == 2
+            (zero, mine, name), (one, others, other) = workers.share([lambda: job(0), lambda: job(1)])
+        assert (zero, one) == (0, 1)
+        assert (mine, others) == (1, 1)
+        assert name != other
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_worker_reports_what_went_wrong():
+    def fail():
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Workers(2).share([lambda: 1, fail])
+
+
+def test_there_is_one_worker_for_small_work():
+    with Execution("eager", "fp32", CPU).workers_for(1000) as workers:
+        assert workers.count == 1

@@ -13,13 +13,15 @@ import ctypes
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import torch
 import torch._inductor
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+_T = TypeVar("_T")
 Mode = Literal["auto", "eager", "compile", "graph"]
 Precision = Literal["fp32", "tf32", "bf16"]
 MODES: Final = ("auto", "eager", "compile", "graph")
@@ -67,6 +69,7 @@ class Execution:
         self.precision = precision
         self.device = device
         self.host_looks = device.type == "cpu"
+        self._workers: dict[int, Workers] = {}
         if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
@@ -85,15 +88,36 @@ class Execution:
         Args:
             work: Rows times weights of a matrix product.
         """
-        threads = torch.get_num_threads()
-        if self.device.type != "cpu" or threads == 1 or work > _SHARED_WORK:
+        with self._threads(1 if work <= _SHARED_WORK else torch.get_num_threads()):
+            yield
+
+    @contextlib.contextmanager
+    def workers_for(self, work: int) -> Iterator[Workers]:
+        """Give as many workers as there are threads on the CPU, where that is not too small to be shared; else one.
+
+        Threads that share every operation wait for each other after each, and take their rows from another's cache.
+        Workers have their own rows from the first operation to the last; each runs its operations on one thread.
+
+        Args:
+            work: Rows times weights of a matrix product.
+        """
+        count = torch.get_num_threads() if self.device.type == "cpu" and work > _SHARED_WORK else 1
+        if count not in self._workers:
+            self._workers[count] = Workers(count)
+        with self._threads(1):
+            yield self._workers[count]
+
+    @contextlib.contextmanager
+    def _threads(self, count: int) -> Iterator[None]:
+        before = torch.get_num_threads()
+        if self.device.type != "cpu" or count == before:
             yield
             return
-        torch.set_num_threads(1)
+        torch.set_num_threads(count)
         try:
             yield
         finally:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(before)
 
     def program(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
         """Make a program of a function of tensors.
@@ -122,6 +146,26 @@ class Execution:
                 return function(*tensors)
 
         return run
+
+
+class Workers:
+    """Threads that each do a job at the same time; PyTorch's operations let the others go on meanwhile.
+
+    Args:
+        count: How many, the calling thread included.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
+        """Do jobs, at most `count`, side by side, the first in the calling thread; return their results in order."""
+        if len(jobs) > 1 and self._pool is None:
+            # A thread's number of threads is its own.
+            self._pool = ThreadPoolExecutor(self.count - 1, "rl8x-worker", torch.set_num_threads, (1,))
+        others = [self._pool.submit(job) for job in jobs[1:]] if self._pool is not None else []
+        return [jobs[0](), *(other.result() for other in others)]
 
 
 class ProgramError(RuntimeError):

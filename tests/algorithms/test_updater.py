@@ -94,3 +94,54 @@ def test_bfloat16_products_keep_weights_and_probabilities_in_float32():
 def test_tf32_needs_cuda():
     with pytest.raises(ValueError, match="tf32"):
         build(precision="tf32")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Cut small minibatches into chunks for two workers, as large ones are."""
+    monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)
+    monkeypatch.setattr("rl8x.algorithms.updater._CHUNK_STEPS", 5)
+    monkeypatch.setattr("rl8x.algorithms.updater._CHUNK_ACTIVATIONS", 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_chunks_by_two_workers_add_up_to_the_whole_ones(case, mode, request):
+    env, options = CASES[case]
+    whole = build(env, **options)
+    whole.collect()
+    whole.step()
+    request.getfixturevalue("small_chunks")
+    chunked = build(env, **options, execution=mode)
+    chunked.collect()
+    chunked.step()
+    assert len(chunked.updater._gradients) == 2
+    torch.testing.assert_close(weights(chunked), weights(whole), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_two_workers_give_the_same_bits_every_time():
+    results = []
+    for _ in range(3):
+        algorithm = build()
+        for _ in range(2):
+            algorithm.collect()
+            algorithm.step()
+        results.append(weights(algorithm))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_chunks_of_wide_observations_are_smaller():
+    algorithm = build(execution="compile")
+    algorithm.collect()
+    algorithm.step()
+    narrow = algorithm.updater._chunk_steps
+    algorithm.updater.__dict__.pop("_chunk_steps")
+    algorithm.pack._wide = {"obs": torch.empty(2, 4, 8, 4, 84, 84)}
+    assert algorithm.updater._chunk_steps == 2**24 // (algorithm.pack.sources[0].shape[-1] + 4 * 84 * 84) < narrow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -14,15 +15,18 @@ from rl8x import keys
 from rl8x.algorithms.minibatches import SequencePack, chunked, minibatch_rows
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.algorithms.ppo_config import PPOConfig
-from rl8x.algorithms.ppo_losses import KL_DIV, LOSS_METRICS, TOTAL, ppo_losses
-from rl8x.execution import Execution, Program
+from rl8x.algorithms.ppo_losses import KL_DIV, TOTAL, ppo_losses
+from rl8x.execution import Execution, Program, Workers
 from rl8x.policy import Policy
 from rl8x.trees import unflatten_tree
 
 Rows = Tensor | slice
 
-# Transitions whose activations are kept for a backward pass at once: for the cache, and so that memory stays flat.
-_CHUNK_STEPS: Final = 16384
+# Transitions whose activations are kept for a backward pass at once, so that memory stays flat; fewer on the CPU, so
+# that they stay in the cache. A chunk costs eager execution a millisecond of its own.
+_CHUNK_STEPS: Final = 8192
+# Compiled on the CPU: transitions times the width of a layer, which is about the root of half the weights.
+_CHUNK_ACTIVATIONS: Final = 2**18
 _CHUNK_STEPS_CUDA: Final = 2**18
 # Numbers of observations in a chunk, where they are wide: those of images, and what is made of them, fill the memory.
 _CHUNK_NUMBERS: Final = 2**24
@@ -57,6 +61,8 @@ class Updater:
         self.generator = generator
         self.device = policy.device
         self._scales: dict[int, Tensor] = {}
+        self._gradients = [optimizer.gradient]
+        self._compiled = execution.mode == "eager"
         self.names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
 
     # Made when the pack has been filled, since only then it is known what a program reads.
@@ -93,9 +99,10 @@ class Updater:
         active = torch.ones((), dtype=torch.bool, device=self.device)
         limited, on_cpu = self.config.target_kl_div is not None, self.device.type == "cpu"
         rows, flags = [], []
-        with self.execution.threads_for(self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)):
+        work = self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
+        with self.execution.workers_for(work) as workers:
             for group in self._groups():
-                row, active = self._step(group, coefficient, active)
+                row, active = self._step(group, coefficient, active, workers)
                 rows.append(row)
                 flags.append(active)
                 if limited and on_cpu and not active:
@@ -118,51 +125,81 @@ class Updater:
             else:
                 yield from ([minibatch] for minibatch in minibatches)
 
-    def _step(self, group: list[Rows], entropy_coeff: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def _step(
+        self, group: list[Rows], entropy_coeff: Tensor, active: Tensor, workers: Workers
+    ) -> tuple[Tensor, Tensor]:
         """Take one optimizer step if the KL divergence allows it.
 
         Returns:
             The loss metrics' means and the gradient norm, `[7]`, and whether it was taken, 0-d, bool.
         """
-        chunks = self._chunks(group)
+        chunks = self._chunks(group, workers)
+        scale, optimizer = self._scale(group), self.optimizer
         if self.execution.mode != "eager" and len(chunks) == 1:
-            optimizer = self.optimizer
             state = (optimizer.weights, optimizer.count, *optimizer.moments, optimizer.gradient, optimizer.lr)
-            varying = (entropy_coeff, self._scale(group), active, *self._rows_or_data(chunks[0]))
+            varying = (entropy_coeff, scale, active, *self._rows_or_data(chunks[0]))
             row, active = self._update(*state, *self.pack.sources, *varying)
             return row, active
-        means = self._accumulate(group, entropy_coeff)
+        means = self._set_gradient(chunks, entropy_coeff, scale, workers)
         active = self._within_limit(active, means)
-        norm = self.optimizer.step(self.config.max_grad_norm, None if self.config.target_kl_div is None else active)
+        norm = optimizer.step(self.config.max_grad_norm, None if self.config.target_kl_div is None else active)
         return torch.cat((means, norm.unsqueeze(0))), active
 
     def _within_limit(self, active: Tensor, means: Tensor) -> Tensor:
         limit = self.config.target_kl_div
         return active if limit is None else active & (means[KL_DIV] <= 1.5 * limit)
 
-    def _accumulate(self, group: list[Rows], entropy_coeff: Tensor) -> Tensor:
-        """Add up the gradient of some minibatches, chunk by chunk, and return the means of the loss metrics, `[6]`."""
-        optimizer, scale = self.optimizer, self._scale(group)
-        optimizer.gradient.zero_()
-        means = torch.zeros(len(LOSS_METRICS), device=self.device)
-        for chunk in self._chunks(group):
-            if self.execution.mode != "eager":
-                fixed = (optimizer.gradient, optimizer.weights, *self.pack.sources)
-                (sums,) = self._add_gradient(*fixed, entropy_coeff, scale, *self._rows_or_data(chunk))
-            else:
-                losses = self._losses(self.optimizer.views, entropy_coeff, scale, self.pack.take(chunk))
-                losses[TOTAL].backward()  # type: ignore[no-untyped-call]
-                sums = losses.detach()
-            means += sums
-        return means
+    def _set_gradient(self, chunks: list[Rows], entropy_coeff: Tensor, scale: Tensor, workers: Workers) -> Tensor:
+        """Add up the gradients of chunks, each worker its share, in an order that does not depend on who is faster.
 
-    def _chunks(self, group: list[Rows]) -> list[Rows]:
-        size = max(1, self._chunk_steps // self.pack.seq_len)
-        return [chunk for rows in group for chunk in chunked(rows, size)]
+        Returns:
+            The means of the loss metrics, `[6]`.
+        """
+        count = min(workers.count, len(chunks))
+        # What is compiled at the first call is compiled by one thread.
+        if not self._compiled:
+            count, self._compiled = 1, True
+        while len(self._gradients) < count:
+            self._gradients.append(torch.zeros_like(self.optimizer.gradient))
+
+        def add(worker: int) -> Tensor:
+            gradient = self._gradients[worker].zero_()
+            sums = [self._add(gradient, chunk, entropy_coeff, scale) for chunk in chunks[worker::count]]
+            return torch.stack(sums).sum(0)
+
+        sums = workers.share([functools.partial(add, worker) for worker in range(count)])
+        for gradient in self._gradients[1:count]:
+            self.optimizer.gradient.add_(gradient)
+        return torch.stack(sums).sum(0)
+
+    def _add(self, gradient: Tensor, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> Tensor:
+        """Add a chunk's gradient to what there is; return the sums of the loss metrics, `[6]`."""
+        if self.execution.mode != "eager":
+            fixed = (gradient, self.optimizer.weights, *self.pack.sources)
+            (sums,) = self._add_gradient(*fixed, entropy_coeff, scale, *self._rows_or_data(chunk))
+            return sums
+        losses = self._losses(self.optimizer.views, entropy_coeff, scale, self.pack.take(chunk))
+        slopes = torch.autograd.grad(losses[TOTAL], self.optimizer.views, allow_unused=True)
+        pairs = zip(self.optimizer.split(gradient), slopes, strict=True)
+        parts, found = zip(*[(part, slope) for part, slope in pairs if slope is not None], strict=True)
+        torch._foreach_add_(parts, found)
+        return losses.detach()
+
+    def _chunks(self, group: list[Rows], workers: Workers) -> list[Rows]:
+        """Cut minibatches, so that every worker has something to do and a chunk's activations stay in the cache."""
+        most = max(1, self._chunk_steps // self.pack.seq_len)
+        share = -(-self._minibatch_rows // workers.count)
+        return [chunk for rows in group for chunk in chunked(rows, min(most, share))]
 
     @functools.cached_property
     def _chunk_steps(self) -> int:
-        most = _CHUNK_STEPS if self.device.type == "cpu" else _CHUNK_STEPS_CUDA
+        if self.device.type != "cpu":
+            most = _CHUNK_STEPS_CUDA
+        elif self.execution.mode == "eager":
+            most = _CHUNK_STEPS
+        else:
+            width = (len(self.optimizer.weights) / 2) ** 0.5
+            most = 2 ** round(math.log2(_CHUNK_ACTIVATIONS / width))
         return max(1, min(most, _CHUNK_NUMBERS // self.pack.width))
 
     def _scale(self, group: list[Rows]) -> Tensor:
