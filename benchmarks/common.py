@@ -82,6 +82,21 @@ class Work:
         products = 2 * d * h + 2 * h * h + h * (a + 1)
         return 2 * products * (1 + 1 / self.horizon) + self.passes * (6 * products - 4 * d * h)
 
+    @property
+    def activations(self) -> float:
+        """Numbers of hidden layers that one transition moves to and from memory, where nothing stays in a cache.
+
+        Two networks of two layers of h. Acting writes each layer and reads it once; a pass writes it, reads it for the
+        next layer and for the gradient of that one's weights, and does the same with its gradient: six times.
+
+        A = 4 h (2 (1 + 1/T) + 6 E)
+        """
+        return 4 * self.hidden * (2 * (1 + 1 / self.horizon) + 6 * self.passes)
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields and what is computed of them, for the result."""
+        return {**dataclasses.asdict(self), "flops": self.flops, "activations": self.activations}
+
 
 WORKS = {
     "pendulum-64": Work(env="pendulum", num_envs=4096, horizon=32, hidden=64, minibatches=8, passes=4),
@@ -228,6 +243,8 @@ class Recorder:
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1),
             "resident_mb": [round(self.resident_mb[0], 1), round(self.resident_mb[-1], 1)],
         }
+        if self.job.device != "cpu":
+            row["peak_device_mb"] = round(sys.modules["torch"].cuda.max_memory_allocated() / 1e6, 1)
         if self.job.target is not None:
             total = sum(self.durations)
             row.update(

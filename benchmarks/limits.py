@@ -1,8 +1,8 @@
-"""What the machine's matrix product allows, measured in a process of its own.
+"""What the machine's matrix product and its memory allow, measured in a process of its own.
 
 A linear layer `[rows, h] x [h, h]` is timed on a few numbers of rows, in each way that torch has of doing it; the
 fastest counts. Memory that is written again and again stays mapped and in cache, so this is a limit, not what
-is typical.
+is typical. Memory is timed by a copy that no cache holds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 ROWS = (512, 2048, 4096, 16384)
 WIDTHS = (64, 256)
+KINDS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 
 def seconds_a_call(function: Callable[[], Any], device: str, budget_s: float = 0.3) -> float:
@@ -51,30 +52,50 @@ def ways(precision: str, x: Tensor, weight: Tensor, bias: Tensor) -> dict[str, C
     return found
 
 
-def measure(device: str = "cpu") -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the best GFLOP/s by precision and width, with the way and the rows that gave it."""
-    limits: dict[str, dict[str, dict[str, Any]]] = {}
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        limits[precision] = {}
-        for width in WIDTHS:
-            best: dict[str, Any] = {"gflops": 0.0}
-            for rows in ROWS if device == "cpu" else (65536, 262144):
-                x = torch.randn(rows, width, device=device).to(dtype)
-                weight, bias = (
-                    torch.randn(width, width, device=device).to(dtype),
-                    torch.randn(width, device=device).to(dtype),
-                )
-                for name, call in ways(precision, x, weight, bias).items():
-                    with torch.no_grad():
-                        rate = 2 * rows * width * width / seconds_a_call(call, device) / 1e9
-                    if rate > best["gflops"]:
-                        best = {"gflops": round(rate, 1), "way": name, "rows": rows}
-            limits[precision][str(width)] = best
+def measure(device: str = "cpu", rows: tuple[int, ...] | None = None, copied: int = 2**28) -> dict[str, Any]:
+    """Measure the limits of a device.
+
+    Args:
+        device: `"cpu"` or `"cuda"`.
+        rows: Numbers of rows of the matrix products; None takes what fills the device.
+        copied: Bytes that are copied to find the speed of memory.
+
+    Returns:
+        The best GFLOP/s by precision and width, with the way and the rows that gave it; `bytes_gb_per_s`, GB of memory
+        read and written a second.
+    """
+    on_cpu = device == "cpu"
+    rows = rows or (ROWS if on_cpu else (65536, 262144))
+    limits: dict[str, Any] = {}
+    for precision in ("fp32", "bf16") if on_cpu else KINDS:
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        limits[precision] = {str(width): fastest(precision, width, rows, device) for width in WIDTHS}
+    source = torch.zeros(copied // 4, device=device)
+    target = torch.empty_like(source)
+    seconds = seconds_a_call(lambda: target.copy_(source), device)
+    limits["bytes_gb_per_s"] = round(2 * copied / seconds / 1e9, 1)
     return limits
+
+
+def fastest(precision: str, width: int, rows: tuple[int, ...], device: str) -> dict[str, Any]:
+    """Return the best GFLOP/s of one width, with the way and the rows that gave it."""
+    best: dict[str, Any] = {"gflops": 0.0}
+    for count in rows:
+        x, weight, bias = (
+            torch.randn(*shape, device=device).to(KINDS[precision])
+            for shape in ((count, width), (width, width), (width,))
+        )
+        for name, call in ways(precision, x, weight, bias).items():
+            with torch.no_grad():
+                rate = 2 * count * width * width / seconds_a_call(call, device) / 1e9
+            if rate > best["gflops"]:
+                best = {"gflops": round(rate, 1), "way": name, "rows": count}
+    return best
 
 
 if __name__ == "__main__":
     arguments = json.loads(sys.stdin.read())
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments["threads"]])
     torch.set_num_threads(arguments["threads"])
-    print(json.dumps(measure(arguments["device"])))
+    sizes = {"rows": (512,), "copied": 2**20} if arguments.get("quick") else {}
+    print(json.dumps(measure(arguments["device"], **sizes)))

@@ -102,13 +102,17 @@ def run(peer: Peer, job: Job, extra: Mapping[str, str], timeout_s: float) -> dic
 
 
 def call(command: list[str], text: str, env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-    """Run a command in an empty folder, give it text, and read its last line as JSON."""
+    """Run a command in an empty folder, give it text, and read its last line as JSON.
+
+    Compilers find nothing in their caches, so that the first iteration has all of the compiling in it.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        caches = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("TORCHINDUCTOR", "TRITON")}
         try:
             done = subprocess.run(
                 command,
                 input=text,
-                env=dict(env),
+                env={**env, **caches},
                 cwd=folder,
                 capture_output=True,
                 text=True,
@@ -140,3 +144,11 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
     }
+
+
+def save(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result beside its place and move it there, so that there never is half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".writing")
+    beside.write_text(json.dumps(result, indent=1) + "\n")
+    beside.replace(path)

@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks.goals import goals_table, memory_table, ratio_table
 from benchmarks.processes import PEERS
+from benchmarks.tables import (
+    Row,
+    best_bandwidth,
+    best_limits,
+    names,
+    ordered,
+    percent,
+    precision_of,
+    select,
+    share_of_limit,
+    short,
+    table,
+    variants_of,
+)
 
-Row = dict[str, Any]
 # A section of the page that a file of results fills.
 SECTION = re.compile(r"(<!-- results: (?P<file>[\w.-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
@@ -19,8 +32,14 @@ SECTION = re.compile(r"(<!-- results: (?P<file>[\w.-]+) -->\n).*?(<!-- end of re
 def render(result: Row) -> str:
     """Return every table that a result has, as markdown."""
     parts = [describe(result)]
+    if result.get("checks"):
+        parts += ["### Checks before the measurement", checks_table(result["checks"])]
+    if not result["settings"]["quick"]:
+        parts += ["### Goals", goals_table(result)]
     if result.get("throughput"):
         parts += ["### Transitions a second", summary_table(result)]
+        parts += ["### rl8x over the others", ratio_table(result)]
+        parts += ["### Peak memory of a process, MB", memory_table(result)]
         for work in names(result["throughput"], "work"):
             parts += [f"#### {work}", describe_work(result["works"][work]), work_table(result, work)]
     if result.get("return"):
@@ -36,7 +55,8 @@ def describe(result: Row) -> str:
     """Say where and with what a result was measured."""
     machine, settings = result["machine"], result["settings"]
     lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "
+        (f"{machine['gpu']}; " if "gpu" in machine else "")
+        + f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "
         f"Python {machine['python']}; "
         f"{settings['threads']} threads, device {settings['device']}, {result['date']}."
     ]
@@ -53,12 +73,17 @@ def describe(result: Row) -> str:
                 versions[row["peer"]] = f"{row['library']} {row['version']} ({told})"
     if versions:
         lines.append("Versions: " + "; ".join(versions[peer] for peer in ordered(versions)) + ".")
-    if result.get("limits"):
+    if best_limits(result.get("limits", [])):
         told = []
         for precision, widths in best_limits(result["limits"]).items():
             for width, limit in widths.items():
                 told.append(f"{precision} {width}x{width}: {limit:.0f}")
         lines.append("Fastest matrix product, GFLOP/s: " + ", ".join(told) + ".")
+        bandwidth = best_bandwidth(result["limits"])
+        if bandwidth is not None:
+            lines.append(f"Fastest copy of memory, bytes read and written: {bandwidth:.0f} GB/s.")
+    if result.get("left_out"):
+        lines.append("Left out for lack of time: " + ", ".join(result["left_out"]) + ".")
     return "\n".join(lines)
 
 
@@ -70,56 +95,19 @@ def describe_work(work: Row) -> str:
     )
 
 
-def best_limits(limits: Iterable[Row]) -> dict[str, dict[str, float]]:
-    """Return the highest GFLOP/s that was seen, by precision and width."""
-    best: dict[str, dict[str, float]] = {}
-    for row in limits:
-        for precision, widths in row.items():
-            if precision == "error":
-                continue
-            for width, limit in widths.items():
-                known = best.setdefault(precision, {})
-                known[width] = max(known.get(width, 0.0), limit["gflops"])
-    return best
-
-
-def names(rows: Sequence[Row], key: str) -> list[Any]:
-    """Return the values of a key, in the order of their first row."""
-    return list(dict.fromkeys(row[key] for row in rows))
-
-
-def ordered(peers: Iterable[str]) -> list[str]:
-    """Return peers in the order of the tables."""
-    return [peer for peer in PEERS if peer in set(peers)]
-
-
-def select(rows: Sequence[Row], key: str, **tags: Any) -> list[float]:
-    """Return the values of a key in the rows with these tags."""
-    return [row[key] for row in rows if key in row and all(row.get(name) == value for name, value in tags.items())]
-
-
-def short(rate: float) -> str:
-    """Write a rate: 3.2M, 412k, 4.7k, 83."""
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if rate >= size:
-            number = rate / size
-            return f"{number:.1f}{unit}" if number < 10 else f"{number:.0f}{unit}"
-    return f"{rate:.0f}"
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def checks_table(checks: Sequence[Row]) -> str:
+    """Return a row for each check: what, on what, whether it held, and what was seen."""
+    words = {True: "yes", False: "**no**", None: "not possible here"}
+    return table(
+        ["check", "case", "held", "seen"],
+        [[check["name"], check["case"], words[check["passed"]], check["told"]] for check in checks],
+    )
 
 
 def summary_table(result: Row) -> str:
     """Return a row for each work: rl8x in each mode, the others as they come and with malloc's settings."""
     rows = result["throughput"]
-    columns = [
-        (peer, [variant for variant in PEERS[peer].variants if select(rows, "variant", peer=peer, variant=variant)])
-        for peer in ordered(names(rows, "peer"))
-    ]
+    columns = [(peer, variants_of(rows, peer)) for peer in ordered(names(rows, "peer"))]
     header = ["work", *(f"{PEERS[peer].title} ({' / '.join(variants)})" for peer, variants in columns)]
     lines = []
     for work in names(rows, "work"):
@@ -132,35 +120,37 @@ def summary_table(result: Row) -> str:
 
 
 def work_table(result: Row, work: str) -> str:
-    """Return a row for each library and variant: rate, range, first iteration, memory, share of the limit."""
+    """Return a row for each library and variant: rate, range, first iteration, memory, share of the limits."""
     rows = [row for row in result["throughput"] if row["work"] == work]
-    limits = best_limits(result.get("limits", []))
+    on_device = bool(select(rows, "peak_device_mb"))
+    header = ["library", "variant", "transitions/s", "range", "first iteration, s", "peak memory, MB"]
+    header += ["share of the limit", *(["share of memory's", "peak device memory, MB"] if on_device else [])]
     lines = []
     for peer in ordered(names(rows, "peer")):
-        for variant in PEERS[peer].variants:
-            rates = select(rows, "transitions_per_s", peer=peer, variant=variant)
+        for variant in variants_of(rows, peer):
+            tags = {"peer": peer, "variant": variant}
+            rates = select(rows, "transitions_per_s", **tags)
             if not rates:
-                if select(rows, "error", peer=peer, variant=variant):
-                    lines.append([PEERS[peer].title, variant, "failed", "", "", "", ""])
+                lines.append([PEERS[peer].title, variant, "failed", *[""] * (len(header) - 3)])
                 continue
-            middle = statistics.median(rates)
-            first = statistics.median(select(rows, "first_iteration_s", peer=peer, variant=variant))
-            memory = max(select(rows, "peak_rss_mb", peer=peer, variant=variant))
-            precision = "bf16" if "bf16" in variant else "fp32"
-            limit = limits.get(precision, {}).get(str(result["works"][work]["hidden"]))
-            share = f"{middle * result['works'][work]['flops'] / limit / 1e9:.0%}" if limit else ""
-            spread = f"{short(min(rates))} - {short(max(rates))}"
-            lines.append([PEERS[peer].title, variant, short(middle), spread, f"{first:.2f}", f"{memory:.0f}", share])
-    header = [
-        "library",
-        "variant",
-        "transitions/s",
-        "range",
-        "first iteration, s",
-        "peak memory, MB",
-        "share of the limit",
-    ]
+            middle, precision = statistics.median(rates), precision_of(variant)
+            first = statistics.median(select(rows, "first_iteration_s", **tags))
+            cells = [short(middle), f"{short(min(rates))} - {short(max(rates))}", f"{first:.2f}"]
+            cells += [f"{max(select(rows, 'peak_rss_mb', **tags)):.0f}"]
+            cells += [percent(share_of_limit(result, work, middle, precision))]
+            if on_device:
+                cells += [percent(share_of_memory(result, work, middle, precision))]
+                cells += [f"{max(select(rows, 'peak_device_mb', **tags), default=0.0):.0f}"]
+            lines.append([PEERS[peer].title, variant, *cells])
     return table(header, lines)
+
+
+def share_of_memory(result: Row, work: str, rate: float, precision: str) -> float | None:
+    """Return the share that a rate is of what moving the activations allows; None where that was not measured."""
+    bandwidth, numbers = best_bandwidth(result.get("limits", [])), result["works"][work].get("activations")
+    if bandwidth is None or numbers is None:
+        return None
+    return rate * float(numbers) * (2 if precision == "bf16" else 4) / bandwidth / 1e9
 
 
 def return_table(rows: Sequence[Row]) -> str:
@@ -168,9 +158,7 @@ def return_table(rows: Sequence[Row]) -> str:
     works = names(rows, "work")
     lines = []
     for peer in ordered(names(rows, "peer")):
-        for variant in PEERS[peer].variants:
-            if not select(rows, "variant", peer=peer, variant=variant):
-                continue
+        for variant in variants_of(rows, peer):
             cells = []
             for work in works:
                 tags = {"peer": peer, "variant": variant, "work": work}
@@ -197,13 +185,16 @@ def scaling_table(rows: Sequence[Row]) -> str:
     counts = names(rows, "work")
     lines = []
     for peer in ordered(names(rows, "peer")):
-        for variant in PEERS[peer].variants:
+        for variant in variants_of(rows, peer):
             rates = [select(rows, "transitions_per_s", peer=peer, variant=variant, work=count) for count in counts]
             if any(rates):
                 memory = select(rows, "peak_rss_mb", peer=peer, variant=variant, work=counts[-1])
-                told = [short(statistics.median(rate)) if rate else "-" for rate in rates]
-                lines.append([PEERS[peer].title, variant, *told, f"{max(memory):.0f}" if memory else ""])
-    return table(["library", "variant", *(f"{count:,}" for count in counts), f"peak MB at {counts[-1]:,}"], lines)
+                middles = [statistics.median(rate) if rate else None for rate in rates]
+                told = ["-" if middle is None else short(middle) for middle in middles]
+                ends = f"{middles[-1] / middles[0]:.2f}" if middles[0] and middles[-1] else ""
+                lines.append([PEERS[peer].title, variant, *told, ends, f"{max(memory):.0f}" if memory else ""])
+    header = ["library", "variant", *(f"{count:,}" for count in counts)]
+    return table([*header, f"{counts[-1]:,} over {counts[0]:,}", f"peak MB at {counts[-1]:,}"], lines)
 
 
 def soak_table(rows: Sequence[Row]) -> str:

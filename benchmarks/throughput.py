@@ -5,7 +5,7 @@ that changes its speed changes it for all of them. Each runs in a virtual enviro
 first call.
 
     python benchmarks/throughput.py --quick                          # does everything run? (the rates mean nothing)
-    python benchmarks/throughput.py --passes 4                       # the table; an hour and a half on two cores
+    python benchmarks/throughput.py --passes 4                       # the table; about two hours on two cores
     python benchmarks/throughput.py --only small --peers rl8x sb3    # one work, two libraries
     python benchmarks/throughput.py --measure return --seeds 10      # seconds to CartPole 475 and Pendulum -200
     python benchmarks/throughput.py --render                         # docs/benchmarks.md again, from the JSON
@@ -27,7 +27,7 @@ if __package__ in (None, ""):
 
 from benchmarks import report
 from benchmarks.common import MALLOC_SETTINGS, TARGETS, WORKS, Job, Work, quick
-from benchmarks.processes import PEERS, ROOT, call, environment, machine, python_of, run
+from benchmarks.processes import PEERS, ROOT, call, environment, machine, python_of, run, save
 
 RESULTS = ROOT / "benchmarks" / "results"
 TUNED = ROOT / "benchmarks" / "tuned.json"
@@ -112,15 +112,12 @@ class Session:
             machine=machine(),
             date=datetime.date.today().isoformat(),
             settings={"threads": args.threads, "device": args.device, "malloc": MALLOC_SETTINGS, "quick": args.quick},
-            works={name: {**dataclasses.asdict(work), "flops": work.flops} for name, work in WORKS.items()},
+            works={name: work.described() for name, work in WORKS.items()},
         )
 
     def save(self) -> None:
         """Write the result."""
-        self.args.out.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.args.out.with_suffix(".writing")
-        beside.write_text(json.dumps(self.result, indent=1) + "\n")
-        beside.replace(self.args.out)
+        save(self.args.out, self.result)
 
     def measure(
         self, group: str, peer: str, variant: str, job: Job, extra: dict[str, str], **tags: Any
@@ -154,7 +151,7 @@ class Session:
 def measure_limits(session: Session) -> None:
     """Measure what the matrix product allows."""
     args = session.args
-    text = json.dumps({"threads": args.threads, "device": args.device})
+    text = json.dumps({"threads": args.threads, "device": args.device, "quick": args.quick})
     command = [python_of(PEERS["rl8x"]), "-m", "benchmarks.limits"]
     row = call(command, text, environment(args.threads, {}), args.timeout)
     session.result.setdefault("limits", []).append(row)

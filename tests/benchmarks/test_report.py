@@ -13,13 +13,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import WORKS, DoneError, Job, Recorder, Work, evaluate  # noqa: E402
 from benchmarks.peers import numpy_envs, torch_envs  # noqa: E402
 
-from benchmarks import report  # noqa: E402
+from benchmarks import limits, processes, report, tables  # noqa: E402
 
 
 def test_page_says_what_the_results_say():
     page = ROOT / "docs" / "benchmarks.md"
-    if not page.exists():
-        pytest.skip("no page yet")
     assert report.filled(page.read_text(), ROOT / "benchmarks" / "results") == page.read_text()
 
 
@@ -33,6 +31,55 @@ def test_flops_of_the_two_sizes():
 def test_job_survives_json():
     job = Job(work=WORKS["small"], seed=3, target=475.0, precision="bf16")
     assert Job.from_json(job.to_json()) == job
+
+
+def test_activations_of_a_work():
+    small = Work(env="cartpole", num_envs=1, horizon=32, hidden=64, minibatches=1, passes=4)
+    # Two networks of two layers: 4 * 64 * (2 * 33/32 + 6 * 4) = 6672
+    assert small.described()["activations"] == small.activations == pytest.approx(6672)
+
+
+def test_processes_begin_without_compiled_code_and_say_why_they_failed():
+    code = "import json, os; print(json.dumps([os.environ[k + '_CACHE_DIR'] for k in ('TORCHINDUCTOR', 'TRITON')]))"
+    first, second = (processes.call([sys.executable, "-c", code], "", {}, 60.0) for _ in range(2))
+    assert not set(first) & set(second)
+    failed = processes.call([sys.executable, "-c", f"raise SystemExit('no {ROOT}/here')"], "", {}, 60.0)
+    assert failed == {"error": "no ./here", "exit_status": 1}
+    slow = processes.call([sys.executable, "-c", "import time; time.sleep(60)"], "", {}, 0.2)
+    assert slow == {"error": "took more than 0 s"}
+
+
+def test_results_are_written_beside_and_moved(tmp_path):
+    path = tmp_path / "new" / "cpu.json"
+    processes.save(path, {"a": 1})
+    processes.save(path, {"a": 2})
+    assert path.read_text() == '{\n "a": 2\n}\n'
+    assert [file.name for file in path.parent.iterdir()] == ["cpu.json"]
+
+
+def test_limits_of_a_cpu():
+    found = limits.measure(rows=(64,), copied=2**16)
+    assert set(found) == {"fp32", "bf16", "bytes_gb_per_s"}
+    assert found["fp32"]["64"]["gflops"] > 0
+    assert found["fp32"]["256"]["rows"] == 64
+    assert tables.best_limits([found, {"fp32": {"64": {"gflops": 1e9}}}, {"error": "x"}])["fp32"]["64"] == 1e9
+    assert tables.best_bandwidth([found, {"error": "x"}]) == found["bytes_gb_per_s"]
+    assert tables.best_bandwidth([{"fp32": {}}]) is None
+
+
+def test_scaling_tells_how_the_largest_compares_with_the_smallest():
+    rows = [
+        {
+            "peer": "rl8x",
+            "variant": "eager fp32",
+            "work": count,
+            "run": 0,
+            "transitions_per_s": rate,
+            "peak_rss_mb": 9.0,
+        }
+        for count, rate in ((1024, 200e3), (65536, 150e3))
+    ]
+    assert "| rl8x | eager fp32 | 200k | 150k | 0.75 | 9 |" in report.scaling_table(rows)
 
 
 def test_recorder_leaves_warmup_out():

@@ -201,7 +201,8 @@ def _in_fresh_process(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """Do a job in a process of its own, with nothing in the compiler's cache."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-        settings = {"TORCHINDUCTOR_CACHE_DIR": cache, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
+        settings = {**caches, "MLFLOW_DISABLE_TELEMETRY": "true"}
         # -P: modules of the working directory are found last, as by the command itself.
         command = [sys.executable, "-P", "-m", "rl8x.cli.bench_process"]
         try:
