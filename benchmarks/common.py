@@ -101,7 +101,7 @@ class Work:
 WORKS = {
     "pendulum-64": Work(env="pendulum", num_envs=4096, horizon=32, hidden=64, minibatches=8, passes=4),
     "cartpole-64": Work(env="cartpole", num_envs=4096, horizon=32, hidden=64, minibatches=8, passes=4),
-    "pendulum-256": Work(env="pendulum", num_envs=4096, horizon=32, hidden=256, minibatches=8, passes=4, iterations=4),
+    "pendulum-256": Work(env="pendulum", num_envs=4096, horizon=32, hidden=256, minibatches=8, passes=4, iterations=3),
     "rl8-defaults": Work(
         env="cartpole",
         num_envs=8192,
@@ -112,7 +112,7 @@ WORKS = {
         gamma=0.95,
         max_grad_norm=5.0,
         normalize_rewards=True,
-        iterations=3,
+        iterations=2,
     ),
     "small": Work(
         env="cartpole", num_envs=16, horizon=128, hidden=64, minibatches=32, passes=10, lr=3e-4, iterations=12
