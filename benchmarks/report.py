@@ -12,6 +12,7 @@ from benchmarks.goals import goals_table, memory_table, ratio_table
 from benchmarks.processes import PEERS
 from benchmarks.tables import (
     Row,
+    best,
     best_bandwidth,
     best_limits,
     names,
@@ -25,6 +26,7 @@ from benchmarks.tables import (
     variants_of,
 )
 
+README_SECTION = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
 # A section of the page that a file of results fills.
 SECTION = re.compile(r"(<!-- results: (?P<file>[\w.-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
@@ -117,6 +119,27 @@ def summary_table(result: Row) -> str:
             cells.append(" / ".join(short(statistics.median(rate)) if rate else "-" for rate in rates))
         lines.append([work, *cells])
     return table(header, lines)
+
+
+def short_table(result: Row) -> str:
+    """Return a row for each work, for the README: each library's fastest variant in fp32, rl8x's by mode."""
+    rows = result["throughput"]
+    modes = [variant for variant in variants_of(rows, "rl8x") if precision_of(variant) == "fp32"]
+    others = [peer for peer in ordered(names(rows, "peer")) if peer != "rl8x"]
+    lines = []
+    for work in names(rows, "work"):
+        own = [select(rows, "transitions_per_s", work=work, peer="rl8x", variant=mode) for mode in modes]
+        cells = [short(statistics.median(rates)) if rates else "-" for rates in own]
+        for peer in others:
+            found = best(rows, work, peer)
+            cells.append("-" if found is None else short(found.rate))
+        shape = result["works"][work]
+        told = (
+            f"{shape['env']}, {shape['num_envs']} x {shape['horizon']}, {shape['hidden']} x 2, {shape['minibatches']}"
+        )
+        lines.append([told, *cells])
+    titles = [f"rl8x {mode.split()[0]}" for mode in modes] + [PEERS[peer].title for peer in others]
+    return table(["transitions/s: task, copies x steps, network, minibatches", *titles], lines)
 
 
 def work_table(result: Row, work: str) -> str:
@@ -236,7 +259,14 @@ def filled(page: str, results: Path) -> str:
     return SECTION.sub(fill, page)
 
 
-def write_page(page: Path, results: Path) -> None:
-    """Make the sections of a page anew, where there is one."""
-    if page.exists():
-        page.write_text(filled(page.read_text(), results))
+def filled_readme(readme: str, results: Path) -> str:
+    """Return the README with its table of speeds made anew."""
+    path = results / "cpu.json"
+    text = short_table(json.loads(path.read_text())) if path.exists() else "Not measured yet."
+    return README_SECTION.sub(lambda match: f"{match[1]}{text}\n{match[2]}", readme)
+
+
+def write_pages(root: Path, results: Path) -> None:
+    """Make what the page and the README show of the results anew."""
+    for page, fill in ((root / "docs" / "benchmarks.md", filled), (root / "README.md", filled_readme)):
+        page.write_text(fill(page.read_text(), results))

@@ -8,7 +8,7 @@ first call.
     python benchmarks/throughput.py --passes 4                       # the table; about two hours on two cores
     python benchmarks/throughput.py --only small --peers rl8x sb3    # one work, two libraries
     python benchmarks/throughput.py --measure return --seeds 10      # seconds to CartPole 475 and Pendulum -200
-    python benchmarks/throughput.py --render                         # docs/benchmarks.md again, from the JSON
+    python benchmarks/throughput.py --render                         # docs/benchmarks.md and README.md, from the JSON
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--out", type=Path, help="JSON to write, and to add to where it exists (default: benchmarks/results/cpu.json)"
     )
     parser.add_argument("--install", action="store_true", help="only make the libraries' virtual environments")
-    parser.add_argument(
-        "--render", action="store_true", help="only write the tables of docs/benchmarks.md from the JSON"
-    )
+    parser.add_argument("--render", action="store_true", help="only write the tables of the pages from the JSON")
     args = parser.parse_args(argv)
     if args.out is None:
         args.out = RESULTS / ("quick.json" if args.quick else "cpu.json" if args.device == "cpu" else "cuda.json")
@@ -230,7 +228,7 @@ def main(argv: list[str] | None = None) -> None:
             steps[name](session)
         print(report.render(session.result))
     if args.render or not args.quick:
-        report.write_page(ROOT / "docs" / "benchmarks.md", RESULTS)
+        report.write_pages(ROOT, RESULTS)
 
 
 if __name__ == "__main__":

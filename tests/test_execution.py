@@ -120,6 +120,7 @@ def test_captured_horizons_and_updates_equal_eager_ones(case):
         shared = [name for name in rows[0] if "kl" not in case]
         assert [rows[1][name] for name in shared] == pytest.approx([rows[0][name] for name in shared], abs=1e-4)
     assert captured.counters == eager.counters
+    assert (eager.tags["rl8x.execution"], captured.tags["rl8x.execution"]) == ("eager", "graph")
     assert captured.collector.stepper.captures_env
 
 
@@ -140,6 +141,7 @@ def test_an_impure_environment_is_caught_by_a_trial_horizon():
     with pytest.warns(RuntimeWarning, match="CountsSteps runs eagerly around a captured policy: horizons on the same"):
         algorithm.collect()
     assert algorithm.rollout[keys.REWARDS][:6, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # the eager trial's
+    assert algorithm.tags["rl8x.execution"] == "graph, environment eager"
     algorithm.step()
     before = algorithm.rollout[keys.REWARDS][5, 0].item()
     with warnings.catch_warnings():
@@ -226,6 +228,7 @@ def test_small_work_uses_one_thread_and_the_setting_comes_back():
 # -- copies to the host
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("case", [name for name in CASES if name != "kl limit"])
 def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, monkeypatch):
     """Fake tensors have no values: whatever looks at one on the host raises."""
@@ -235,6 +238,9 @@ def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, 
     monkeypatch.setattr(Stats, "_fetch", lambda stats: fetched.append(stats) or dict.fromkeys(stats._pending, 0.0))
     algorithm = build(env, **options, mode="eager")
     algorithm.execution.host_looks = False
+    # Nor does it make tensors of the host's numbers, which would be copies the other way.
+    monkeypatch.setattr(torch, "tensor", None)
+    monkeypatch.setattr(torch, "as_tensor", None)
     with FakeTensorMode(allow_non_fake_inputs=True):
         for _ in range(2):
             row = Stats.merge(algorithm.collect(), algorithm.step())
@@ -244,6 +250,7 @@ def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, 
             fetched.clear()
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_a_look_at_a_value_would_be_noticed():
     algorithm = build(Pendulum, mode="eager")  # which may look at whether episodes were cut
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -141,3 +144,36 @@ def test_a_compiled_update_counts_too(shape):
     assert compiled.count == eager.count == 8
     assert torch.equal(compiled.mean, eager.mean)
     assert torch.equal(compiled.var, eager.var)
+
+
+RANK = """
+import os, sys
+import torch, torch.distributed as dist
+from rl8x.normalization import RunningMoments
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+rows = torch.load(f"{folder}/rows.pt", weights_only=True)
+moments = RunningMoments((3,))
+for batch in (rows[:10], rows[10:]):
+    own = batch[:4] if rank == 0 else batch[4:]
+    mask = torch.ones(len(own), dtype=torch.bool)
+    moments.update(own, mask)
+torch.save(dict(moments.state_dict()), f"{folder}/{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_learn_from_all_ranks_rows(tmp_path):
+    rows = torch.rand(25, 3) * 5 + 100
+    torch.save(rows, tmp_path / "rows.pt")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(tmp_path)], env=environment) for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first["num_rows"].item() == 25
+    np.testing.assert_allclose(first["means"].numpy(), rows.double().numpy().mean(0), rtol=1e-9)
+    np.testing.assert_allclose(first["variances"].numpy(), rows.double().numpy().var(0), rtol=1e-6)

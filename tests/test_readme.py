@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import rl8x.trainers.base
-from benchmarks import learning, learning_envs
+from benchmarks import learning, learning_envs, report
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
@@ -117,6 +117,12 @@ def test_the_figures_are_those_of_the_committed_measurement(page: str) -> None:
     tasks = learning.shown() if page == "README.md" else learning.TASKS
     table = learning.report(document["rows"], tasks)
     assert f"<!-- learning -->\n{table}\n<!-- /learning -->" in (ROOT / page).read_text()
+
+
+def test_the_speeds_are_those_of_the_committed_measurement() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert report.README_SECTION.search(readme)
+    assert report.filled_readme(readme, ROOT / "benchmarks" / "results") == readme
 
 
 def test_every_seed_of_every_task_passed_under_the_present_settings() -> None:

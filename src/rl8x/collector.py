@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from rl8x import keys
 from rl8x.envs.base import Carry, Env, Step
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollout import Rollout, collect_stats, stacked_metrics
 from rl8x.stats import Stats
 from rl8x.stepping import Cursor, Stepper
-from rl8x.trees import first_tensor, flatten_tree, tree_map
+from rl8x.trees import first_tensor, tree_map
 
 
 class Collector:
@@ -65,10 +64,6 @@ class Collector:
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
         self.env.carry, self.cursor = self.stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
-        last = self.cursor
-        values = self.policy.values(last.obs, last.state, last.starts)
-        named = flatten_tree(keys.OBS, last.obs) | {keys.STARTS: last.starts, keys.VALUES: values}
-        rollout.write_slot(rollout.horizon, named)
 
     @torch.no_grad()
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:

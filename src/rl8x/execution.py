@@ -224,7 +224,8 @@ class CompiledProgram:
         graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
         read = _lift(graph)
         # Recorded once more: the compiler wants to know of every argument what only a recording tells.
-        return make_fx(graph)(*copies, *[tensor.clone() for tensor in read]), read
+        record = make_fx(graph, decomposition_table=_THIN)
+        return record(*copies, *[tensor.clone() for tensor in read]), read
 
     @staticmethod
     def _compile(record: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -312,6 +313,34 @@ class _Ready(NamedTuple):
 
     run: Callable[..., Sequence[Tensor]]
     read: Sequence[Tensor]
+
+
+def _thin_mm(left: Tensor, right: Tensor) -> Any:
+    """Write a product with one row, one column or one term an element as a sum, which fuses with what is around it.
+
+    The head of values and its gradients are such: a call into a library for each costs more than the arithmetic, and
+    another pass over the activations.
+    """
+    (rows, terms), columns = left.shape, right.shape[1]
+    if left.device.type != "cpu" or left.dtype != torch.float32:
+        return NotImplemented
+    if terms == 1:
+        return left * right
+    if columns == 1:
+        return (left * right.t()).sum(1, keepdim=True)
+    return (left.t() * right).sum(0, keepdim=True) if rows == 1 else NotImplemented
+
+
+def _thin_addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
+    """Do the same for a product and a bias."""
+    product = _thin_mm(left, right)
+    return product if product is NotImplemented else product + bias
+
+
+_THIN: Final[dict[Any, Callable[..., Any]]] = {
+    torch.ops.aten.mm.default: _thin_mm,
+    torch.ops.aten.addmm.default: _thin_addmm,
+}
 
 
 def _lift(record: torch.fx.GraphModule) -> list[Tensor]:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl8x.functional.stats import moments
+from rl8x.functional.stats import Moments, moments
 
 
 class RunningMoments(nn.Module):
@@ -55,7 +56,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor, mask: Tensor | None = None) -> None:
-        """Take in a batch.
+        """Take in a batch; in a process group of torch.distributed, those of all ranks, so that all know the same.
 
         Args:
             batch: Rows in any number of leading axes, `[..., *shape]`.
@@ -71,7 +72,9 @@ class RunningMoments(nn.Module):
         if mask is not None and mask.shape != leading:
             raise ValueError(f"`mask` must be shaped {list(leading)}, one a row; got {list(mask.shape)}.")
         rows = batch.reshape(-1, self.means.numel())
-        self.merge(*moments(rows, None if mask is None else mask.reshape(-1)))
+        own = moments(rows, None if mask is None else mask.reshape(-1))
+        for each in _of_all_ranks(own):
+            self.merge(*each)
 
     @torch.no_grad()
     def merge(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
@@ -114,3 +117,14 @@ class RunningMoments(nn.Module):
             assert buffer is not None
             self._buffers[name] = buffer.to(fn(buffer).device)
         return self
+
+
+def _of_all_ranks(own: Moments) -> list[Moments]:
+    """Return the moments of every rank's rows, in the order of ranks; without a process group, this process's own."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [own]
+    flat = torch.cat([part.reshape(-1) for part in own])
+    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, flat)
+    size = own.mean.numel()
+    return [Moments(each[0], each[1 : 1 + size], each[1 + size :]) for each in gathered]

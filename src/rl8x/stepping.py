@@ -115,7 +115,7 @@ class Stepper:
         """Take the steps of a horizon and write them into a rollout's slots, values of cut episodes with them.
 
         Args:
-            rollout: What is written to; all but its last slot.
+            rollout: What is written to.
             carry: Where the environment stands.
             cursor: Where environment and policy stand.
             env_noise: Noise of the environment, `[horizon, num_envs, *]`.
@@ -187,7 +187,14 @@ class Stepper:
             carry, cursor, act, step = step_once(carry, before, env_noise[t], policy_noise[t])
             rollout.write_slot(t, slot(before, act, step) | {keys.FINAL_VALUES: self.final_values(act, step)})
             rollout.write_state(t, before.state)
+        self.write_last(rollout, cursor)
         return carry, cursor
+
+    def write_last(self, rollout: Rollout, cursor: Cursor) -> None:
+        """Write the slot after the last step: the next observation, its value and whether it begins an episode."""
+        values = self.policy.values(cursor.obs, cursor.state, cursor.starts)
+        named = flatten_tree(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts, keys.VALUES: values}
+        rollout.write_slot(rollout.horizon, named)
 
     def _fill_captured(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:
         """Replay a whole horizon, captured the first time; the first also runs eagerly, to compare the two."""
@@ -284,6 +291,7 @@ class _Filler:
         if stepper.execution.host_looks:
             self._write_final_values(rollout, finals)
         carry, cursor = self._where.tree(where)
+        stepper.write_last(rollout, cursor)
         return carry, cursor
 
     def _with_state(self, rollout: Rollout, t: int, where: Sequence[Tensor]) -> Sequence[Tensor]:

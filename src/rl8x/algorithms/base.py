@@ -145,6 +145,14 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         params["distribution.class"] = qualified_name(type(self.policy.distribution))
         return params
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """What a run shows of itself by its end, by the name of a tag."""
+        # Some simulators show at their first ended episode that they keep it to themselves.
+        if self.env.gives_final_obs:
+            return {}
+        return {"rl8x.final_obs": "missing: time limits bootstrap from the observation after the reset"}
+
     def memory_stats(self) -> dict[str, float]:
         """Say how much device memory torch holds for this process, in MB (10^6 bytes); empty on the CPU."""
         if self.device.type != "cuda":

@@ -10,7 +10,8 @@ KL divergence: Schulman 2020, "Approximating KL divergence", k3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +160,14 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             }
         )
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """What a run shows by its end, how its programs ran too: the mode in force may be another than at its start."""
+        stepper = self.collector.stepper
+        inside = stepper.captures_env or stepper.compiles_env or self.execution.mode == "eager"
+        mode = self.execution.mode if inside else f"{self.execution.mode}, environment eager"
+        return super().tags | {"rl8x.execution": mode}
+
     # -- collecting
 
     def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
@@ -215,7 +224,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             raise RuntimeError("`step()` needs fresh experience: call `collect()` before each `step()`.")
         self.fresh = False
         with torch.no_grad():
-            explained = self._prepare()
+            (explained,) = self._prepare_program()
         transitions = self.counters[keys.ENV_STEPS]
         lr, entropy_coeff = self.lr_schedule(transitions), self.entropy_schedule(transitions)
         self.optimizer.lr.fill_(lr)
@@ -243,13 +252,25 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
         self.policy.observe(obs, None if valid is None else valid[:horizon])
 
+    @functools.cached_property
+    def _prepare_program(self) -> Callable[[], Sequence[Tensor]]:
+        """Return `_prepare`, captured where kernels are: it reads and writes memory that stays where it is."""
+        if self.execution.mode != "graph":
+            return lambda: [self._prepare()]
+        values = self.policy.value_moments
+        learned = [*self.return_moments.buffers(), *([] if values is None else values.buffers())]
+        fixed = [self.running_return, *learned]
+        program = self.execution.program(lambda *_: [self._prepare()], len(fixed))
+        return lambda: program(*fixed)
+
     def _prepare(self) -> Tensor:
         """Estimate advantages and returns, and pack what the updates read; values' targets in the model's units."""
         config, rollout, horizon = self.config, self.rollout, self.config.horizon
         data = {name: rollout[name][:horizon] for name in rollout.tensors}
         rewards, ended = data[keys.REWARDS], data[keys.TERMINATED] | data[keys.TRUNCATED]
         if config.normalize_rewards:
-            returns, self.running_return = running_returns(rewards, ended, self.running_return, config.gamma)
+            returns, carry = running_returns(rewards, ended, self.running_return, config.gamma)
+            self.running_return.copy_(carry)
             self.return_moments.update(returns, data.get(keys.VALID))
             rewards = self.return_moments.normalize(rewards, center=False)
         advantages, targets = generalized_advantages(

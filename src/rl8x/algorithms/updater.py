@@ -94,8 +94,8 @@ class Updater:
             A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 7]`, and whether it was
             applied, `[updates]`, bool.
         """
-        coefficient = torch.tensor(entropy_coeff, device=self.device)
-        # A tensor, so that an accelerator decides without the host.
+        # Filled, not copied from the host, and decided upon without it.
+        coefficient = torch.full((), entropy_coeff, device=self.device)
         active = torch.ones((), dtype=torch.bool, device=self.device)
         limited, on_cpu = self.config.target_kl_div is not None, self.device.type == "cpu"
         rows, flags = [], []

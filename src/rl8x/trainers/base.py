@@ -332,10 +332,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._tracked = False
         if self.stop_reason is not None:
             self.tracker.set_tags({"rl8x.stop_reason": self.stop_reason})
-        # Only at the end: some simulators show at their first ended episode that they keep it to themselves.
-        if not self.algorithm.env.gives_final_obs:
-            reason = "missing: time limits bootstrap from the observation after the reset"
-            self.tracker.set_tags({"rl8x.final_obs": reason})
+        self.tracker.set_tags(self.algorithm.tags)
         self.tracker.finish(status)
 
     def close(self) -> None:
