@@ -145,8 +145,8 @@ class Job:
         seed: Seed of the run.
         target: Stop when a deterministic evaluation reaches this return; None times `work.iterations` iterations.
         budget_s: With a target: give up after so many seconds of training.
-        warmup_s: Without a target: iterations of the first so many seconds do not count, so that what a library does in
-            the background when it starts (creating a database, say) is over. The first iteration never counts.
+        warmup_s: Without a target: iterations of so many seconds after the first, which never counts, do not count, so
+            that what a library does in the background when it starts (creating a database, say) is over.
         timed_s: Without a target: time for at least so many seconds.
         execution: rl8x only: how it executes.
         precision: rl8x only: the numbers it multiplies.
@@ -226,7 +226,7 @@ class Recorder:
         job, total = self.job, sum(self.durations)
         if job.target is not None:
             return self.reached or total > job.budget_s
-        if total < job.warmup_s:
+        if total - self.durations[0] < job.warmup_s:
             self.warmup = len(self.durations)
         timed = self.durations[self.warmup :]
         return len(timed) >= job.work.iterations and sum(timed) >= job.timed_s
