@@ -264,3 +264,22 @@ def test_clipping_is_what_the_environment_gets():
         "/a": [[1.0], [-0.5]],
         "/b": [0, 1],
     }
+
+
+def test_an_exported_policy_normalises_as_it_does_here():
+    class Acting(torch.nn.Module):
+        def __init__(self, policy):
+            super().__init__()
+            self.policy = policy
+
+        def forward(self, obs):
+            starts = torch.zeros(len(obs), dtype=torch.bool)
+            return self.policy.act(obs, self.policy.initial_state(len(obs)), starts).actions
+
+    space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    policy = Policy(space, spaces.Box(-1.0, 1.0, (2,), np.float32), normalize_observations=True)
+    policy.observe(torch.randn(8, 4, 3) * 50 + 100)
+    obs = torch.randn(5, 3) * 50 + 100
+    exported = torch.export.export(Acting(policy), (obs,)).module()
+    torch.testing.assert_close(exported(obs), Acting(policy)(obs))
+    assert any("obs_moments" in name for name, _ in exported.named_buffers())

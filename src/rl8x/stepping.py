@@ -248,9 +248,9 @@ class Stepper:
 
     def _warn(self, error: Exception) -> None:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        policy = {"compile": "compiled", "graph": "captured"}[self.execution.mode]
+        around = {"compile": " around a compiled policy", "graph": " around a captured policy"}
         warnings.warn(
-            f"{type(self.env).__name__} runs eagerly around a {policy} policy: {reason}.",
+            f"{type(self.env).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",
             RuntimeWarning,
             stacklevel=5,
         )
