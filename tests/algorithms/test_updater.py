@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -145,3 +147,17 @@ def test_chunks_of_wide_observations_are_smaller():
     algorithm.updater.__dict__.pop("_chunk_steps")
     algorithm.pack._wide = {"obs": torch.empty(2, 4, 8, 4, 84, 84)}
     assert algorithm.updater._chunk_steps == 2**24 // (algorithm.pack.sources[0].shape[-1] + 4 * 84 * 84) < narrow
+
+
+@pytest.mark.usefixtures("traced_only", "small_chunks")
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_a_resumed_process_adds_gradients_in_the_same_order(mode):
+    # What compiles is the first update of a process, also of one that resumes.
+    straight, resumed = build(execution=mode), build(execution=mode)
+    straight.collect()
+    straight.step()
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for algorithm in (straight, resumed):
+        algorithm.collect()
+        algorithm.step()
+    assert torch.equal(weights(resumed), weights(straight))

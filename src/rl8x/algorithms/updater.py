@@ -156,9 +156,6 @@ class Updater:
             The means of the loss metrics, `[6]`.
         """
         count = min(workers.count, len(chunks))
-        # What is compiled at the first call is compiled by one thread.
-        if not self._compiled:
-            count, self._compiled = 1, True
         while len(self._gradients) < count:
             self._gradients.append(torch.zeros_like(self.optimizer.gradient))
 
@@ -167,7 +164,11 @@ class Updater:
             sums = [self._add(gradient, chunk, entropy_coeff, scale) for chunk in chunks[worker::count]]
             return torch.stack(sums).sum(0)
 
-        sums = workers.share([functools.partial(add, worker) for worker in range(count)])
+        jobs = [functools.partial(add, worker) for worker in range(count)]
+        # What is compiled at the first call is compiled by one thread; shares and sums are those of every call, so that
+        # a process that resumes gets the same bits.
+        sums = workers.share(jobs) if self._compiled else [job() for job in jobs]
+        self._compiled = True
         for gradient in self._gradients[1:count]:
             self.optimizer.gradient.add_(gradient)
         return torch.stack(sums).sum(0)
