@@ -9,8 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x import execution, keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
-from rl8x.execution import CapturedProgram, CompiledProgram, Execution, ProgramError, Workers
+from rl8x.execution import CapturedProgram, CompiledLoop, CompiledProgram, Execution, Loop, ProgramError
 from rl8x.stats import Stats
+from rl8x.workers import Workers
 
 CPU = torch.device("cpu")
 
@@ -206,6 +207,39 @@ def test_what_a_function_reads_beside_its_arguments_is_read_at_every_call():
     assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
     offset.fill_(5.0)
     assert program(torch.zeros(2))[0].tolist() == [5.0, 5.0]
+
+
+# -- loops
+
+
+def until_negative(total, step, unused, item):
+    total.add_(item.sum() * step)
+    return [total + 0.0, item * OFFSET, (total >= 0).squeeze(0)]
+
+
+OFFSET = torch.tensor([10.0])
+
+
+@pytest.mark.parametrize("make", ["eager", "recorded", "compiled"])
+def test_a_loop_calls_its_function_for_each_item_until_it_says_no(make):
+    loop = Loop(until_negative, 1)
+    program = loop if make == "eager" else CompiledLoop(loop, compiles=make == "compiled")
+    total, items = torch.tensor([1.0]), torch.tensor([[1.0, 2.0], [3.0, -2.0], [-9.0, 0.0], [5.0, 5.0]])
+    place = total.data_ptr()
+    totals, scaled, flags = program(total, torch.tensor(1.0), torch.zeros(3), items)
+    assert totals.tolist() == [[4.0], [5.0], [-4.0], [0.0]]
+    assert scaled.tolist() == [[10.0, 20.0], [30.0, -20.0], [-90.0, 0.0], [0.0, 0.0]]
+    assert flags.tolist() == [True, True, False, False]
+    assert total.tolist() == [-4.0]
+    assert total.data_ptr() == place
+    # Arguments and what is read beside them count with their present values.
+    OFFSET.fill_(100.0)
+    try:
+        totals, scaled, flags = program(total.fill_(0.0), torch.tensor(2.0), torch.zeros(3), items)
+    finally:
+        OFFSET.fill_(10.0)
+    assert totals.tolist() == [[6.0], [8.0], [-10.0], [0.0]]
+    assert scaled[0].tolist() == [100.0, 200.0]
 
 
 # -- threads

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 LAYERS = [
     {"keys", "spaces", "trees", "importing", "_version"},
     {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization", "stats"},
-    {"policy", "rollout", "stepping", "collector", "execution", "video"},
+    {"policy", "rollout", "stepping", "collector", "execution", "products", "workers", "malloc", "video"},
     {"algorithms"},
     {"trainers", "conditions", "tracking", "checkpoint"},
     {"cli", "config"},

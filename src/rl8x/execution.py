@@ -9,19 +9,20 @@ call, which at small batches costs more than the arithmetic.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import torch._inductor
 from torch import Tensor
+from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx.experimental.proxy_tensor import make_fx
 
-_T = TypeVar("_T")
+from rl8x import products
+from rl8x.malloc import keep_freed_memory
+from rl8x.workers import Workers
+
 Mode = Literal["auto", "eager", "compile", "graph"]
 Precision = Literal["fp32", "tf32", "bf16"]
 MODES: Final = ("auto", "eager", "compile", "graph")
@@ -32,13 +33,13 @@ PRECISIONS: Final = ("fp32", "tf32", "bf16")
 # Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
 _SHARED_WORK: Final = 6_000_000
 
+# Inductor caches loops only where it is told that they may be: ours hold nothing but what is in their record.
+_CACHED_LOOPS: Final = {
+    "unsafe_marked_cacheable_functions": {f"{while_loop_op.__module__}.while_loop": torch.__version__}
+}
+
 # Runs before a capture, as torch's notes on CUDA graphs advise.
 _WARM_UPS: Final = 3
-
-# glibc's names for what `keep_freed_memory` sets (malloc.h).
-_M_TRIM_THRESHOLD: Final = -1
-_M_TOP_PAD: Final = -2
-_M_MMAP_MAX: Final = -4
 
 
 class Execution:
@@ -132,6 +133,26 @@ class Execution:
         if self.mode == "eager":
             return function
         made = CompiledProgram(function) if self.mode == "compile" else CapturedProgram(function, num_fixed)
+        return self._guarded(made, function)
+
+    def loop(self, function: Callable[..., Sequence[Tensor]], num_state: int) -> Program:
+        """Make a program that calls a function for one item after the other; compiled, without Python between them.
+
+        Args:
+            function: Takes the state, other tensors, and an item; changes the state in place, and returns tensors of
+                which the last is a 0-d bool: whether to go on to the next item.
+            num_state: How many of the first arguments are the state.
+
+        Returns:
+            Takes the same with the items `[n, *]` in one tensor, and returns the results of all, each `[n, *]`; 0 for
+            items after the one that ended it.
+        """
+        loop = Loop(function, num_state)
+        made = CompiledLoop(loop) if self.mode == "compile" and self.device.type == "cpu" else loop
+        return self._guarded(made, loop)
+
+    def _guarded(self, made: Program, function: Program) -> Program:
+        """Run what was made of a function, or the function itself where that cannot be and `auto` may fall back."""
 
         def run(*tensors: Tensor) -> Sequence[Tensor]:
             if self.mode == "eager":
@@ -146,26 +167,6 @@ class Execution:
                 return function(*tensors)
 
         return run
-
-
-class Workers:
-    """Threads that each do a job at the same time; PyTorch's operations let the others go on meanwhile.
-
-    Args:
-        count: How many, the calling thread included.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._pool: ThreadPoolExecutor | None = None
-
-    def share(self, jobs: Sequence[Callable[[], _T]]) -> list[_T]:
-        """Do jobs, at most `count`, side by side, the first in the calling thread; return their results in order."""
-        if len(jobs) > 1 and self._pool is None:
-            # A thread's number of threads is its own.
-            self._pool = ThreadPoolExecutor(self.count - 1, "rl8x-worker", torch.set_num_threads, (1,))
-        others = [self._pool.submit(job) for job in jobs[1:]] if self._pool is not None else []
-        return [jobs[0](), *(other.result() for other in others)]
 
 
 class ProgramError(RuntimeError):
@@ -224,17 +225,82 @@ class CompiledProgram:
         graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
         read = _lift(graph)
         # Recorded once more: the compiler wants to know of every argument what only a recording tells.
-        record = make_fx(graph, decomposition_table=_THIN)
+        record = make_fx(graph, decomposition_table=products.DECOMPOSITIONS)
         return record(*copies, *[tensor.clone() for tensor in read]), read
 
     @staticmethod
     def _compile(record: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         on_cpu = all(tensor.device.type == "cpu" for tensor in examples)
         # The number of threads is written into the code: as a setting it is part of the compiler's cache key.
-        patches = {"cpp_wrapper": True, "cpp.threads": torch.get_num_threads()} if on_cpu else {}
+        patches = {"cpp_wrapper": True, "cpp.threads": torch.get_num_threads(), **_CACHED_LOOPS} if on_cpu else {}
         return torch._inductor.standalone_compile(
             record, list(examples), dynamic_shapes="from_example_inputs", options={"config_patches": patches}
         )
+
+
+class Loop:
+    """A function called for one item after the other; see `Execution.loop`."""
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]], num_state: int) -> None:
+        self.function = function
+        self.num_state = num_state
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Run the loop."""
+        *given, items = tensors
+        each: list[Sequence[Tensor]] = []
+        for item in items:
+            each.append(self.function(*given, item))
+            if not each[-1][-1]:
+                break
+        columns = [torch.stack(column) for column in zip(*each, strict=True)]
+        missing = len(items) - len(each)
+        return [torch.cat((column, column.new_zeros(missing, *column.shape[1:]))) for column in columns]
+
+
+class CompiledLoop(CompiledProgram):
+    """A loop that runs in C++: beside a small minibatch's arithmetic, what Python does for each counts.
+
+    Args:
+        loop: What is called for each item.
+        compiles: As for `CompiledProgram`.
+    """
+
+    def __init__(self, loop: Loop, *, compiles: bool = True) -> None:
+        super().__init__(loop.function, compiles=compiles)
+        self.num_state = loop.num_state
+
+    def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+        """Record a loop of what the function does with one item."""
+        *given, items = tensors
+        record, read = super().trace([*given, items[0]])
+        results = record(*[tensor.clone() for tensor in (*given, items[0], *read)])
+        n, width, last = self.num_state, len(results), len(given)
+
+        def going(index: Tensor, goes_on: Tensor, *_: Tensor) -> Tensor:
+            return (index < len(items)) & goes_on
+
+        def once(index: Tensor, _: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
+            columns, tensors = carried[:width], carried[width:]
+            # A loop's body may not write to what it was given.
+            state = [tensor.clone() for tensor in tensors[:n]]
+            item = tensors[last].index_select(0, index.unsqueeze(0)).squeeze(0)
+            found = record(*state, *tensors[n:last], item, *tensors[last + 1 :])
+            here = torch.arange(len(items)) == index
+            pairs = zip(columns, found, strict=True)
+            written = [torch.where(here.view(-1, *[1] * new.dim()), new, column) for column, new in pairs]
+            return (index + 1, found[-1].clone(), *written, *state)
+
+        def loop(*tensors: Tensor) -> Sequence[Tensor]:
+            columns = [result.new_zeros(len(items), *result.shape) for result in results]
+            start = (torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool))
+            _, _, *done = while_loop_op(going, once, (*start, *columns, *tensors[:n]), tensors[n:])
+            for tensor, value in zip(tensors[:n], done[width:], strict=True):
+                tensor.copy_(value)
+            written: Sequence[Tensor] = done[:width]
+            return written
+
+        return make_fx(loop)(*[tensor.detach().clone() for tensor in (*tensors, *read)]), read
 
 
 class CapturedProgram:
@@ -315,34 +381,6 @@ class _Ready(NamedTuple):
     read: Sequence[Tensor]
 
 
-def _thin_mm(left: Tensor, right: Tensor) -> Any:
-    """Write a product with one row, one column or one term an element as a sum, which fuses with what is around it.
-
-    The head of values and its gradients are such: a call into a library for each costs more than the arithmetic, and
-    another pass over the activations.
-    """
-    (rows, terms), columns = left.shape, right.shape[1]
-    if left.device.type != "cpu" or left.dtype != torch.float32:
-        return NotImplemented
-    if terms == 1:
-        return left * right
-    if columns == 1:
-        return (left * right.t()).sum(1, keepdim=True)
-    return (left.t() * right).sum(0, keepdim=True) if rows == 1 else NotImplemented
-
-
-def _thin_addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
-    """Do the same for a product and a bias."""
-    product = _thin_mm(left, right)
-    return product if product is NotImplemented else product + bias
-
-
-_THIN: Final[dict[Any, Callable[..., Any]]] = {
-    torch.ops.aten.mm.default: _thin_mm,
-    torch.ops.aten.addmm.default: _thin_addmm,
-}
-
-
 def _lift(record: torch.fx.GraphModule) -> list[Tensor]:
     """Turn the tensors that a record holds into further arguments, and return them in order."""
     graph, lifted = record.graph, list[Tensor]()
@@ -358,19 +396,3 @@ def _lift(record: torch.fx.GraphModule) -> list[Tensor]:
         graph.erase_node(node)
     record.recompile()
     return lifted
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep the memory that tensors free, for the next ones, instead of giving it back at once.
-
-    Every pass over a minibatch frees and takes the same few megabytes. Given back to the system and taken again, each
-    page is zeroed and mapped anew, which costs more than the arithmetic on it. Does nothing where the library is not
-    glibc.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_M_TOP_PAD, 64 * 2**20)

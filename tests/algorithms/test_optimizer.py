@@ -58,10 +58,10 @@ def test_an_inactive_step_changes_nothing_even_with_bad_gradients():
     flat = FlatOptimizer(net.parameters(), make_rule("adam", {}), lr=0.1)
     flat.gradient.fill_(1.0)
     flat.step(1.0, torch.tensor(True))
-    before = [tensor.clone() for tensor in (flat.weights, *flat.moments, flat.count)]
+    before = [tensor.clone() for tensor in (flat.weights, *flat.moments.values())]
     flat.gradient.fill_(torch.nan)
     flat.step(1.0, torch.tensor(False))
-    for tensor, old in zip((flat.weights, *flat.moments, flat.count), before, strict=True):
+    for tensor, old in zip((flat.weights, *flat.moments.values()), before, strict=True):
         assert torch.equal(tensor, old)
 
 
@@ -71,16 +71,16 @@ def test_a_restored_optimizer_goes_on_in_place():
     second = FlatOptimizer(other.parameters(), make_rule("adam", {}), lr=0.3)
     first.gradient.normal_()
     first.step(None)
-    pointers = [moment.data_ptr() for moment in second.moments]
+    pointers = [moment.data_ptr() for moment in second.moments.values()]
     second.load_state_dict(first.state_dict())
     second.weights.copy_(first.weights)
     for optimizer in (first, second):
         optimizer.gradient.fill_(0.5)
         optimizer.step(None)
     assert torch.equal(first.weights, second.weights)
-    assert pointers == [moment.data_ptr() for moment in second.moments]
+    assert pointers == [moment.data_ptr() for moment in second.moments.values()]
     with pytest.raises(ValueError, match="velocity"):
-        second.load_state_dict({"lr": second.lr, "count": second.count, "moments": {"velocity": first.weights}})
+        second.load_state_dict({"lr": second.lr, "moments": {"velocity": first.weights}})
 
 
 def test_unknown_options_are_refused():

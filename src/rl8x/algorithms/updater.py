@@ -16,9 +16,10 @@ from rl8x.algorithms.minibatches import SequencePack, chunked, minibatch_rows
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.algorithms.ppo_config import PPOConfig
 from rl8x.algorithms.ppo_losses import KL_DIV, TOTAL, ppo_losses
-from rl8x.execution import Execution, Program, Workers
+from rl8x.execution import Execution, Program
 from rl8x.policy import Policy
 from rl8x.trees import unflatten_tree
+from rl8x.workers import Workers
 
 Rows = Tensor | slice
 
@@ -26,7 +27,7 @@ Rows = Tensor | slice
 # that they stay in the cache. A chunk costs eager execution a millisecond of its own.
 _CHUNK_STEPS: Final = 8192
 # Compiled on the CPU: transitions times the width of a layer, which is about the root of half the weights.
-_CHUNK_ACTIVATIONS: Final = 2**18
+_CHUNK_ACTIVATIONS: Final = 2**17
 _CHUNK_STEPS_CUDA: Final = 2**18
 # Numbers of observations in a chunk, where they are wide: those of images, and what is made of them, fill the memory.
 _CHUNK_NUMBERS: Final = 2**24
@@ -69,12 +70,21 @@ class Updater:
 
     @functools.cached_property
     def _update(self) -> Program:
-        num_fixed = 4 + len(self.optimizer.moments) + len(self.pack.sources)
+        num_fixed = 2 + len(self.optimizer.moments) + len(self.pack.sources)
         return self.execution.program(self._update_tensors, num_fixed)
+
+    @functools.cached_property
+    def _updates(self) -> Program:
+        return self.execution.loop(self._update_tensors, 1 + len(self.optimizer.moments))
 
     @functools.cached_property
     def _add_gradient(self) -> Program:
         return self.execution.program(self._add_gradient_tensors, 2 + len(self.pack.sources))
+
+    @property
+    def _state(self) -> tuple[Tensor, ...]:
+        """What an update begins with: weights and moments, which it changes, and the learning rate."""
+        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr)
 
     @property
     def updates_a_step(self) -> int:
@@ -96,34 +106,46 @@ class Updater:
         """
         # Filled, not copied from the host, and decided upon without it.
         coefficient = torch.full((), entropy_coeff, device=self.device)
-        active = torch.ones((), dtype=torch.bool, device=self.device)
         limited, on_cpu = self.config.target_kl_div is not None, self.device.type == "cpu"
         rows, flags = [], []
         work = self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
         with self.execution.workers_for(work) as workers:
-            for group in self._groups():
-                row, active = self._step(group, coefficient, active, workers)
+            for row, active in self._blocks(coefficient, workers):
                 rows.append(row)
                 flags.append(active)
-                if limited and on_cpu and not active:
+                if limited and on_cpu and not active.all():
                     break
-        return torch.stack(rows), torch.stack(flags)
+        return torch.cat(rows), torch.cat(flags)
 
-    def _groups(self) -> Iterator[list[Rows]]:
-        """Yield the minibatches of each optimizer step."""
+    def _blocks(self, entropy_coeff: Tensor, workers: Workers) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pass over the data; yield what `run` returns of one optimizer step, or of all those of a pass."""
         config, pack = self.config, self.pack
+        active = torch.ones((), dtype=torch.bool, device=self.device)
         for _ in range(config.num_sgd_iters):
-            minibatches = minibatch_rows(
+            order = minibatch_rows(
                 pack.num_sequences,
                 self._minibatch_rows,
                 self.generator,
                 shuffle=config.shuffle_minibatches,
                 device=self.device,
             )
-            if config.accumulate_grads:
-                yield list(minibatches)
-            else:
-                yield from ([minibatch] for minibatch in minibatches)
+            minibatches = list(order)
+            if self._looped(minibatches, workers):
+                given = (*pack.sources, entropy_coeff, self._scale(minibatches[:1]), active)
+                items = torch.stack([rows for rows in minibatches if not isinstance(rows, slice)])
+                rows, flags = self._updates(*self._state, *given, items)
+                yield rows, flags
+                continue
+            for group in [minibatches] if config.accumulate_grads else [[one] for one in minibatches]:
+                row, active = self._step(group, entropy_coeff, active, workers)
+                yield row.unsqueeze(0), active.unsqueeze(0)
+
+    def _looped(self, minibatches: list[Rows], workers: Workers) -> bool:
+        """Say whether all updates of a pass are one program: on the CPU, where a minibatch is one chunk."""
+        if self.execution.mode != "compile" or self.device.type != "cpu" or isinstance(minibatches[0], slice):
+            return False
+        separate = self.pack.wide or self.pack.masked or self.config.accumulate_grads
+        return not separate and len(self._chunks(minibatches[:1], workers)) == 1
 
     def _step(
         self, group: list[Rows], entropy_coeff: Tensor, active: Tensor, workers: Workers
@@ -136,9 +158,8 @@ class Updater:
         chunks = self._chunks(group, workers)
         scale, optimizer = self._scale(group), self.optimizer
         if self.execution.mode != "eager" and len(chunks) == 1:
-            state = (optimizer.weights, optimizer.count, *optimizer.moments, optimizer.gradient, optimizer.lr)
             varying = (entropy_coeff, scale, active, *self._rows_or_data(chunks[0]))
-            row, active = self._update(*state, *self.pack.sources, *varying)
+            row, active = self._update(*self._state, *self.pack.sources, *varying)
             return row, active
         means = self._set_gradient(chunks, entropy_coeff, scale, workers)
         active = self._within_limit(active, means)
@@ -257,18 +278,17 @@ class Updater:
         gradient.add_(slope)
         return [sums]
 
-    def _update_tensors(self, weights: Tensor, count: Tensor, *tensors: Tensor) -> list[Tensor]:
-        """Do a whole update: gather, gradient, clipping, optimizer; weights, count and moments change in place."""
+    def _update_tensors(self, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
+        """Do a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
         num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
-        moments, (gradient, lr, *rest) = tensors[:num_moments], tensors[num_moments:]
+        moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
         sources, (entropy_coeff, scale, active, *given) = rest[:num_sources], rest[num_sources:]
         slope, sums = self._slope(weights, entropy_coeff, scale, self._taken((*sources, *given)))
-        gradient.copy_(slope)
         active = self._within_limit(active, sums)
         norm = clip_and_apply(
             self.optimizer.rule,
-            (weights, *moments, count),
-            gradient,
+            (weights, *moments),
+            slope,
             lr,
             max_grad_norm=self.config.max_grad_norm,
             active=None if self.config.target_kl_div is None else active,

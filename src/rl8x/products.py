@@ -1,0 +1,130 @@
+"""Products of matrices in compiled programs on the CPU: each in the way in which the machine does it fastest.
+
+What an update multiplies is either large, and nearly all its time goes there, or thin, such as the first layer of four
+numbers or the head of one value, where a call into a library costs more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+# Rows, terms or columns up to which a product is written as sums, which fuse with what is around them: always, and
+# where the whole product has at most so many multiplications.
+_THIN: Final = 1
+_THIN_IN_SMALL: Final = 4
+_SMALL: Final = 2**16
+
+# Multiplications from which oneDNN earns back what a call of it costs more.
+_LARGE: Final = 2**23
+
+_LIBRARY: Final[Any] = torch.library.Library("rl8x", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
+    """Multiply matrices in float32 on the CPU.
+
+    Args:
+        left: `[rows, terms]`.
+        right: `[terms, columns]`.
+        bias: Added to every row, `[columns]`.
+
+    Returns:
+        `[rows, columns]`, contiguous; or NotImplemented where the usual way is the best, or none of these is meant.
+    """
+    if left.device.type != "cpu" or left.dtype != torch.float32:
+        return NotImplemented
+    result = _thin_product(left, right)
+    if result is None and left.shape[0] * right.numel() >= _LARGE and left.is_contiguous() and has_fast_linear():
+        return LINEAR(left, right.t(), bias)
+    if bias is None:
+        return NotImplemented if result is None else result
+    # Minus the negative: Inductor would take a sum back to a product that begins with a copy of the bias to every row,
+    # where this fuses with what comes after it.
+    return (torch.mm(left, right) if result is None else result) - -bias
+
+
+def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
+    (rows, terms), columns = left.shape, right.shape[1]
+    few = _THIN_IN_SMALL if rows * terms * columns <= _SMALL else _THIN
+    if terms <= few:
+        return functools.reduce(torch.add, [left[:, k : k + 1] * right[k : k + 1] for k in range(terms)])
+    if rows <= few:
+        return (left.t().unsqueeze(2) * right.unsqueeze(1)).sum(0).contiguous()
+    if columns > few:
+        return None
+    if left.stride(0) == 1:  # a transposed matrix is summed along its rows
+        return (right.unsqueeze(2) * left.t().unsqueeze(1)).sum(0).t().contiguous()
+    return (left.unsqueeze(1) * right.t().unsqueeze(0)).sum(2).contiguous()
+
+
+# What recording a program replaces, by what.
+DECOMPOSITIONS: Final[dict[Any, Callable[..., Any]]] = {
+    torch.ops.aten.mm.default: product,
+    torch.ops.aten.addmm.default: lambda bias, left, right, **scales: (
+        NotImplemented if scales or bias.dim() != 1 else product(left, right, bias)
+    ),
+}
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute `x weight^T + bias` by oneDNN in true float32: the operator `rl8x::linear`.
+
+    Args:
+        x: `[rows, inputs]`, contiguous.
+        weight: `[outputs, inputs]`.
+        bias: `[outputs]`.
+    """
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+_LIBRARY.impl("linear", linear, "CPU")
+_LIBRARY.impl("linear", lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]), "Meta")
+LINEAR: Final = torch.ops.rl8x.linear.default
+
+
+@functools.cache
+def has_fast_linear() -> bool:
+    """Probe once whether oneDNN's products can be had, and are the faster ones here.
+
+    By the processor and not by a clock: the same run must choose the same on every day, to the last bit. MKL, which
+    torch's own products use, has its best kernels for Intel's processors; on AMD's, oneDNN is the faster one, by a
+    tenth on Zen 4 and twice on Zen 5.
+    """
+    cpu = Path("/proc/cpuinfo")
+    if not cpu.exists() or "GenuineIntel" in cpu.read_text():
+        return False
+    x, weight = torch.arange(6.0).view(2, 3), torch.eye(3)
+    try:
+        lower_linear()
+        return torch.equal(linear(x, weight, torch.ones(3)), x + 1.0)
+    except Exception:  # private names of torch, which another version may not have
+        return False
+
+
+@functools.cache
+def lower_linear() -> None:
+    """Tell Inductor how to call `rl8x::linear` from C++; its own lowering takes constant weights only."""
+    from torch._inductor import ir, mkldnn_ir
+    from torch._inductor.lowering import register_lowering
+
+    @register_lowering(LINEAR, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
+    def lower(x: Any, weight: Any, bias: Any) -> Any:
+        read = ir.ExternKernel.realize_input
+        inputs = [ir.ExternKernel.require_contiguous(read(x)), read(weight)]
+        options: list[Any] = ["none", [-1], ""]
+        if bias is None:
+            options.insert(0, None)
+        else:
+            inputs.append(read(bias))
+        size = [x.get_size()[0], weight.get_size()[0]]
+        layout = ir.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=size)
+        called = mkldnn_ir.LinearUnary(layout=layout, inputs=inputs, constant_args=options)
+        return ir.TensorBox.create(mkldnn_ir._create_output_node(called))  # type: ignore[no-untyped-call]
