@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rl8x.tracking.store import MLflowStore, source_tags
+
 # Two workers on two cores: a second thread in each would only wait for the other worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -46,3 +48,31 @@ def mlflow_client(mlruns):
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=f"sqlite:///{mlruns}/mlflow.db")
+
+
+class InProcess:
+    """What `StoreProcess` is, without the process: MLflow is imported once for all tests, not once for each run."""
+
+    def __init__(self, location, *, request_timeout_s=10):
+        self.make = lambda: MLflowStore(location, request_timeout_s=request_timeout_s)
+        self.store = None
+
+    def source_tags(self):
+        return source_tags()
+
+    def close(self):
+        self.store = None
+
+    def _ask(self, name):
+        self.store = self.store or self.make()
+        return getattr(self.store, name)
+
+    def __getattr__(self, name):
+        return self._ask(name)
+
+
+@pytest.fixture(autouse=True)
+def mlflow_in_process(request, monkeypatch):
+    """Let trackers talk to MLflow in this process, unless a test is marked with `store_process`."""
+    if "store_process" not in request.keywords:
+        monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)

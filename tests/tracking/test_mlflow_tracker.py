@@ -163,8 +163,7 @@ def test_killed_then_resumed_before_anything_arrived(mlruns, mlflow_client, tmp_
         from rl8x.tracking.store import StoreDownError
         def down(*_, **__):
             raise StoreDownError("away")
-        module.MLflowStore = down
-        module.source_tags = dict
+        module.StoreProcess._ask = down
         tracker = module.MLflowTracker()
         tracker.start(params={"lr": 0.1}, tags={})
         for step in range(50):
@@ -225,7 +224,7 @@ def test_a_store_that_is_away_is_told_and_synced_later(mlruns, mlflow_client, tm
     def down(*_, **__):
         raise StoreDownError("connection refused")
 
-    monkeypatch.setattr(module, "MLflowStore", down)
+    monkeypatch.setattr(module.StoreProcess, "_ask", down)
     tracker = tracker_of(tmp_path, finish_timeout_s=5.0, outage_timeout_s=0.1)
     tracker.start(params={"lr": 1}, tags={})
     tracker.log_metrics({"a": 1.0}, 1)

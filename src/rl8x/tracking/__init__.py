@@ -1,6 +1,6 @@
 """Keep runs: in MLflow (durably, also while its server is away), in memory, or not at all.
 
-Importing this package does not import mlflow; `MLflowTracker.start()` does, in its own thread.
+Importing this package does not import mlflow; `MLflowTracker` does, in a process of its own.
 """
 
 from rl8x.tracking.memory import MemoryTracker as MemoryTracker

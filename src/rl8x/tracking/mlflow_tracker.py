@@ -1,4 +1,4 @@
-"""Keep a run in MLflow, through a spool that outlives the process and a thread that sends it."""
+"""Keep a run in MLflow, through a spool that outlives the process, and a thread and a process that send it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import OPS, Op, Spool
-from rl8x.tracking.store import MLflowStore, source_tags
+from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.writer import FIRST_CONTACT_S, Writer
 
 _log = logging.getLogger(__name__)
@@ -31,9 +31,10 @@ _BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be th
 class MLflowTracker:
     """Keeps one run in MLflow; nothing that was logged is lost, and training never waits for the store.
 
-    Each call writes a line to a spool on the disk; a thread sends the lines. While the store is away the lines wait,
-    and `rl8x sync` sends what is left when the process has ended. `start()` begins the run: in the user's active run
-    if there is one, else in the user's tracking URI, else in `mlruns/mlflow.db` in the working directory.
+    Each call writes a line to a spool on the disk; a thread hands the lines to a process that talks to MLflow, so that
+    MLflow takes nothing from the training. While the store is away the lines wait, and `rl8x sync` sends what is left
+    when the process has ended. `start()` begins the run: in the user's active run if there is one, else in the user's
+    tracking URI, else in `mlruns/mlflow.db` in the working directory.
 
     Args:
         experiment_name: Experiment of a new run; default what MLflow's environment variables say, else "rl8x".
@@ -125,11 +126,13 @@ class MLflowTracker:
         for op in first:
             spool.append(op)
         self._spool = self._last_spool = spool
-        location, timeout_s = self._location, self._request_timeout_s
-        sender = Sender(spool, lambda: MLflowStore(location, request_timeout_s=timeout_s), fresh=fresh)
+        store = StoreProcess(self._location, request_timeout_s=self._request_timeout_s)
         own_tags = set(first[1]["tags"])
-        prepare = (lambda: _add_source_tags(spool, own_tags)) if fresh and spool.header["owns"] else None
-        self._writer = Writer(sender, location.shown, interval_s=self._interval_s, prepare=prepare)
+        prepare = (lambda: _add_source_tags(spool, store, own_tags)) if fresh and spool.header["owns"] else None
+        sender = Sender(spool, lambda: store, fresh=fresh)
+        self._writer = Writer(
+            sender, self._location.shown, interval_s=self._interval_s, prepare=prepare, release=store.close
+        )
         atexit.register(self._at_exit)
 
     def _open_spool(self, resume: str | None) -> tuple[Spool, bool]:
@@ -327,7 +330,7 @@ def _tags_op(tags: Mapping[str, str]) -> Op:
     return {"op": "tags", "tags": {legal_name(name): str(value) for name, value in tags.items()}}
 
 
-def _add_source_tags(spool: Spool, taken: set[str]) -> None:
-    """Say in tags which script and commit the run came from. Imports mlflow, so it is called in the writer's thread."""
-    tags = {name: text for name, text in source_tags().items() if name not in taken}
+def _add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:
+    """Say in tags which script and commit the run came from. Takes seconds: it is called in the writer's thread."""
+    tags = {name: text for name, text in store.source_tags().items() if name not in taken}
     spool.append({"op": "tags", "tags": tags})

@@ -29,16 +29,24 @@ class Writer:
         location: The store, for messages.
         interval_s: Seconds between two looks at the spool: rows are gathered into few requests.
         prepare: Called once in the thread before anything is sent, for slow work such as importing mlflow.
+        release: Called in the thread when all is over.
     """
 
     def __init__(
-        self, sender: Sender, location: str, *, interval_s: float = 1.0, prepare: Callable[[], None] | None = None
+        self,
+        sender: Sender,
+        location: str,
+        *,
+        interval_s: float = 1.0,
+        prepare: Callable[[], None] | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self._sender = sender
         self._spool: Spool = sender.spool
         self._location = location
         self._interval_s = interval_s
         self._prepare = prepare
+        self._release = release
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._stopping = False
@@ -91,6 +99,7 @@ class Writer:
                 with self._progress:
                     self._progress.notify_all()
             self._spool.close(remove=self._spool.ack.finished and not self._spool.pending)
+            self._release()
 
     def _send(self) -> float:
         """Send all that is pending; returns how long to wait before the next look."""
