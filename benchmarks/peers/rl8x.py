@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import tempfile
 from typing import Any
@@ -54,9 +55,7 @@ def make_tracker(folder: str) -> Any:
     """Return a tracker to MLflow in a folder; what keeps nothing where MLflow is not installed."""
     from rl8x import tracking
 
-    try:
-        import mlflow  # noqa: F401 - is it there
-    except ImportError:
+    if importlib.util.find_spec("mlflow") is None:
         return tracking.NullTracker()
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     return tracking.MLflowTracker()
@@ -82,9 +81,9 @@ def train(job: Job, recorder: Recorder) -> None:
         trainer.step()
         recorder.tick(act)
         if job.target is None:
-            # Importing MLflow and making its database go on beside the first iterations, which is not what is timed:
-            # the wait falls into the second iteration, of the warm-up.
+            # MLflow's process makes its database beside the first iterations, which is not what is timed.
             trainer.tracker.flush()
+            recorder.start()
         while True:
             trainer.step()
             recorder.tick(act)

@@ -32,3 +32,12 @@ def test_a_search_keeps_the_settings_with_the_least_median(monkeypatch):
     assert found["seconds"] == [1.0, 2.5, 1.5]
     assert found["tries"] == 3
     assert tried == [20.0, 6.0, 6.0]  # half again the slowest seed of the best so far
+
+
+def test_a_search_begins_with_what_an_earlier_one_found(monkeypatch):
+    tried = []
+    monkeypatch.setattr(tune, "seconds_of", lambda peer, env, settings, *_: tried.append(settings) or [1.0])
+    monkeypatch.setattr(tune.time, "monotonic", iter([0.0, 100.0]).__next__)
+    earlier = tune.FIRST["pendulum"] | {"lr": 1.0}
+    assert tune.search("sb3", "pendulum", 1.0, 2, earlier)["settings"] == earlier
+    assert tried == [earlier, tune.FIRST["pendulum"]]
