@@ -121,15 +121,15 @@ def search(peer: str, env: str, minutes: float, threads: int, earlier: dict[str,
     rng, end = random.Random(0), time.monotonic() + 60.0 * minutes
     best: dict[str, Any] = {}
     begin = [settings for settings in (FIRST[env], earlier) if settings]
-    tries, settings = 0, begin.pop()
-    while tries == 0 or begin or time.monotonic() < end:
+    tries = 0
+    while begin or time.monotonic() < end:
+        settings = begin.pop() if begin else drawn(env, rng, best.get("settings"))
         tries += 1
         budget = PATIENCE * max(best["seconds"]) if best else 20.0
         seconds = seconds_of(peer, env, settings, budget, threads)
         if seconds and (not best or statistics.median(seconds) < statistics.median(best["seconds"])):
             best = {"settings": settings, "seconds": seconds}
             print(peer, env, tries, seconds, settings, file=sys.stderr, flush=True)
-        settings = begin.pop() if begin else drawn(env, rng, best.get("settings"))
     return {**(best or {"settings": FIRST[env], "seconds": []}), "tries": tries, "minutes": minutes}
 
 
