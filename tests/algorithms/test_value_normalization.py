@@ -176,5 +176,8 @@ def test_pendulum_is_learned_from_rewards_as_they_are():
     stats = [dict(algorithm.collect()) | dict(algorithm.step()) for _ in range(48)]
     ended = [row["episodes/returns/mean"] for row in stats[-14:] if row["episodes/ended"]]
     assert np.mean(ended) > -250
-    # Where all copies stand upright there is next to no variance to explain; two of these horizons follow a reset.
-    assert max(row["monitors/explained_variance"] for row in stats[-14:]) > 0.8
+    # Later in an episode all copies stand upright, and there is next to no variance to explain.
+    resets = [i for i in range(34, 46) if stats[i]["episodes/ended"]]
+    assert resets == [37, 43]
+    for i in resets:
+        assert min(row["monitors/explained_variance"] for row in stats[i : i + 3]) > 0.8
