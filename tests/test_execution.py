@@ -9,7 +9,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x import execution, keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
-from rl8x.execution import CapturedProgram, CompiledLoop, CompiledProgram, Execution, Loop, ProgramError
+from rl8x.execution import CapturedProgram, CompiledLoop, CompiledProgram, Execution, ProgramError
+from rl8x.loops import Loop
 from rl8x.stats import Stats
 from rl8x.workers import Workers
 
@@ -222,7 +223,7 @@ OFFSET = torch.tensor([10.0])
 
 @pytest.mark.parametrize("make", ["eager", "recorded", "compiled"])
 def test_a_loop_calls_its_function_for_each_item_until_it_says_no(make):
-    loop = Loop(until_negative, 1)
+    loop = Loop(until_negative, 1, ends=True)
     program = loop if make == "eager" else CompiledLoop(loop, compiles=make == "compiled")
     total, items = torch.tensor([1.0]), torch.tensor([[1.0, 2.0], [3.0, -2.0], [-9.0, 0.0], [5.0, 5.0]])
     place = total.data_ptr()
@@ -240,6 +241,27 @@ def test_a_loop_calls_its_function_for_each_item_until_it_says_no(make):
         OFFSET.fill_(10.0)
     assert totals.tolist() == [[6.0], [8.0], [-10.0], [0.0]]
     assert scaled[0].tolist() == [100.0, 200.0]
+
+
+def twins(first, second, scale, step, flag):
+    """Two tensors of the state that are always equal, as an observation that is the physics."""
+    moved = torch.where(flag, first + step * scale, second)
+    before = second.clone()
+    first.copy_(moved)
+    second.copy_(moved)
+    return [before, moved > 2.0]
+
+
+@pytest.mark.parametrize("make", ["eager", "recorded", "compiled"])
+def test_a_loop_over_several_items_that_never_ends_early(make):
+    loop = Loop(twins, 2, num_items=2)
+    program = loop if make == "eager" else CompiledLoop(loop, compiles=make == "compiled")
+    first, second = torch.zeros(2), torch.zeros(2)
+    steps, flags = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([True, False, True])
+    before, above = program(first, second, torch.tensor(2.0), steps, flags)
+    assert before.tolist() == [[0.0, 0.0], [2.0, 4.0], [2.0, 4.0]]
+    assert above.tolist() == [[False, True], [False, True], [True, True]]
+    assert first.tolist() == second.tolist() == [12.0, 16.0]
 
 
 # -- threads

@@ -11,7 +11,10 @@ PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 LAYERS = [
     {"keys", "spaces", "trees", "importing", "_version"},
     {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization", "stats"},
-    {"policy", "rollout", "stepping", "collector", "execution", "products", "workers", "malloc", "video"},
+    {
+        *("policy", "rollout", "acting", "stepping", "filler", "tree_programs", "collector", "video"),
+        *("execution", "loops", "products", "workers", "malloc"),
+    },
     {"algorithms"},
     {"trainers", "conditions", "tracking", "checkpoint"},
     {"cli", "config"},

@@ -1,3 +1,4 @@
+import dataclasses
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.execution import CompiledProgram
+from rl8x.filler import HorizonFiller, StepFiller
 from rl8x.randomization import Uniform
 
 
@@ -28,20 +30,56 @@ CASES = {
     "pendulum, normalised": (Pendulum, {"normalize_observations": True}, None),
     "randomised": (CartPole, {}, {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]}),
     "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}, None),
+    "lstm, forgetful": (
+        Pendulum,
+        {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "seqs_per_state_reset": 1},
+        None,
+    ),
 }
 
 
+@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
 @pytest.mark.parametrize("case", CASES)
-def test_recorded_steps_equal_eager_ones_also_after_updates(case):
+def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeypatch):
+    if fills == "single steps":
+        monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)  # every step is worth a program of its own
     env, options, env_config = CASES[case]
     eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
     for _ in range(3):  # the second collect must see the first update's weights and moments
         for algorithm in (eager, recorded):
             algorithm.collect(env_config=env_config)
             algorithm.step()
-        for name, value in eager.rollout.tensors.items():
-            torch.testing.assert_close(recorded.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)
+        assert eager.rollout.memory.keys() == recorded.rollout.memory.keys()
+        for name, value in eager.rollout.memory.items():
+            torch.testing.assert_close(recorded.rollout.memory[name], value, atol=1e-5, rtol=1e-4, msg=name)
     assert recorded.collector.stepper.compiles_env
+    filler = HorizonFiller if fills == "whole horizons" else StepFiller
+    assert [type(made) for made in recorded.collector.stepper._fillers.values()] == [filler]
+
+
+@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
+def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
+    if fills == "single steps":
+        monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)
+    config = PPOConfig(num_envs=4, horizon=6, seed=2, device="cpu", model_config={"hidden_sizes": [8]})
+    eager, recorded = (
+        dataclasses.replace(config, execution=mode).build(CartPole, time_limit=4) for mode in ("eager", "compile")
+    )
+    for algorithm in (eager, recorded):
+        algorithm.collect()
+    found = recorded.rollout[keys.FINAL_VALUES]
+    assert (found != 0).any(1).tolist() == [False, False, False, True, False, False, False]
+    torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
+
+
+def test_the_next_horizon_begins_where_the_last_one_ended():
+    algorithm = build(CartPole, execution="compile")
+    algorithm.collect()
+    carry = {name: value.clone() for name, value in algorithm.env.carry["state"].items()}
+    cursor = algorithm.collector.cursor.obs.clone()
+    algorithm.collect()
+    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], cursor)
+    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], carry["physics"])
 
 
 def test_evaluation_has_a_program_of_its_own():

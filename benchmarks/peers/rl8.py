@@ -75,6 +75,7 @@ def train(job: Job, recorder: Recorder) -> None:
         sgd_minibatch_size=None if work.minibatches == 1 else work.minibatch_size,
         num_sgd_iters=work.passes,
         clip_param=work.clip,
+        vf_clip_param=1e9,  # no limit, as in rl8x
         max_grad_norm=work.max_grad_norm,
         normalize_rewards=work.normalize_rewards,
         device=job.device,

@@ -33,6 +33,7 @@ def settings(job: Job) -> dict[str, Any]:
         "gamma": work.gamma,
         "gae_lambda": work.gae_lambda,
         "clip_param": work.clip,
+        "vf_clip_param": None,  # the default silences large errors of values, and rewards are not always scaled
         "entropy_coeff": work.entropy_coeff,
         "max_grad_norm": work.max_grad_norm,
         "normalize_rewards": work.normalize_rewards,

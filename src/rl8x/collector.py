@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from rl8x.acting import Cursor
 from rl8x.envs.base import Carry, Env, Step
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollout import Rollout, collect_stats, stacked_metrics
 from rl8x.stats import Stats
-from rl8x.stepping import Cursor, Stepper
+from rl8x.stepping import Stepper
 from rl8x.trees import first_tensor, tree_map
 
 

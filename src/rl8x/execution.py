@@ -16,10 +16,10 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 import torch._inductor
 from torch import Tensor
-from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x import products
+from rl8x.loops import OPERATORS, Loop, looped
 from rl8x.malloc import keep_freed_memory
 from rl8x.workers import Workers
 
@@ -34,9 +34,7 @@ PRECISIONS: Final = ("fp32", "tf32", "bf16")
 _SHARED_WORK: Final = 6_000_000
 
 # Inductor caches loops only where it is told that they may be: ours hold nothing but what is in their record.
-_CACHED_LOOPS: Final = {
-    "unsafe_marked_cacheable_functions": {f"{while_loop_op.__module__}.while_loop": torch.__version__}
-}
+_CACHED_LOOPS: Final = {"unsafe_marked_cacheable_functions": dict.fromkeys(OPERATORS, torch.__version__)}
 
 # Runs before a capture, as torch's notes on CUDA graphs advise.
 _WARM_UPS: Final = 3
@@ -89,8 +87,13 @@ class Execution:
         Args:
             work: Rows times weights of a matrix product.
         """
-        with self._threads(1 if work <= _SHARED_WORK else torch.get_num_threads()):
+        with self._threads(torch.get_num_threads() if self.shares(work) else 1):
             yield
+
+    @staticmethod
+    def shares(work: int) -> bool:
+        """Say whether so many rows times weights are enough for more than one thread."""
+        return work > _SHARED_WORK
 
     @contextlib.contextmanager
     def workers_for(self, work: int) -> Iterator[Workers]:
@@ -102,7 +105,7 @@ class Execution:
         Args:
             work: Rows times weights of a matrix product.
         """
-        count = torch.get_num_threads() if self.device.type == "cpu" and work > _SHARED_WORK else 1
+        count = torch.get_num_threads() if self.device.type == "cpu" and self.shares(work) else 1
         if count not in self._workers:
             self._workers[count] = Workers(count)
         with self._threads(1):
@@ -135,19 +138,23 @@ class Execution:
         made = CompiledProgram(function) if self.mode == "compile" else CapturedProgram(function, num_fixed)
         return self._guarded(made, function)
 
-    def loop(self, function: Callable[..., Sequence[Tensor]], num_state: int) -> Program:
+    def loop(
+        self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int = 1, *, ends: bool = False
+    ) -> Program:
         """Make a program that calls a function for one item after the other; compiled, without Python between them.
 
         Args:
-            function: Takes the state, other tensors, and an item; changes the state in place, and returns tensors of
-                which the last is a 0-d bool: whether to go on to the next item.
+            function: Takes the state, other tensors, and one slice of each of the items; changes the state in place,
+                and returns tensors.
             num_state: How many of the first arguments are the state.
+            num_items: How many of the last arguments are items, each `[n, *]`.
+            ends: Whether the last tensor that the function returns is a 0-d bool: whether to go on to the next item.
 
         Returns:
-            Takes the same with the items `[n, *]` in one tensor, and returns the results of all, each `[n, *]`; 0 for
-            items after the one that ended it.
+            Takes the same, with all items, and returns the results of all, each `[n, *]`; 0 for items after the one
+            that ended it.
         """
-        loop = Loop(function, num_state)
+        loop = Loop(function, num_state, num_items, ends=ends)
         made = CompiledLoop(loop) if self.mode == "compile" and self.device.type == "cpu" else loop
         return self._guarded(made, loop)
 
@@ -238,26 +245,6 @@ class CompiledProgram:
         )
 
 
-class Loop:
-    """A function called for one item after the other; see `Execution.loop`."""
-
-    def __init__(self, function: Callable[..., Sequence[Tensor]], num_state: int) -> None:
-        self.function = function
-        self.num_state = num_state
-
-    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Run the loop."""
-        *given, items = tensors
-        each: list[Sequence[Tensor]] = []
-        for item in items:
-            each.append(self.function(*given, item))
-            if not each[-1][-1]:
-                break
-        columns = [torch.stack(column) for column in zip(*each, strict=True)]
-        missing = len(items) - len(each)
-        return [torch.cat((column, column.new_zeros(missing, *column.shape[1:]))) for column in columns]
-
-
 class CompiledLoop(CompiledProgram):
     """A loop that runs in C++: beside a small minibatch's arithmetic, what Python does for each counts.
 
@@ -268,39 +255,18 @@ class CompiledLoop(CompiledProgram):
 
     def __init__(self, loop: Loop, *, compiles: bool = True) -> None:
         super().__init__(loop.function, compiles=compiles)
-        self.num_state = loop.num_state
+        self.loop = loop
 
     def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
         """Record a loop of what the function does with one item."""
-        *given, items = tensors
-        record, read = super().trace([*given, items[0]])
-        results = record(*[tensor.clone() for tensor in (*given, items[0], *read)])
-        n, width, last = self.num_state, len(results), len(given)
-
-        def going(index: Tensor, goes_on: Tensor, *_: Tensor) -> Tensor:
-            return (index < len(items)) & goes_on
-
-        def once(index: Tensor, _: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
-            columns, tensors = carried[:width], carried[width:]
-            # A loop's body may not write to what it was given.
-            state = [tensor.clone() for tensor in tensors[:n]]
-            item = tensors[last].index_select(0, index.unsqueeze(0)).squeeze(0)
-            found = record(*state, *tensors[n:last], item, *tensors[last + 1 :])
-            here = torch.arange(len(items)) == index
-            pairs = zip(columns, found, strict=True)
-            written = [torch.where(here.view(-1, *[1] * new.dim()), new, column) for column, new in pairs]
-            return (index + 1, found[-1].clone(), *written, *state)
-
-        def loop(*tensors: Tensor) -> Sequence[Tensor]:
-            columns = [result.new_zeros(len(items), *result.shape) for result in results]
-            start = (torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool))
-            _, _, *done = while_loop_op(going, once, (*start, *columns, *tensors[:n]), tensors[n:])
-            for tensor, value in zip(tensors[:n], done[width:], strict=True):
-                tensor.copy_(value)
-            written: Sequence[Tensor] = done[:width]
-            return written
-
-        return make_fx(loop)(*[tensor.detach().clone() for tensor in (*tensors, *read)]), read
+        first = self.loop.first(tensors)
+        record, read = super().trace(first)
+        results = record(*[tensor.clone() for tensor in (*first, *read)])
+        read = [*read, torch.ones((), dtype=torch.bool)]
+        function = looped(record, self.loop, len(tensors) - self.loop.num_items, results)
+        copies = [tensor.detach().clone() for tensor in (*tensors, *read)]
+        # What an operator of a loop returns while it is recorded has shapes but no values.
+        return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*copies), read
 
 
 class CapturedProgram:

@@ -32,6 +32,7 @@ class Rollout:
         self.tensors: dict[str, Tensor] = {}
         self.states: State = {}
         self._slots: dict[tuple[str, ...], list[tuple[Tensor, ...]]] = {}
+        self._views: dict[str, tuple[Tensor, ...]] = {}
 
     @property
     def memory(self) -> dict[str, Tensor]:
@@ -48,18 +49,18 @@ class Rollout:
                 # A figure that some steps do not tell is NaN there.
                 empty = math.nan if name.startswith(f"{keys.METRICS}/") else 0.0
                 self.tensors[name] = value.new_full((self.horizon + 1, *value.shape), empty)
+                self._views[name] = self.tensors[name].unbind(0)
 
     def write_slot(self, t: int, named: Mapping[str, Tensor]) -> None:
         """Copy one step of some keys, each `[num_envs, ...]`, into slot t."""
         self.allocate(named)
-        for name, value in named.items():
-            self.tensors[name][t].copy_(value)
+        torch._foreach_copy_([self._views[name][t] for name in named], list(named.values()))
 
     def slots(self, names: Sequence[str]) -> list[tuple[Tensor, ...]]:
         """Return views of some keys' slots but the last, `[horizon][key]`, each `[num_envs, ...]`."""
         key = tuple(names)
         if key not in self._slots:
-            buffers = [self.tensors[name][: self.horizon].unbind(0) for name in names]
+            buffers = [self._views[name][: self.horizon] for name in names]
             self._slots[key] = list(zip(*buffers, strict=True))
         return self._slots[key]
 

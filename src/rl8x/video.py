@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl8x.acting import Cursor, act_and_step
 from rl8x.envs.base import Env
 from rl8x.policy import Policy
-from rl8x.stepping import Cursor, act_and_step
 
 
 def record_video(

@@ -161,6 +161,7 @@ def test_losses_by_hand():
     assert sums["losses/entropy"] == pytest.approx(2.8)
     assert sums["losses/total"] == pytest.approx(0.5 + 0.5 * 1.625 - 0.1 * 2.8, abs=1e-5)
     assert sums["monitors/clip_frac"] == 3
+    assert sums["monitors/vf_clip_frac"] == 1  # 2.5 > 1
     assert sums["monitors/kl_div"] == pytest.approx(float((ratios - 1 - log(ratios)).sum()), abs=1e-5)
 
 

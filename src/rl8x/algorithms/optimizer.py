@@ -51,7 +51,8 @@ class Adam(Rule):
         w = w - lr m / c1 / (sqrt(v / c2) + eps)
 
     c1 = 1 - b1^t and c2 = 1 - b2^t are what the moments would be had every gradient been 1. Kept like them, they have
-    all their digits, and cost a compiled step no power for every few weights.
+    all their digits, and cost a compiled step no power for every few weights. Numerator and denominator are multiplied
+    by sqrt(c2), as in the paper's section 2, which leaves one division for each weight.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; decoupled weight decay: Loshchilov and Hutter 2019,
     arXiv:1711.05101, algorithm 2.
@@ -78,8 +79,9 @@ class Adam(Rule):
         second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
         first_total.mul_(beta1).add_(1.0 - beta1)
         second_total.mul_(beta2).add_(1.0 - beta2)
-        root = (second / second_total).sqrt_().add_(self.eps)
-        weights.sub_(first / root * (lr / first_total))
+        unbias = second_total.sqrt()
+        root = second.sqrt().add_(self.eps * unbias)
+        weights.sub_(first / root * (lr * unbias / first_total))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

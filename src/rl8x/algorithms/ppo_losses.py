@@ -20,6 +20,7 @@ LOSS_METRICS: Final = (
     "losses/total",
     "monitors/kl_div",
     "monitors/clip_frac",
+    "monitors/vf_clip_frac",
 )
 TOTAL: Final = LOSS_METRICS.index("losses/total")
 KL_DIV: Final = LOSS_METRICS.index("monitors/kl_div")
@@ -40,7 +41,7 @@ def ppo_losses(evaluation: Evaluation, batch: Batch, config: PPOConfig, entropy_
         entropy_coeff: Weight of the entropy, 0-d.
 
     Returns:
-        Sums in the order of `LOSS_METRICS`, `[6]`.
+        Sums in the order of `LOSS_METRICS`, `[7]`.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
@@ -53,13 +54,15 @@ def ppo_losses(evaluation: Evaluation, batch: Batch, config: PPOConfig, entropy_
         bounded = torch.maximum(surrogate, config.dual_clip_param * advantages)
         surrogate = torch.where(advantages < 0, bounded, surrogate)
     vf_loss = F.smooth_l1_loss(evaluation.values, batch[keys.RETURNS], reduction="none")
+    vf_clip_frac = torch.zeros_like(vf_loss)
     if config.vf_clip_param is not None:
+        vf_clip_frac = (vf_loss.detach() > config.vf_clip_param).to(vf_loss.dtype)
         vf_loss = vf_loss.clamp(max=config.vf_clip_param)
     total = config.vf_coeff * vf_loss - surrogate - entropy_coeff * evaluation.entropy
     with torch.no_grad():
         kl_div = ratio - 1.0 - log_ratio
         clip_frac = ((ratio - 1.0).abs() > clip).to(ratio.dtype)
-    columns = torch.stack((-surrogate, vf_loss, evaluation.entropy, total, kl_div, clip_frac))
+    columns = torch.stack((-surrogate, vf_loss, evaluation.entropy, total, kl_div, clip_frac, vf_clip_frac))
     if keys.VALID in batch:
         columns = columns * batch[keys.VALID]
     return columns.flatten(1).sum(1)

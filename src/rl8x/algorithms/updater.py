@@ -75,7 +75,8 @@ class Updater:
 
     @functools.cached_property
     def _updates(self) -> Program:
-        return self.execution.loop(self._update_tensors, 1 + len(self.optimizer.moments))
+        limited = self.config.target_kl_div is not None
+        return self.execution.loop(self._update_tensors, 1 + len(self.optimizer.moments), ends=limited)
 
     @functools.cached_property
     def _add_gradient(self) -> Program:
@@ -101,7 +102,7 @@ class Updater:
         """Update the policy with what is in the pack.
 
         Returns:
-            A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 7]`, and whether it was
+            A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 8]`, and whether it was
             applied, `[updates]`, bool.
         """
         # Filled, not copied from the host, and decided upon without it.
@@ -153,7 +154,7 @@ class Updater:
         """Take one optimizer step if the KL divergence allows it.
 
         Returns:
-            The loss metrics' means and the gradient norm, `[7]`, and whether it was taken, 0-d, bool.
+            The loss metrics' means and the gradient norm, `[8]`, and whether it was taken, 0-d, bool.
         """
         chunks = self._chunks(group, workers)
         scale, optimizer = self._scale(group), self.optimizer
@@ -174,7 +175,7 @@ class Updater:
         """Add up the gradients of chunks, each worker its share, in an order that does not depend on who is faster.
 
         Returns:
-            The means of the loss metrics, `[6]`.
+            The means of the loss metrics, `[7]`.
         """
         count = min(workers.count, len(chunks))
         while len(self._gradients) < count:
@@ -195,7 +196,7 @@ class Updater:
         return torch.stack(sums).sum(0)
 
     def _add(self, gradient: Tensor, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> Tensor:
-        """Add a chunk's gradient to what there is; return the sums of the loss metrics, `[6]`."""
+        """Add a chunk's gradient to what there is; return the sums of the loss metrics, `[7]`."""
         if self.execution.mode != "eager":
             fixed = (gradient, self.optimizer.weights, *self.pack.sources)
             (sums,) = self._add_gradient(*fixed, entropy_coeff, scale, *self._rows_or_data(chunk))
