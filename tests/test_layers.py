@@ -13,7 +13,7 @@ LAYERS = [
     {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization", "stats"},
     {
         *("policy", "rollout", "acting", "stepping", "filler", "tree_programs", "collector", "video"),
-        *("execution", "loops", "products", "workers", "malloc"),
+        *("execution", "loops", "hoisting", "products", "workers", "malloc"),
     },
     {"algorithms"},
     {"trainers", "conditions", "tracking", "checkpoint"},

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x import products
+from rl8x.hoisting import hoist_single_numbers
 from rl8x.loops import OPERATORS, Loop, looped
 from rl8x.malloc import keep_freed_memory
 from rl8x.workers import Workers
@@ -233,7 +234,10 @@ class CompiledProgram:
         read = _lift(graph)
         # Recorded once more: the compiler wants to know of every argument what only a recording tells.
         record = make_fx(graph, decomposition_table=products.DECOMPOSITIONS)
-        return record(*copies, *[tensor.clone() for tensor in read]), read
+        recorded: torch.fx.GraphModule = record(*copies, *[tensor.clone() for tensor in read])
+        if all(tensor.device.type == "cpu" for tensor in (*copies, *read)):
+            hoist_single_numbers(recorded)
+        return recorded, read
 
     @staticmethod
     def _compile(record: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:

@@ -1,0 +1,65 @@
+"""Single numbers in compiled programs on the CPU: each is computed once, and not again for every number it meets.
+
+Inductor writes what a single number depends on into the loop over the vector that it scales. That loop also writes
+memory, so the C++ compiler must take it that the number may change from one element to the next: clipping, and Adam's
+correction of its bias, then cost two square roots and three divisions for every 16 weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+# Numbers that a single one must meet to be worth memory of its own.
+_MANY: Final = 64
+
+_LIBRARY: Final[Any] = torch.library.Library("rl8x", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("computed(Tensor x) -> Tensor")
+_LIBRARY.impl("computed", torch.clone, "CompositeExplicitAutograd")
+COMPUTED: Final = torch.ops.rl8x.computed.default
+
+
+def hoist_single_numbers(record: torch.fx.GraphModule) -> None:
+    """Have a record compute single numbers by themselves where an operation on many would compute them for each."""
+    lower_computed()
+    graph = record.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not _is_computed(node):
+            continue
+        users = [user for user in node.users if _numel(user) >= _MANY]
+        if not users:
+            continue
+        with graph.inserting_after(node):
+            computed = graph.call_function(COMPUTED, (node,))
+        computed.meta.update(node.meta)
+        for user in users:
+            user.replace_input_with(node, computed)
+    record.recompile()
+
+
+def _is_computed(node: torch.fx.Node) -> bool:
+    """Say whether a node is a single number that arithmetic gave, rather than a view of memory or a constant."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.is_view or not node.all_input_nodes:
+        return False
+    return _numel(node) == 1 and node.meta["val"].is_floating_point()
+
+
+def _numel(node: torch.fx.Node) -> int:
+    value = node.meta.get("val")
+    return value.numel() if isinstance(value, Tensor) else 0
+
+
+@functools.cache
+def lower_computed() -> None:
+    """Tell Inductor to give the operator's result memory of its own."""
+    from torch._inductor.lowering import clone, register_lowering
+
+    @register_lowering(COMPUTED, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
+    def lower(x: Any) -> Any:
+        result = clone(x)
+        result.realize()
+        return result
