@@ -60,25 +60,25 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
         "normalize_rewards": (False, True),
     },
 }
-# Settings that solved the tasks with rl8x for twelve seeds.
+# Settings that solved the tasks with rl8x for sixteen seeds, the fastest in the slowest seeds too.
 FIRST: dict[str, dict[str, Any]] = {
     "cartpole": {
-        "num_envs": 128,
-        "horizon": 64,
+        "num_envs": 32,
+        "horizon": 32,
         "hidden": 32,
         "minibatches": 4,
         "passes": 4,
-        "lr": 5e-3,
+        "lr": 1e-2,
         "gamma": 0.99,
         "gae_lambda": 0.95,
-        "clip": 0.2,
+        "clip": 0.3,
         "entropy_coeff": 0.01,
         "max_grad_norm": 1.0,
         "normalize_rewards": True,
     },
     "pendulum": {
         "num_envs": 128,
-        "horizon": 32,
+        "horizon": 25,
         "hidden": 64,
         "minibatches": 2,
         "passes": 4,

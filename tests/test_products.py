@@ -48,6 +48,8 @@ def multiplications(rows, terms, columns, monkeypatch, fast):
         ((64, 64, 64), True, ["aten.mm.default"]),
         ((4096, 4, 64), True, ["aten.mm.default"]),
         ((4096, 64, 1), True, []),
+        ((4096, 64, 4), True, []),
+        ((4096, 64, 5), True, ["aten.mm.default"]),
         ((4096, 64, 64), True, ["rl8x.linear.default"]),
         ((4096, 64, 64), False, ["aten.mm.default"]),
     ],
@@ -59,12 +61,28 @@ def test_each_product_is_done_in_its_way(shape, fast, expected, monkeypatch):
 def test_other_numbers_and_devices_keep_the_usual_product():
     left, right = torch.ones(4, 1), torch.ones(1, 4)
     assert products.product(left.double(), right.double()) is NotImplemented
-    assert products.product(left.bfloat16(), right.bfloat16()) is NotImplemented
+    assert products.product(left.half(), right.half()) is NotImplemented
     assert products.product(left.to("meta"), right.to("meta")) is NotImplemented
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(512, 64, 1), (512, 64, 2), (64, 512, 3), (3, 4, 5), (512, 64, 64)])
+def test_products_of_bfloat16_are_sums_in_float32(shape, biased):
+    left, right, bias = (part.bfloat16() for part in random_pair(*shape, False))
+    result = products.product(left, right, bias if biased else None)
+    if result is NotImplemented:
+        assert shape == (512, 64, 64)
+        assert not biased
+        return
+    exact = left.double() @ right.double() + (bias.double() if biased else 0.0)
+    assert result.dtype == torch.bfloat16
+    # Rounded to 8 bits, half of the last one at most: once where the product is thin, before and after the bias where it is not.
+    thin, span = min(shape[2], 5) < 5 or shape == (3, 4, 5), exact.abs() + (bias.double().abs() if biased else 0.0)
+    assert ((result.double() - exact).abs() <= span * 2**-8 * (1.01 if thin else 2.02) + 1e-5).all()
+
+
 def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch):
-    """Forward with a bias, and the gradient by the inputs, whose weight is a transposed view of a flat vector."""
+    """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
     products.lower_linear()
     monkeypatch.setattr(products, "has_fast_linear", lambda: True)
     generator = torch.Generator().manual_seed(0)
@@ -73,14 +91,27 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch):
 
     def both(flat, x, slopes):
         weight, bias = flat[: 256 * 256].view(256, 256), flat[256 * 256 :]
-        return [torch.addmm(bias, x, weight.t()).relu(), torch.mm(slopes * 2.0, weight)]
+        slopes = slopes * 2.0
+        return [torch.addmm(bias, x, weight.t()).relu(), torch.mm(slopes, weight), torch.mm(slopes.t(), x)]
 
     program = CompiledProgram(both)
     record, _ = program.trace([flat, x, slopes])
-    assert sum("linear" in str(node.target) for node in record.graph.nodes) == 2
+    assert sum("linear" in str(node.target) for node in record.graph.nodes) == 3
     for mine, exact in zip(program(flat, x, slopes), both(*(part.double() for part in (flat, x, slopes))), strict=True):
         # Bfloat16 and TF32 would be off by 0.1 and 0.01.
         torch.testing.assert_close(mine, exact.float(), atol=2e-4, rtol=1e-5)
+
+
+def test_the_first_record_probes_with_values(monkeypatch):
+    products.lower_linear()
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
+    products.has_fast_linear.cache_clear()
+    try:
+        record, _ = CompiledProgram(lambda x, y: [torch.mm(x, y)]).trace([torch.ones(4096, 64), torch.ones(64, 64)])
+    finally:
+        products.has_fast_linear.cache_clear()
+    assert sum("linear" in str(node.target) for node in record.graph.nodes) == 1
 
 
 def test_the_probe_trusts_neither_intel_nor_an_operator_that_is_wrong(monkeypatch):

@@ -229,11 +229,12 @@ class CompiledProgram:
             The record, and the tensors that the function read beside its arguments, such as weights; the record takes
             them as further arguments, since a compiler would take their present values for constants.
         """
+        products.has_fast_linear()  # probed now: what is called below is recorded, and has no values to compare
         copies = [tensor.detach().clone() for tensor in tensors]
         graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
         read = _lift(graph)
         # Recorded once more: the compiler wants to know of every argument what only a recording tells.
-        record = make_fx(graph, decomposition_table=products.DECOMPOSITIONS)
+        record = make_fx(graph, decomposition_table=products.DECOMPOSITIONS if self.compiles else None)
         recorded: torch.fx.GraphModule = record(*copies, *[tensor.clone() for tensor in read])
         if all(tensor.device.type == "cpu" for tensor in (*copies, *read)):
             hoist_single_numbers(recorded)

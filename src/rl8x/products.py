@@ -14,21 +14,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-# Rows, terms or columns up to which a product is written as sums, which fuse with what is around them: always, and
-# where the whole product has at most so many multiplications.
-_THIN: Final = 1
-_THIN_IN_SMALL: Final = 4
+# Rows, terms or columns up to which a product is written as sums, which fuse with what is around them: columns always,
+# the others where the whole product has at most so many multiplications, else only where there is one.
+_THIN: Final = 4
 _SMALL: Final = 2**16
 
-# Multiplications from which oneDNN earns back what a call of it costs more.
+# Multiplications from which oneDNN earns back what a call of it costs more, and from which it does so too where the
+# left side has to be transposed before, as in the gradients of weights.
 _LARGE: Final = 2**23
+_LARGE_TRANSPOSED: Final = 2**24
 
 _LIBRARY: Final[Any] = torch.library.Library("rl8x", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
-    """Multiply matrices in float32 on the CPU.
+    """Multiply matrices of float32 or bfloat16 numbers on the CPU.
 
     Args:
         left: `[rows, terms]`.
@@ -38,26 +39,32 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
     Returns:
         `[rows, columns]`, contiguous; or NotImplemented where the usual way is the best, or none of these is meant.
     """
-    if left.device.type != "cpu" or left.dtype != torch.float32:
+    if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
-    result = _thin_product(left, right)
-    if result is None and left.shape[0] * right.numel() >= _LARGE and left.is_contiguous() and has_fast_linear():
-        return LINEAR(left, right.t(), bias)
-    if bias is None:
-        return NotImplemented if result is None else result
-    # Minus the negative: Inductor would take a sum back to a product that begins with a copy of the bias to every row,
-    # where this fuses with what comes after it.
-    return (torch.mm(left, right) if result is None else result) - -bias
+    # Sums of bfloat16 numbers are taken in float32, as products of matrices are.
+    result = _thin_product(left.float(), right.float())
+    if result is None:
+        large = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
+        if left.dtype == torch.float32 and left.shape[0] * right.numel() >= large and has_fast_linear():
+            return LINEAR(left.contiguous(), right.t(), bias)
+        if bias is None:
+            return NotImplemented
+        result = torch.mm(left, right)
+    if bias is not None:
+        # Minus the negative: Inductor would take a sum back to a product that begins with a copy of the bias to every
+        # row, where this fuses with what comes after it.
+        result = result - -bias
+    return result.to(left.dtype)
 
 
 def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     (rows, terms), columns = left.shape, right.shape[1]
-    few = _THIN_IN_SMALL if rows * terms * columns <= _SMALL else _THIN
+    few = _THIN if rows * terms * columns <= _SMALL else 1
     if terms <= few:
         return functools.reduce(torch.add, [left[:, k : k + 1] * right[k : k + 1] for k in range(terms)])
     if rows <= few:
         return (left.t().unsqueeze(2) * right.unsqueeze(1)).sum(0).contiguous()
-    if columns > few:
+    if columns > _THIN:
         return None
     if left.stride(0) == 1:  # a transposed matrix is summed along its rows
         return (right.unsqueeze(2) * left.t().unsqueeze(1)).sum(0).t().contiguous()
