@@ -47,7 +47,7 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "pendulum": {
         "num_envs": (64, 128, 256, 512),
-        "horizon": (16, 32, 50),
+        "horizon": (16, 25, 32, 50),
         "hidden": (32, 64),
         "minibatches": (1, 2, 4, 8),
         "passes": (2, 4, 6, 10),
