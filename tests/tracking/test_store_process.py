@@ -94,6 +94,11 @@ def test_one_that_cannot_be_started_is_a_store_that_is_down(monkeypatch, tmp_pat
         StoreProcess(Location("sqlite:///x.db")).check_run("0000")
 
 
+def test_it_gives_way_to_the_training(store):
+    store.find_runs(SPEC)
+    assert os.getpriority(os.PRIO_PROCESS, store._process.pid) == min(19, os.nice(0) + 10)
+
+
 def test_closing_ends_the_process(store):
     store.find_runs(SPEC)
     process = store._process

@@ -32,6 +32,8 @@ from rl8x.tracking.store import (
 _ERRORS: dict[str, type[Exception]] = {
     error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError)
 }
+# Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
+_NICENESS = 10
 _END_S = 1.0  # how long to wait for a process that was told to end
 
 
@@ -227,6 +229,7 @@ def serve(requests: IO[bytes], answers: IO[bytes], connect: Callable[..., Store]
 
 def main() -> None:
     """Serve on the standard streams; what MLflow prints goes nowhere."""
+    os.nice(_NICENESS)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with quiet_thread(), contextlib.suppress(BrokenPipeError):
