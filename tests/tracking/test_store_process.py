@@ -96,7 +96,12 @@ def test_one_that_cannot_be_started_is_a_store_that_is_down(monkeypatch, tmp_pat
 
 def test_it_gives_way_to_the_training(store):
     store.find_runs(SPEC)
-    assert os.getpriority(os.PRIO_PROCESS, store._process.pid) == min(19, os.nice(0) + 10)
+    pid = store._process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + 10)
+    # In the same session, without which Linux would not compare the two; in a group of its own, so that Ctrl-C in the
+    # terminal does not reach it.
+    assert os.getsid(pid) == os.getsid(0)
+    assert os.getpgid(pid) == pid
 
 
 def test_closing_ends_the_process(store):

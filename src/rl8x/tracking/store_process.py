@@ -146,7 +146,9 @@ def _start(location: Location, request_timeout_s: int) -> subprocess.Popen[bytes
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
-        start_new_session=True,  # a Ctrl-C in the terminal is the training's business
+        # A Ctrl-C in the terminal is the training's business. No session of its own: Linux shares processors between
+        # sessions first, whatever the niceness inside each.
+        process_group=0,
     )
     root = location.artifact_root
     database = location.database
