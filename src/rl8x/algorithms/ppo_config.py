@@ -94,7 +94,7 @@ class PPOConfig(AlgorithmConfig):
 
     execution: Mode = option(
         "auto",
-        "How the update and the rollout run: 'eager', 'compile' (fused loops; 5 to 20 s to compile, for longer runs), "
+        "How the update and the rollout run: 'eager', 'compile' (fused loops; 5 to 30 s to compile, for longer runs), "
         "'graph' (captured once, on CUDA), or 'auto', which is graph on CUDA and eager elsewhere.",
         choices=MODES,
     )
