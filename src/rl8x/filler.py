@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Filler = Callable[[Rollout, Carry, Cursor, Tensor, Tensor], tuple[Carry, Cursor]]
 
 
-class StepFiller:
-    """Fills a horizon by one compiled program a step, which writes into the rollout's slots itself.
+class _Filler:
+    """Fills a rollout's horizon.
 
     Args:
         stepper: What takes the steps.
@@ -31,10 +31,17 @@ class StepFiller:
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
-        self._program = stepper.execution.program(self._flat)
         self._where: Layout | None = None
         self._final: Layout | None = None
         self._names: list[str] = []
+
+
+class StepFiller(_Filler):
+    """Fills a horizon by one compiled program a step, which writes into the rollout's slots itself."""
+
+    @functools.cached_property
+    def _program(self) -> Program:
+        return self.stepper.execution.program(self._flat)
 
     def __call__(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
@@ -85,20 +92,11 @@ class StepFiller:
         return [*where, *final]
 
 
-class HorizonFiller:
+class HorizonFiller(_Filler):
     """Fills a horizon by one compiled program, for steps so small that calling one each would cost more than they do.
 
     What each step gives is returned and then copied to the rollout, which is twice the memory for a moment.
-
-    Args:
-        stepper: What takes the steps.
     """
-
-    def __init__(self, stepper: Stepper) -> None:
-        self.stepper = stepper
-        self._where: Layout | None = None
-        self._final: Layout | None = None
-        self._names: list[str] = []
 
     def __call__(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
