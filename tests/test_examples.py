@@ -70,7 +70,7 @@ def test_own_condition_stops_the_run_with_its_reason() -> None:
 
 
 def test_own_model_is_trained() -> None:
-    assert load("own_model").main(max_steps=28) > 40
+    assert load("own_model").main(max_steps=20) > 40
 
 
 def test_the_demo_is_a_legal_run_that_ends_by_itself() -> None:
