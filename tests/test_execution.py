@@ -345,6 +345,12 @@ def test_a_worker_reports_what_went_wrong():
         Workers(2).share([lambda: 1, fail])
 
 
-def test_there_is_one_worker_for_small_work():
-    with Execution("eager", "fp32", CPU).workers_for(1000) as workers:
-        assert workers.count == 1
+@pytest.mark.parametrize(("mode", "work", "count"), [("eager", 10**7, 1), ("compile", 10**7, 2), ("compile", 1000, 1)])
+def test_there_is_one_worker_for_small_work(mode, work, count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Execution(mode, "fp32", CPU).workers_for(work) as workers:
+            assert workers.count == count
+    finally:
+        torch.set_num_threads(before)

@@ -10,10 +10,13 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 LAYERS = [
     {"keys", "spaces", "trees", "importing", "_version"},
-    {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization", "stats"},
+    {
+        *("envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization"),
+        *("stats", "products"),
+    },
     {
         *("policy", "rollout", "acting", "stepping", "filler", "tree_programs", "collector", "video"),
-        *("execution", "loops", "hoisting", "products", "workers", "malloc"),
+        *("execution", "loops", "hoisting", "workers", "malloc"),
     },
     {"algorithms"},
     {"trainers", "conditions", "tracking", "checkpoint"},

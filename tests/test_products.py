@@ -125,3 +125,19 @@ def test_the_probe_trusts_neither_intel_nor_an_operator_that_is_wrong(monkeypatc
     assert probe() is False
     monkeypatch.setattr(products, "lower_linear", lambda: exec("raise ImportError"))
     assert probe() is False
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(7, 3, 5), (300, 3, 130), (256, 128, 256), (512, 128, 128)])
+def test_eager_products_are_the_usual_ones(rows, terms, columns, fast, monkeypatch):
+    monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
+    called, linear = [], products.linear
+    monkeypatch.setattr(products, "linear", lambda *given: (called.append(given[0].shape), linear(*given))[1])
+    left, right, bias = random_pair(rows, terms, columns, False)
+    exact = left.double() @ right.double()
+    close = {"atol": 1e-4, "rtol": 1e-5}
+    torch.testing.assert_close(products.multiply(left, right, bias), (exact + bias.double()).float(), **close)
+    torch.testing.assert_close(products.multiply(left, right), exact.float(), **close)
+    torch.testing.assert_close(products.multiply_transposed(left.t().contiguous(), right), exact.float(), **close)
+    wide = rows * terms * columns >= 2**23 and min(rows, terms, columns) >= 128
+    assert called == ([(rows, terms)] * 3 if wide and fast else [])

@@ -33,6 +33,8 @@ PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
 # Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
 _SHARED_WORK: Final = 6_000_000
+# The same for workers in eager execution, which take turns at Python between their operations: 2,500 such rows.
+_SHARED_WORK_EAGER: Final = 24_000_000
 
 # Inductor caches loops only where it is told that they may be: ours hold nothing but what is in their record.
 _CACHED_LOOPS: Final = {"unsafe_marked_cacheable_functions": dict.fromkeys(OPERATORS, torch.__version__)}
@@ -106,7 +108,8 @@ class Execution:
         Args:
             work: Rows times weights of a matrix product.
         """
-        count = torch.get_num_threads() if self.device.type == "cpu" and self.shares(work) else 1
+        shares = work > _SHARED_WORK_EAGER if self.mode == "eager" else self.shares(work)
+        count = torch.get_num_threads() if self.device.type == "cpu" and shares else 1
         if count not in self._workers:
             self._workers[count] = Workers(count)
         with self._threads(1):

@@ -1,4 +1,4 @@
-"""Products of matrices in compiled programs on the CPU: each in the way in which the machine does it fastest.
+"""Products of matrices on the CPU: each in the way in which the machine does it fastest.
 
 What an update multiplies is either large, and nearly all its time goes there, or thin, such as the first layer of four
 numbers or the head of one value, where a call into a library costs more than the arithmetic.
@@ -23,6 +23,12 @@ _SMALL: Final = 2**16
 # left side has to be transposed before, as in the gradients of weights.
 _LARGE: Final = 2**23
 _LARGE_TRANSPOSED: Final = 2**24
+
+# Rows, terms and columns from which oneDNN is the faster one in eager execution too, where it fuses with nothing.
+_WIDE: Final = 128
+
+# Columns up to which MKL is up to seven times faster with the slope of a weight if it computes the transposed one.
+_NARROW: Final = 16
 
 _LIBRARY: Final[Any] = torch.library.Library("rl8x", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
@@ -69,6 +75,33 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
     if left.stride(0) == 1:  # a transposed matrix is summed along its rows
         return (right.unsqueeze(2) * left.t().unsqueeze(1)).sum(0).t().contiguous()
     return (left.unsqueeze(1) * right.t().unsqueeze(0)).sum(2).contiguous()
+
+
+def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply matrices of float32 numbers on the CPU, `[rows, terms]` by `[terms, columns]`; not recorded."""
+    if _is_wide(left, right.shape[1]) and left.is_contiguous() and has_fast_linear():
+        return linear(left, right.t(), bias)
+    return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+
+
+def multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply `[terms, rows]`, transposed, by `[terms, columns]`, as the slope of a linear layer's weight is."""
+    if right.shape[1] <= _NARROW:
+        return torch.mm(right.t(), left).t().contiguous()
+    if _is_wide(left.t(), right.shape[1]) and has_fast_linear():
+        return linear(left.t().contiguous(), right.t(), None)
+    return torch.mm(left.t(), right)
+
+
+def _is_wide(left: Tensor, columns: int) -> bool:
+    return min(*left.shape, columns) >= _WIDE and left.numel() * columns >= _LARGE
+
+
+def is_recorded() -> bool:
+    """Say whether what is called now is recorded or transformed, and not simply done."""
+    # torch.func has no public name for this. Without it, whatever is asked for may be recorded.
+    transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
+    return transformed or torch.compiler.is_compiling()
 
 
 # What recording a program replaces, by what.

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from torch import Tensor, nn
 
 from rl8x.nn.activations import activation as make_activation
+from rl8x.nn.perceptron import perceptron, trained_layers
 
 HIDDEN_GAIN = math.sqrt(2.0)
+
+# Results of all layers from which `perceptron` saves more than its Python costs: what a core's cache holds.
+_MANY_ACTIVATIONS: Final = 2**17
 
 
 def linear(num_inputs: int, num_outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
@@ -55,11 +60,14 @@ class MLP(nn.Sequential):
                 layers.append(make_activation(activation))
         super().__init__(*layers)
         self.num_inputs, self.num_outputs = sizes[0], sizes[-1]
+        self.num_activations = sum(sizes[1:])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for every row of `[..., sizes[0]]`, as `[..., sizes[-1]]`."""
         # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
-        rows: Tensor = super().forward(x.reshape(-1, x.shape[-1]))  # type: ignore[no-untyped-call]
+        flat = x.reshape(-1, x.shape[-1])
+        layers = trained_layers(self, flat) if len(flat) * self.num_activations >= _MANY_ACTIVATIONS else None
+        rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
         return rows.view(*x.shape[:-1], rows.shape[-1])
 
 

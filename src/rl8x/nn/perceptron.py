@@ -1,0 +1,153 @@
+"""Layers of a perceptron as one step of automatic differentiation, for eager training on the CPU.
+
+Autograd by itself keeps a new matrix for every product, activation and slope. They come from memory that has left the
+cache, and at the sizes of reinforcement learning that costs as much as the arithmetic. Here activations and slopes are
+written over what nothing else can see, and each product is done in the order in which the machine is fast at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rl8x import products
+
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_ops: Final = torch.ops.aten
+
+
+class _Activation(NamedTuple):
+    """An activation whose slope is known from its result.
+
+    Attributes:
+        apply: Computes it in place.
+        slope: Computes the slope of what went in from that of the result and the result.
+        slope_in_place: The same, over the slope of the result.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+    slope_in_place: Callable[[Tensor, Tensor], Tensor]
+
+
+_ACTIVATIONS: Final[dict[type[nn.Module], _Activation]] = {
+    nn.ReLU: _Activation(
+        torch.relu_,
+        lambda slope, result: _ops.threshold_backward(slope, result, 0),
+        lambda slope, result: _ops.threshold_backward.grad_input(slope, result, 0, grad_input=slope),
+    ),
+    nn.Tanh: _Activation(
+        torch.tanh_,
+        _ops.tanh_backward,
+        lambda slope, result: _ops.tanh_backward.grad_input(slope, result, grad_input=slope),
+    ),
+}
+
+
+class Layer(NamedTuple):
+    """A linear layer and the kind of activation after it, if any."""
+
+    linear: nn.Linear
+    activation: type[nn.Module] | None
+
+
+def trained_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
+    """Return the layers that `perceptron` can differentiate at once.
+
+    Args:
+        modules: What a sequential perceptron is made of.
+        x: What they are asked for.
+
+    Returns:
+        None where the modules should be called: nothing is trained, another precision, device or tracing is in force,
+        or one of them is not a plain linear layer, ReLU or tanh without hooks.
+    """
+    direct = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == torch.float32
+    if not direct or torch.is_autocast_enabled("cpu") or products.is_recorded():
+        return None
+    layers: list[Layer] = []
+    for module in modules:
+        if any(getattr(module, name) for name in _HOOKS):
+            return None
+        if type(module) is nn.Linear and module.bias is not None:
+            layers.append(Layer(module, None))
+        elif type(module) in _ACTIVATIONS and layers and layers[-1].activation is None:
+            layers[-1] = layers[-1]._replace(activation=type(module))
+        else:
+            return None
+    return layers or None
+
+
+def perceptron(x: Tensor, layers: Sequence[Layer]) -> Tensor:
+    """Compute layers one after the other, `[rows, inputs]` to `[rows, outputs]`."""
+    weights = [weight for layer in layers for weight in (layer.linear.weight, layer.linear.bias)]
+    result: Tensor = _Perceptron.apply(x, [layer.activation for layer in layers], *weights)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Perceptron(torch.autograd.Function):
+    """The whole perceptron; its slopes can be differentiated again, by autograd's own way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kinds: Sequence[type[nn.Module] | None], *weights: Tensor) -> Tensor:
+        results = [x]
+        for kind, weight, bias in zip(kinds, weights[::2], weights[1::2], strict=True):
+            result = products.multiply(results[-1], weight.t(), bias)
+            results.append(result if kind is None else _ACTIVATIONS[kind].apply(result))
+        ctx.kinds = kinds
+        ctx.save_for_backward(*results, *weights)
+        return results[-1]
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        kinds, saved, needed = ctx.kinds, ctx.saved_tensors, [ctx.needs_input_grad[0], *ctx.needs_input_grad[2:]]
+        results, weights = saved[: len(kinds) + 1], saved[len(kinds) + 1 :]
+        if torch.is_grad_enabled():
+            slopes = _differentiable(slope, kinds, (results[0], *weights), needed)
+        else:
+            slopes = _slopes(slope, kinds, results, weights, needed)
+        return slopes[0], None, *slopes[1:]
+
+
+def _slopes(
+    slope: Tensor,
+    kinds: Sequence[type[nn.Module] | None],
+    results: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Go back through the layers; return the slopes of the input and of each weight and bias that needs one."""
+    slopes: list[Tensor | None] = [None] * len(needed)
+    for i in reversed(range(len(kinds))):
+        kind = kinds[i]
+        if kind is not None:
+            # What came in belongs to whoever sent it; what was computed here is ours to write to.
+            own = i < len(kinds) - 1
+            rule = _ACTIVATIONS[kind]
+            slope = (rule.slope_in_place if own else rule.slope)(slope, results[i + 1])
+        if needed[2 * i + 1]:
+            slopes[2 * i + 1] = products.multiply_transposed(slope, results[i])
+        if needed[2 * i + 2]:
+            slopes[2 * i + 2] = slope.sum(0)
+        if not any(needed[: 2 * i + 1]):
+            break
+        slope = products.multiply(slope, weights[2 * i])
+        slopes[0] = slope if i == 0 else None
+    return slopes
+
+
+def _differentiable(
+    slope: Tensor, kinds: Sequence[type[nn.Module] | None], inputs: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Compute the same slopes, layer by layer, so that they can be differentiated themselves."""
+    result = inputs[0]
+    for kind, weight, bias in zip(kinds, inputs[1::2], inputs[2::2], strict=True):
+        result = F.linear(result, weight, bias)
+        result = result if kind is None else kind()(result)
+    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(result, wanted, slope, create_graph=True))
+    return [next(found) if need else None for need in needed]

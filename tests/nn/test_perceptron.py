@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from rl8x.nn import MLP, perceptron
+
+
+def both_ways(module, x, *, create_graph=False):
+    """Differentiate the same function of a module's result by `perceptron` and by autograd through its layers."""
+    found = []
+    for layers in (perceptron.trained_layers(module, x), None):
+        result = perceptron.perceptron(x, layers) if layers else nn.Sequential.forward(module, x)
+        inputs = [tensor for tensor in (x, *module.parameters()) if tensor.requires_grad]
+        weighted = (result * torch.linspace(-1.0, 1.0, result.numel()).view_as(result)).square().sum()
+        found.append((result, torch.autograd.grad(weighted, inputs, create_graph=create_graph)))
+    assert perceptron.trained_layers(module, x)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 2, 5, 17, 33]), min_size=2, max_size=5),
+    st.sampled_from(["relu", "tanh"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 63),
+)
+def test_results_and_slopes_are_those_of_autograd(sizes, activation, activate_last, input_trained, frozen):
+    torch.manual_seed(0)
+    mlp = MLP(sizes, activation=activation, activate_last=activate_last)
+    for i, weight in enumerate(mlp.parameters()):
+        weight.requires_grad_(not frozen >> i & 1)
+    x = torch.randn(7, sizes[0], requires_grad=input_trained)
+    if not any(tensor.requires_grad for tensor in (x, *mlp.parameters())):
+        x.requires_grad_()
+    (ours, slopes), (autograds, expected) = both_ways(mlp, x)
+    torch.testing.assert_close(ours, autograds, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(slopes, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_slopes_can_be_differentiated_again():
+    torch.manual_seed(0)
+    mlp = MLP([3, 8, 8, 2], activation="tanh")
+    x = torch.randn(5, 3, requires_grad=True)
+    ours, autograds = [
+        torch.autograd.grad(slopes[0].square().sum(), [x, *mlp.parameters()], allow_unused=True)
+        for _, slopes in both_ways(mlp, x, create_graph=True)
+    ]
+    assert ours[0].abs().sum() > 0.0
+    for our, expected in zip(ours, autograds, strict=True):
+        torch.testing.assert_close(our, expected)
+
+
+def test_nothing_of_the_callers_is_written_to():
+    mlp = MLP([3, 8, 8], activate_last=True)
+    x = torch.randn(5, 3, requires_grad=True)
+    x_before = x.detach().clone()
+    result = perceptron.perceptron(x, perceptron.trained_layers(mlp, x))
+    result_before, slope = result.detach().clone(), torch.randn(5, 8)
+    slope_before = slope.clone()
+    first = torch.autograd.grad(result, [x, *mlp.parameters()], slope, retain_graph=True)
+    second = torch.autograd.grad(result, [x, *mlp.parameters()], slope)
+    assert torch.equal(x, x_before)
+    assert torch.equal(result, result_before)
+    assert torch.equal(slope, slope_before)
+    torch.testing.assert_close(first, second, atol=0.0, rtol=0.0)
+
+
+def calls_modules(mlp, x):
+    return perceptron.trained_layers(mlp, x) is None
+
+
+def test_modules_are_called_where_more_than_plain_training_is_meant():
+    mlp, x = MLP([3, 4, 2]), torch.randn(5, 3)
+    assert not calls_modules(mlp, x)
+    with torch.no_grad():
+        assert calls_modules(mlp, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert calls_modules(mlp, x)
+    assert calls_modules(MLP([3, 4, 2]).double(), x.double())
+    seen = []
+    torch.func.vmap(lambda row: (seen.append(calls_modules(mlp, row)), row)[1])(x)
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("activation", ["gelu", "elu", "squared_relu"])
+def test_other_activations_are_called(activation):
+    assert calls_modules(MLP([3, 4, 2], activation=activation), torch.randn(5, 3))
+
+
+def test_hooks_and_changed_layers_are_honoured():
+    x, seen = torch.randn(70_000, 3), []
+    mlp = MLP([3, 4, 2])
+    mlp[0].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    mlp(x)
+    assert seen == [(70_000, 4)]
+    normed = MLP([3, 4, 2])
+    nn.utils.parametrizations.spectral_norm(normed[0])
+    assert calls_modules(normed, x)
+    assert calls_modules(nn.Sequential(nn.Linear(3, 4, bias=False)), x)
+
+
+def test_many_rows_are_differentiated_at_once_and_few_by_autograd():
+    mlp = MLP([3, 64, 64])
+    name = "_PerceptronBackward"
+    assert type(mlp(torch.randn(1024, 3)).grad_fn.next_functions[0][0]).__name__ == name
+    assert type(mlp(torch.randn(1023, 3)).grad_fn.next_functions[0][0]).__name__ != name
