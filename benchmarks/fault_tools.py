@@ -42,22 +42,22 @@ def tracker(root: Path) -> MLflowTracker:
     return MLflowTracker(tracking_uri=store, spool_dir=root / "mlruns" / "spool", interval_s=0.1)
 
 
-def train(root: Path, *, tracked: bool, steps: int = STEPS) -> None:
-    """Begin a run, or go on with the one that is there, and write down what came out."""
+def train(root: Path, *, tracked: bool, steps: int = STEPS, **options: Any) -> None:
+    """Begin a run, with further options of its config, or go on with one; write down what came out."""
     made = tracker(root) if tracked else NullTracker()
     folder = root / "checkpoints"
     try:
         trainer = Trainer.resume(folder, auto=True, tracker=made)
         trainer.run(progress="none")
     except CheckpointError:
-        trainer = begin(folder, made, steps)
+        trainer = begin(folder, made, steps, **options)
     (root / "result.json").write_text(json.dumps({"digest": digest(trainer), "counters": trainer.state}))
 
 
-def begin(folder: Path, made: Any, steps: int = STEPS) -> Trainer:
+def begin(folder: Path, made: Any, steps: int = STEPS, **options: Any) -> Trainer:
     """Train from the beginning."""
-    options = Checkpoints(folder, every_steps=7, best="eval/returns/mean")
-    trainer = Trainer(config().build(CartPole), tracker=made, num_eval_envs=2, checkpoints=options)
+    checkpoints = Checkpoints(folder, every_steps=7, best="eval/returns/mean")
+    trainer = Trainer(config(**options).build(CartPole), tracker=made, num_eval_envs=2, checkpoints=checkpoints)
     conditions = [HitsUpperBound("algorithm/steps", steps), Plateau("returns/mean", patience=10_000)]
     trainer.run(steps_per_eval=10, stop_conditions=conditions, progress="none")
     return trainer

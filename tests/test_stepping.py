@@ -38,11 +38,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
+@pytest.mark.parametrize("fills", ["whole horizons", "single steps", "single steps, wide"])
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeypatch):
     if fills == "single steps":
         monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)  # every step is worth a program of its own
+    if fills == "single steps, wide":
+        monkeypatch.setattr("rl8x.stepping._WHOLE_BYTES", 1000)  # a horizon takes too much memory to be one program
     env, options, env_config = CASES[case]
     eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
     for _ in range(3):  # the second collect must see the first update's weights and moments

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x import products
 from rl8x.hoisting import hoist_single_numbers
 from rl8x.loops import OPERATORS, Loop, looped
-from rl8x.malloc import keep_freed_memory
+from rl8x.malloc import keep_freed_memory, keep_small_blocks
 from rl8x.workers import Workers
 
 Mode = Literal["auto", "eager", "compile", "graph"]
@@ -246,6 +246,8 @@ class CompiledProgram:
     @staticmethod
     def _compile(record: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         on_cpu = all(tensor.device.type == "cpu" for tensor in examples)
+        if on_cpu:
+            keep_small_blocks()
         # The number of threads is written into the code: as a setting it is part of the compiler's cache key.
         patches = {"cpp_wrapper": True, "cpp.threads": torch.get_num_threads(), **_CACHED_LOOPS} if on_cpu else {}
         return torch._inductor.standalone_compile(

@@ -23,6 +23,9 @@ from rl8x.trees import flatten_tree, tree_map
 # Steps for which an environment is watched before it is compiled.
 _TRIAL_STEPS: Final = 4
 
+# Bytes of a rollout up to which its horizon is one program: that returns all of it, before it is copied to the rollout.
+_WHOLE_BYTES: Final = 2**26
+
 
 class Stepper:
     """Steps a policy in an environment, compiled or captured where that was asked for and the environment allows it.
@@ -88,10 +91,14 @@ class Stepper:
                 key = self.env.program_key
                 if key in self._fillers or self._is_pure(carry, cursor, env_noise[0], policy_noise[0], rollout):
                     if key not in self._fillers:
-                        whole = self.execution.host_looks and not self.execution.shares(self._work)
-                        self._fillers[key] = HorizonFiller(self) if whole else StepFiller(self)
+                        self._fillers[key] = HorizonFiller(self) if self._takes_whole(rollout) else StepFiller(self)
                     return self._fillers[key](rollout, carry, cursor, env_noise, policy_noise)
             return self._fill(self, rollout, carry, cursor, env_noise, policy_noise)
+
+    def _takes_whole(self, rollout: Rollout) -> bool:
+        """Say whether a horizon is one program: steps so small that Python between them counts, and few numbers."""
+        small = self.execution.host_looks and not self.execution.shares(self._work)
+        return small and sum(buffer.nbytes for buffer in rollout.memory.values()) <= _WHOLE_BYTES
 
     def refreshed(self, cursor: Cursor, t: int) -> Cursor:
         """Forget the policy's state where the schedule of state resets says so."""

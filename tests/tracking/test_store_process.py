@@ -1,8 +1,11 @@
+import contextlib
 import io
 import json
 import math
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -56,6 +59,15 @@ def test_every_call_does_what_it_does_in_this_process(store, mlflow_client, tmp_
     assert mlflow_client.get_run(run_id).info.end_time == 2000
     store.delete_run(run_id)
     assert mlflow_client.get_run(run_id).info.lifecycle_stage == "deleted"
+
+
+def test_the_databases_file_alone_is_complete_when_the_process_has_ended(store, tmp_path):
+    run_id = store.create_run(SPEC)
+    store.log_points(run_id, [Point("a", 0.5, 5, step) for step in range(3)])
+    store.close()
+    copied = shutil.copy(tmp_path / "mlruns" / "mlflow.db", tmp_path / "copied.db")
+    with contextlib.closing(sqlite3.connect(copied)) as database:
+        assert database.execute("SELECT step, value FROM metrics").fetchall() == [(0, 0.5), (1, 0.5), (2, 0.5)]
 
 
 def test_errors_are_those_of_the_store(store):

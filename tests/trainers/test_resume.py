@@ -62,6 +62,13 @@ def rows(tracker):
     return timeless
 
 
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 CASES = {
     "cartpole": (CartPole, {}, {"num_eval_envs": 2}, {"steps_per_eval": 2}),
     "minibatches, schedules": (
@@ -77,6 +84,18 @@ CASES = {
         {"steps_per_eval": 3, "env_config": {"length": Uniform(0.3, 1.0)}},
     ),
     "lstm": (CartPole, {"model": "lstm", "model_config": {}}, {"eval_env": False}, {"steps_per_eval": 2}),
+    "compiled, minibatches in a loop": (
+        CartPole,
+        {"execution": "compile", "sgd_minibatch_size": 16},
+        {"eval_env": False},
+        {},
+    ),
+    "compiled, chunks of two workers": (
+        CartPole,
+        {"execution": "compile", "num_threads": 2, "num_envs": 6},
+        {"eval_env": False},
+        {},
+    ),
     "never ends": (
         DiscreteDummy,
         {"horizons_per_env_reset": 2},
@@ -87,7 +106,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path):
+def test_a_killed_and_resumed_run_gives_the_same_bits(case, tmp_path, monkeypatch):
+    if "chunks" in case:
+        monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)
+        monkeypatch.setattr("rl8x.algorithms.updater._CHUNK_ACTIVATIONS", 64)
     env, options, trainer_options, run_options = CASES[case]
     conditions = lambda: [HitsUpperBound(keys.STEPS, 12), Plateau("returns/mean", patience=50)]  # noqa: E731
     straight = make(env, trainer=trainer_options, **options)

@@ -33,6 +33,19 @@ def ensure_database(location: Location) -> None:
         os.replace(beside, database)
 
 
+def merge_log(database: Path) -> None:
+    """Move what is still in the write-ahead log into a database, so that its file alone is complete where it is copied.
+
+    Where another process is writing, the log stays until that one is done.
+    """
+    if _has_tables(database):
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(database, timeout=0.5)) as connection,
+        ):
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def _has_tables(database: Path) -> bool:
     """Say whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
     with contextlib.suppress(OSError):

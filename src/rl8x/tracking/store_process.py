@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import (
     MLflowStore,
@@ -220,6 +221,8 @@ def serve(requests: IO[bytes], answers: IO[bytes], connect: Callable[..., Store]
         answers.flush()
         line = requests.readline()
         if not line:
+            if store is not None and location.database is not None:
+                merge_log(location.database)  # which the end of this process, being sudden, would not do
             return
         try:
             answer = {"value": call(*json.loads(line))}
