@@ -134,7 +134,7 @@ def train(job: Job, recorder: Recorder) -> None:
     work = job.work
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         env = Adapter(work.env, work.num_envs, job.device)
         runner = OnPolicyRunner(env, config(job), log_dir=folder, device=job.device)
         log = runner.logger.log

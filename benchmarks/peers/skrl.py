@@ -144,7 +144,7 @@ def train(job: Job, recorder: Recorder) -> None:
         if work.env == "cartpole"
         else GaussianPolicy(work.hidden, **spaces)
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         agent = TickingPPO(
             models={"policy": policy, "value": Value(work.hidden, **spaces)},
             memory=RandomMemory(memory_size=work.horizon, num_envs=work.num_envs, device=job.device),

@@ -119,7 +119,7 @@ def train(job: Job, recorder: Recorder) -> None:
         seed=job.seed,
         device=job.device,
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         model.set_logger(configure(folder, ["csv"]))
         ticker = Ticker(recorder)
         recorder.start()
