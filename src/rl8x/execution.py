@@ -232,7 +232,8 @@ class CompiledProgram:
             The record, and the tensors that the function read beside its arguments, such as weights; the record takes
             them as further arguments, since a compiler would take their present values for constants.
         """
-        products.has_fast_linear()  # probed now: what is called below is recorded, and has no values to compare
+        # Asked now: what is called below is recorded, and has no values to compare.
+        _ = products.has_fast_linear() and products.lower_linear()
         copies = [tensor.detach().clone() for tensor in tensors]
         graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
         read = _lift(graph)

@@ -50,8 +50,9 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
     # Sums of bfloat16 numbers are taken in float32, as products of matrices are.
     result = _thin_product(left.float(), right.float())
     if result is None:
-        large = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
-        if left.dtype == torch.float32 and left.shape[0] * right.numel() >= large and has_fast_linear():
+        least = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
+        large = left.dtype == torch.float32 and left.shape[0] * right.numel() >= least
+        if large and has_fast_linear() and lower_linear():
             return LINEAR(left.contiguous(), right.t(), bias)
         if bias is None:
             return NotImplemented
@@ -143,17 +144,25 @@ def has_fast_linear() -> bool:
         return False
     x, weight = torch.arange(6.0).view(2, 3), torch.eye(3)
     try:
-        lower_linear()
         return torch.equal(linear(x, weight, torch.ones(3)), x + 1.0)
     except Exception:  # private names of torch, which another version may not have
         return False
 
 
 @functools.cache
-def lower_linear() -> None:
-    """Tell Inductor how to call `rl8x::linear` from C++; its own lowering takes constant weights only."""
-    from torch._inductor import ir, mkldnn_ir
-    from torch._inductor.lowering import register_lowering
+def lower_linear() -> bool:
+    """Tell Inductor how to call `rl8x::linear` from C++; its own lowering takes constant weights only.
+
+    Apart from the probe, since eager execution has no use for Inductor, whose import takes a second.
+
+    Returns:
+        Whether that was possible.
+    """
+    try:
+        from torch._inductor import ir, mkldnn_ir
+        from torch._inductor.lowering import register_lowering
+    except ImportError:  # private names of torch, which another version may not have
+        return False
 
     @register_lowering(LINEAR, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
     def lower(x: Any, weight: Any, bias: Any) -> Any:
@@ -168,3 +177,5 @@ def lower_linear() -> None:
         layout = ir.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=size)
         called = mkldnn_ir.LinearUnary(layout=layout, inputs=inputs, constant_args=options)
         return ir.TensorBox.create(mkldnn_ir._create_output_node(called))  # type: ignore[no-untyped-call]
+
+    return True

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,3 +112,12 @@ def test_many_rows_are_differentiated_at_once_and_few_by_autograd():
     name = "_PerceptronBackward"
     assert type(mlp(torch.randn(1024, 3)).grad_fn.next_functions[0][0]).__name__ == name
     assert type(mlp(torch.randn(1023, 3)).grad_fn.next_functions[0][0]).__name__ != name
+
+
+def test_wide_layers_do_not_import_the_compiler():
+    code = (
+        "import sys, torch; from rl8x.nn import MLP;"
+        "MLP([3, 256, 256])(torch.randn(4096, 3)).sum().backward();"
+        "print('torch._inductor.lowering' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
