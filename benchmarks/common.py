@@ -44,7 +44,7 @@ class Work:
         minibatches: Minibatches of a pass.
         passes: Passes over the data of an iteration.
         iterations: Iterations that are timed, at least.
-        normalize_rewards: Whether rewards are scaled, where the library can.
+        normalize_rewards: Whether rewards are scaled, in the way that the library has.
     """
 
     env: str
@@ -148,6 +148,8 @@ class Job:
         warmup_s: Without a target: iterations of so many seconds after the first, which never counts, do not count, so
             that what a library does in the background when it starts (creating a database, say) is over.
         timed_s: Without a target: time for at least so many seconds.
+        yardstick: torch libraries, without a target: after each iteration, time matrix products of a fixed size too,
+            which tell how fast the machine is at that moment; they are no part of the iteration.
         execution: rl8x only: how it executes.
         precision: rl8x only: the numbers it multiplies.
     """
@@ -160,6 +162,7 @@ class Job:
     budget_s: float = 120.0
     warmup_s: float = 5.0
     timed_s: float = 4.0
+    yardstick: bool = False
     execution: str = "eager"
     precision: str = "fp32"
 
@@ -192,6 +195,7 @@ class Recorder:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.durations: list[float] = []
+        self.yardsticks: list[float] = []
         self.resident_mb: list[float] = []
         self.returns: list[float] = []
         self.reached = False
@@ -215,6 +219,8 @@ class Recorder:
         self._synchronize()
         self.durations.append(time.perf_counter() - self._mark)
         self.resident_mb.append(resident_mb())
+        if self.job.yardstick:
+            self.yardsticks.append(self._products_s())
         if self.job.target is not None and act is not None:
             self.returns.append(evaluate(self.job.work.env, act, seed=1000 + len(self.returns)))
             self.reached = self.returns[-1] >= self.job.target
@@ -234,6 +240,17 @@ class Recorder:
     def _synchronize(self) -> None:
         if self.job.device != "cpu":
             sys.modules["torch"].cuda.synchronize()
+
+    def _products_s(self, rows: int = 2048, width: int = 256, count: int = 10) -> float:
+        """Return the seconds of some products `[rows, width] x [width, width]` of torch, always the same."""
+        torch = sys.modules["torch"]
+        x, weight = (torch.ones(size, width, device=self.job.device) for size in (rows, width))
+        self._synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            torch.mm(x, weight)
+        self._synchronize()
+        return time.perf_counter() - begin
 
     def row(self) -> dict[str, Any]:
         """Summarise what was measured."""
@@ -262,9 +279,19 @@ class Recorder:
                 rates=thinned(rates),
             )
             if len(timed) >= 400:
-                first, last = statistics.median(timed[:100]), statistics.median(timed[-100:])
-                row["last_over_first"] = round(last / first, 4)
+                row["last_over_first"] = last_over_first(timed)
+                if self.yardsticks:
+                    sticks = self.yardsticks[self.warmup :]
+                    row["yardstick_last_over_first"] = last_over_first(sticks)
+                    row["relative_last_over_first"] = last_over_first(
+                        [seconds / stick for seconds, stick in zip(timed, sticks, strict=True)]
+                    )
         return row
+
+
+def last_over_first(values: list[float], count: int = 100) -> float:
+    """Return the median of the last values over that of the first."""
+    return round(statistics.median(values[-count:]) / statistics.median(values[:count]), 4)
 
 
 def thinned(rates: list[float]) -> list[float]:

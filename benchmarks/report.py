@@ -225,23 +225,17 @@ def soak_table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         if "transitions_per_s" in row:
-            before, after = row["resident_mb"]
-            ratio = f"{row['last_over_first']:.3f}" if "last_over_first" in row else ""
-            lines.append(
-                [
-                    PEERS[row["peer"]].title,
-                    row["variant"],
-                    str(row["iterations"]),
-                    ratio,
-                    f"{before:.0f}",
-                    f"{after:.0f}",
-                ]
-            )
+            names_of_ratios = ("last_over_first", "yardstick_last_over_first", "relative_last_over_first")
+            ratios = [f"{row[name]:.3f}" if name in row else "" for name in names_of_ratios]
+            memory = [f"{resident:.0f}" for resident in row["resident_mb"]]
+            lines.append([PEERS[row["peer"]].title, row["variant"], str(row["iterations"]), *ratios, *memory])
     header = [
         "library",
         "variant",
         "iterations",
         "last hundred / first hundred",
+        "the products beside them",
+        "iterations beside products",
         "MB after the first",
         "MB after the last",
     ]

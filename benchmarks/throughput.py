@@ -204,8 +204,10 @@ def measure_soak(session: Session) -> None:
     """Time many iterations in one process: the last as fast as the first, and no more memory."""
     steps = 5 if session.args.quick else session.args.soak_steps
     work = dataclasses.replace(WORKS["pendulum-64"], num_envs=1024, iterations=steps)
-    for peer, variant, fields, extra in cells(session.args):
-        session.measure("soak", peer, variant, session.job(work, **fields), extra, work="soak", run=0)
+    for index in range(session.args.passes):
+        for peer, variant, fields, extra in cells(session.args):
+            job = session.job(work, seed=index, yardstick=peer != "rejax", **fields)
+            session.measure("soak", peer, variant, job, extra, work="soak", run=index)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """rejax: its PPO on gymnax environments, one compiled program an iteration. It has no logging to include.
 
+The changes of values are clipped (by `clip`, as those of the policy), which rejax has no way to leave out.
 rejax 0.1 expects the five results of a step that gymnax gave before its version 1.0; the adapters restore them.
 """
 
@@ -55,8 +56,12 @@ def train(job: Job, recorder: Recorder) -> None:
         clip_eps=work.clip,
         ent_coef=work.entropy_coeff,
         max_grad_norm=work.max_grad_norm,
+        normalize_rewards=work.normalize_rewards,
+        reward_normalization_discount=work.gamma,
     )
     state = algorithm.init_state(jax.random.PRNGKey(job.seed))
+    # With the types that an iteration returns: else the second one compiles again.
+    state = state.replace(rew_rms_state=jax.tree.map(jnp.float32, state.rew_rms_state))
     iterate = jax.jit(algorithm.train_iteration)
     likeliest = jax.jit(lambda params, obs: greedy(algorithm, params, obs))
 

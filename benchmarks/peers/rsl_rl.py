@@ -25,8 +25,9 @@ class Adapter(VecEnv):
 
     num_actions = 1
 
-    def __init__(self, name: str, num_envs: int, device: str) -> None:
+    def __init__(self, name: str, num_envs: int, device: str, reward_scale: float) -> None:
         self.env = torch_envs.make(name, num_envs, device)
+        self.reward_scale = reward_scale
         self.num_envs = num_envs
         self.device = device
         self.cfg: dict[str, Any] = {}
@@ -49,7 +50,7 @@ class Adapter(VecEnv):
         """Move every copy."""
         step = self.env.step(actions)
         self.obs = step.obs
-        return self._pack(), step.rewards, step.terminated | step.truncated, {"time_outs": step.truncated}
+        return self._pack(), self.reward_scale * step.rewards, step.terminated | step.truncated, {"time_outs": step.truncated}
 
 
 class Categorical(Distribution):
@@ -125,6 +126,7 @@ def config(job: Job) -> dict[str, Any]:
             "learning_rate": work.lr,
             "max_grad_norm": work.max_grad_norm,
             "schedule": "fixed",
+            "use_clipped_value_loss": False,  # as in rl8x
         },
     }
 
@@ -135,7 +137,8 @@ def train(job: Job, recorder: Recorder) -> None:
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        env = Adapter(work.env, work.num_envs, job.device)
+        # rsl_rl leaves the scale of rewards to the environment, whose config has a factor for it.
+        env = Adapter(work.env, work.num_envs, job.device, reward_scale=0.1 if work.normalize_rewards else 1.0)
         runner = OnPolicyRunner(env, config(job), log_dir=folder, device=job.device)
         log = runner.logger.log
 

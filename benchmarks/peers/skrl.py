@@ -12,6 +12,7 @@ from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.envs.wrappers.torch import Wrapper
 from skrl.memories.torch import RandomMemory
 from skrl.models.torch import CategoricalMixin, DeterministicMixin, GaussianMixin, Model
+from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.trainers.torch import SequentialTrainer
 from skrl.utils import set_seed
 from torch import Tensor, nn
@@ -124,8 +125,13 @@ def config(job: Job, folder: str) -> PPO_CFG:
         ratio_clip=work.clip,
         entropy_loss_scale=work.entropy_coeff,
         value_loss_scale=1.0,
+        value_clip=0.0,  # no limit, as in rl8x
         time_limit_bootstrap=True,
     )
+    if work.normalize_rewards:
+        # skrl scales what the critic predicts; it has no running scale for rewards.
+        cfg.value_preprocessor = RunningStandardScaler
+        cfg.value_preprocessor_kwargs = {"size": 1, "device": job.device}
     cfg.experiment.directory = folder
     cfg.experiment.write_interval = work.horizon
     cfg.experiment.checkpoint_interval = 0

@@ -12,7 +12,7 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from benchmarks.common import OBSERVATIONS, Job, Recorder, main
 from benchmarks.peers import numpy_envs
@@ -100,9 +100,12 @@ def train(job: Job, recorder: Recorder) -> None:
     """Train with `PPO.learn`."""
     work = job.work
     torch.set_num_threads(job.threads)
+    env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
+    if work.normalize_rewards:
+        env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
     model = PPO(
         "MlpPolicy",
-        Adapter(work.env, work.num_envs, job.seed),
+        env,
         learning_rate=work.lr,
         n_steps=work.horizon,
         batch_size=work.minibatch_size,

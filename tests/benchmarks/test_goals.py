@@ -117,12 +117,22 @@ def test_goal_of_seconds_to_a_return():
 
 def test_goal_of_a_long_run():
     soak = [
-        {"peer": "rl8x", "variant": "eager fp32", "last_over_first": 1.04},
-        {"peer": "rl8x", "variant": "compile fp32", "last_over_first": 1.06},
-        {"peer": "sb3", "variant": "as it comes", "last_over_first": 2.0},
+        {"peer": peer, "variant": variant, "last_over_first": raw, "relative_last_over_first": relative}
+        for peer, variant, raw, relative in (
+            ("rl8x", "eager fp32", 1.3, 1.03),
+            ("rl8x", "eager fp32", 1.2, 1.05),
+            ("rl8x", "compile fp32", 1.0, 1.06),
+            ("sb3", "as it comes", 2.0, 2.0),
+        )
     ]
     found = [one for one in goals.goals(result([], soak=soak)) if one.work == "a long run"]
     assert [one[2:] for one in found] == [("+4.0% (eager fp32)", True), ("+6.0% (compile fp32)", False)]
+
+
+def test_a_long_run_without_the_products_beside_it_was_not_measured():
+    soak = [{"peer": "rl8x", "variant": "eager fp32", "last_over_first": 1.0}]
+    (found,) = [one for one in goals.goals(result([], soak=soak)) if one.work == "a long run"]
+    assert found.met is None
 
 
 def test_variants_that_a_library_does_not_always_have_come_last():

@@ -1,0 +1,72 @@
+"""The clock of the measured processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import common  # noqa: E402
+
+
+class Clock:
+    """Moves on by the seconds that are asked of it, and by 10 ms a product; the machine can become slower."""
+
+    def __init__(self):
+        self.now, self.slowdown = 0.0, 1.0
+
+    def work(self, seconds):
+        self.now += seconds * self.slowdown
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(common, "time", clock)
+    monkeypatch.setattr("torch.mm", lambda x, weight: clock.work(0.01))
+    return clock
+
+
+def long_run(clock, *, drift=0.0, slowdown=1.0, yardstick=True, iterations=1000):
+    """Record a run whose iterations take 1 s and `drift` s more each time, on a machine that slows down half-way."""
+    work = dataclasses.replace(common.WORKS["small"], iterations=iterations)
+    recorder = common.Recorder(common.Job(work=work, warmup_s=0.0, yardstick=yardstick))
+    recorder.start()
+    for index in range(iterations + 1):
+        clock.slowdown = slowdown if index > iterations // 2 else 1.0
+        clock.work(1.0 + drift * index)
+        if index < iterations:
+            recorder.tick()
+    with pytest.raises(common.DoneError):
+        recorder.tick()
+    return recorder.row()
+
+
+def test_a_slower_machine_is_told_from_a_slower_run(clock):
+    row = long_run(clock, slowdown=1.3)
+    assert row["last_over_first"] == 1.3
+    assert row["yardstick_last_over_first"] == 1.3
+    assert row["relative_last_over_first"] == 1.0
+    assert row["transitions_per_s"] < 2048.0  # 16 x 128 a second on the machine as it was at first
+
+
+def test_a_run_that_becomes_slower_is_seen(clock):
+    # Iterations 1 to 100 take 1.0505 s in the middle, iterations 901 to 1,000 take 1.9505 s.
+    row = long_run(clock, drift=0.001)
+    assert row["yardstick_last_over_first"] == 1.0
+    assert row["relative_last_over_first"] == row["last_over_first"] == round(1.9505 / 1.0505, 4)
+
+
+def test_the_products_are_no_part_of_an_iteration(clock):
+    with_products, without = (long_run(clock, yardstick=yardstick, iterations=400) for yardstick in (True, False))
+    assert with_products["transitions_per_s"] == without["transitions_per_s"] == 2048.0
+    assert "relative_last_over_first" not in without
+    assert without["last_over_first"] == 1.0
