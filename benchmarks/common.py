@@ -14,6 +14,7 @@ import os
 import platform
 import resource
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ OUTPUTS = {"cartpole": 2, "pendulum": 1}
 TIME_LIMITS = {"cartpole": 500, "pendulum": 200}
 TARGETS = {"cartpole": 475.0, "pendulum": -200.0}
 EVAL_EPISODES = 128
+LAST = 100  # iterations at either end of a long run that are compared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,8 +150,8 @@ class Job:
         warmup_s: Without a target: iterations of so many seconds after the first, which never counts, do not count, so
             that what a library does in the background when it starts (creating a database, say) is over.
         timed_s: Without a target: time for at least so many seconds.
-        yardstick: torch libraries, without a target: after each iteration, time matrix products of a fixed size too,
-            which tell how fast the machine is at that moment; they are no part of the iteration.
+        fresh: Without a target: so many times during the last hundred iterations, pause and have a fresh process time
+            the same work, which tells how fast the machine is then.
         execution: rl8x only: how it executes.
         precision: rl8x only: the numbers it multiplies.
     """
@@ -159,10 +161,10 @@ class Job:
     device: str = "cpu"
     seed: int = 0
     target: float | None = None
-    budget_s: float = 120.0
+    budget_s: float = 30.0
     warmup_s: float = 5.0
     timed_s: float = 4.0
-    yardstick: bool = False
+    fresh: int = 0
     execution: str = "eager"
     precision: str = "fp32"
 
@@ -195,7 +197,7 @@ class Recorder:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.durations: list[float] = []
-        self.yardsticks: list[float] = []
+        self.fresh: list[float] = []
         self.resident_mb: list[float] = []
         self.returns: list[float] = []
         self.reached = False
@@ -219,13 +221,12 @@ class Recorder:
         self._synchronize()
         self.durations.append(time.perf_counter() - self._mark)
         self.resident_mb.append(resident_mb())
-        if self.job.yardstick:
-            self.yardsticks.append(self._products_s())
         if self.job.target is not None and act is not None:
             self.returns.append(evaluate(self.job.work.env, act, seed=1000 + len(self.returns)))
             self.reached = self.returns[-1] >= self.job.target
         if self._enough():
             raise DoneError
+        self._time_fresh()
         self._mark = time.perf_counter()
 
     def _enough(self) -> bool:
@@ -241,16 +242,18 @@ class Recorder:
         if self.job.device != "cpu":
             sys.modules["torch"].cuda.synchronize()
 
-    def _products_s(self, rows: int = 2048, width: int = 256, count: int = 10) -> float:
-        """Return the seconds of some products `[rows, width] x [width, width]` of torch, always the same."""
-        torch = sys.modules["torch"]
-        x, weight = (torch.ones(size, width, device=self.job.device) for size in (rows, width))
-        self._synchronize()
-        begin = time.perf_counter()
-        for _ in range(count):
-            torch.mm(x, weight)
-        self._synchronize()
-        return time.perf_counter() - begin
+    def _time_fresh(self) -> None:
+        """In turn with the last hundred iterations, time half as many of a fresh process on the same work."""
+        job, left = self.job, self.job.work.iterations - (len(self.durations) - self.warmup)
+        if not job.fresh or not 0 < left <= LAST or left % (LAST // job.fresh):
+            return
+        other = dataclasses.replace(
+            job, fresh=0, timed_s=0.0, work=dataclasses.replace(job.work, iterations=max(1, LAST // 2))
+        )
+        command = [sys.executable, "-m", sys.modules["__main__"].__spec__.name]
+        done = subprocess.run(command, input=other.to_json(), capture_output=True, text=True, check=True)
+        row = json.loads(done.stdout.strip().splitlines()[-1])
+        self.fresh.append(job.work.transitions / row["transitions_per_s"])
 
     def row(self) -> dict[str, Any]:
         """Summarise what was measured."""
@@ -278,20 +281,12 @@ class Recorder:
                 warmup_iterations=self.warmup,
                 rates=thinned(rates),
             )
-            if len(timed) >= 400:
-                row["last_over_first"] = last_over_first(timed)
-                if self.yardsticks:
-                    sticks = self.yardsticks[self.warmup :]
-                    row["yardstick_last_over_first"] = last_over_first(sticks)
-                    row["relative_last_over_first"] = last_over_first(
-                        [seconds / stick for seconds, stick in zip(timed, sticks, strict=True)]
-                    )
+            if len(timed) >= 4 * LAST:
+                last = statistics.median(timed[-LAST:])
+                row["last_over_first"] = round(last / statistics.median(timed[:LAST]), 4)
+                if self.fresh:
+                    row["last_over_fresh"] = round(last / statistics.median(self.fresh), 4)
         return row
-
-
-def last_over_first(values: list[float], count: int = 100) -> float:
-    """Return the median of the last values over that of the first."""
-    return round(statistics.median(values[-count:]) / statistics.median(values[:count]), 4)
 
 
 def thinned(rates: list[float]) -> list[float]:

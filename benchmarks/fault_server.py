@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import signal
-import socket
 import sqlite3
 import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_tools import begin, child, config, database_template, ended, rows, scratch, tracker, train
+from benchmarks.servers import free_port, kill_server, start_server
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker
 from rl8x.trainers import Trainer
@@ -48,19 +44,19 @@ def server(tries: int) -> dict[str, Any]:
     """SIGKILL MLflow's server at random instants of one run and start it again."""
     random.seed(3)
     with database_template() as template, scratch(template) as root:
-        port = _free_port()
-        process = _start_server(root, port)
+        port = free_port()
+        process = _server_of(root, port)
         pid = child(lambda: _train_until_told(root, port))
         try:
             for _ in range(tries):
                 time.sleep(random.uniform(0.5, 3.0))
-                _kill_server(process)
+                kill_server(process)
                 time.sleep(random.uniform(0.0, 2.0))
-                process = _start_server(root, port)
+                process = _server_of(root, port)
             (root / "enough").touch()
             code = ended(pid)
         finally:
-            _kill_server(process)
+            kill_server(process)
         seen = json.loads((root / "seen.json").read_text())
         actual, doubled = rows(root)
         lost = len({tuple(key) for key in seen["rows"]} - actual.keys())
@@ -92,27 +88,5 @@ def _train_until_told(root: Path, port: int) -> None:
     (root / "seen.json").write_text(json.dumps({"rows": seen, "max_delay_ms": max(delays)}))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _start_server(root: Path, port: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{root / 'mlruns' / 'mlflow.db'}"]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with open(root / "server.log", "ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    for _ in range(600):
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-            break
-        time.sleep(0.1)
-    return process
-
-
-def _kill_server(process: subprocess.Popen[bytes]) -> None:
-    """Kill the server with its workers, which are in a session of their own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _server_of(root: Path, port: int) -> subprocess.Popen[bytes]:
+    return start_server(f"sqlite:///{root / 'mlruns' / 'mlflow.db'}", root / "server.log", port)

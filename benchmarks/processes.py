@@ -18,6 +18,8 @@ from benchmarks.common import MALLOC_SETTINGS, Job
 
 ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".bench-venvs"
+# Where MLflow keeps the rows of `--measure tracking`: in a file, or behind its server.
+STORES = ("sqlite", "http")
 TORCH = "torch==2.13.0"
 
 

@@ -50,6 +50,8 @@ def render(result: Row) -> str:
         parts += ["### Cost over the number of environments", scaling_table(result["scaling"])]
     if result.get("soak"):
         parts += ["### A long run", soak_table(result["soak"])]
+    if result.get("tracking"):
+        parts += ["### What logging a row takes of rl8x's training thread", tracking_table(result["tracking"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -225,7 +227,7 @@ def soak_table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         if "transitions_per_s" in row:
-            names_of_ratios = ("last_over_first", "yardstick_last_over_first", "relative_last_over_first")
+            names_of_ratios = ("last_over_first", "last_over_fresh")
             ratios = [f"{row[name]:.3f}" if name in row else "" for name in names_of_ratios]
             memory = [f"{resident:.0f}" for resident in row["resident_mb"]]
             lines.append([PEERS[row["peer"]].title, row["variant"], str(row["iterations"]), *ratios, *memory])
@@ -234,12 +236,20 @@ def soak_table(rows: Sequence[Row]) -> str:
         "variant",
         "iterations",
         "last hundred / first hundred",
-        "the products beside them",
-        "iterations beside products",
+        "last hundred / fresh processes then",
         "MB after the first",
         "MB after the last",
     ]
     return table(header, lines)
+
+
+def tracking_table(rows: Sequence[Row]) -> str:
+    """Return a row for each process: the store, and milliseconds a row of metrics."""
+    columns = ("metrics", "steps", "first_ms", "median_ms", "p99_ms", "max_ms")
+    return table(
+        ["MLflow's store", "metrics a row", "rows", "the first row, ms", "median, ms", "99th percentile", "longest"],
+        [[row["store"], *(str(row[name]) for name in columns)] for row in rows if "median_ms" in row],
+    )
 
 
 def filled(page: str, results: Path) -> str:

@@ -27,12 +27,12 @@ if __package__ in (None, ""):
 
 from benchmarks import report
 from benchmarks.common import MALLOC_SETTINGS, TARGETS, WORKS, Job, Work, quick
-from benchmarks.processes import PEERS, ROOT, call, environment, machine, python_of, run, save
+from benchmarks.processes import PEERS, ROOT, STORES, call, environment, machine, python_of, run, save
 
 RESULTS = ROOT / "benchmarks" / "results"
 TUNED = ROOT / "benchmarks" / "tuned.json"
 SCALING_ENVS = (1024, 4096, 16384, 65536)
-MEASURES = ("limits", "throughput", "return", "scaling", "soak")
+MEASURES = ("limits", "throughput", "return", "scaling", "soak", "tracking")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -206,8 +206,21 @@ def measure_soak(session: Session) -> None:
     work = dataclasses.replace(WORKS["pendulum-64"], num_envs=1024, iterations=steps)
     for index in range(session.args.passes):
         for peer, variant, fields, extra in cells(session.args):
-            job = session.job(work, seed=index, yardstick=peer != "rejax", **fields)
+            job = session.job(work, seed=index, fresh=0 if session.args.quick else 4, **fields)
             session.measure("soak", peer, variant, job, extra, work="soak", run=index)
+
+
+def measure_tracking(session: Session) -> None:
+    """Measure what logging a row takes of rl8x's training thread, with each store."""
+    args = session.args
+    for store in STORES:
+        measured = {"store": store, "steps": 3 if args.quick else 300}
+        text = json.dumps({"threads": args.threads, "measured": measured})
+        command = [python_of(PEERS["rl8x"]), "-m", "benchmarks.tracking_cost"]
+        row = {"store": store, **call(command, text, environment(args.threads, {}), args.timeout)}
+        session.result.setdefault("tracking", []).append(row)
+        session.save()
+        print("tracking", row, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -225,6 +238,7 @@ def main(argv: list[str] | None = None) -> None:
             "return": measure_return,
             "scaling": measure_scaling,
             "soak": measure_soak,
+            "tracking": measure_tracking,
         }
         for name in args.measure:
             steps[name](session)

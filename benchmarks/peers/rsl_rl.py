@@ -50,7 +50,12 @@ class Adapter(VecEnv):
         """Move every copy."""
         step = self.env.step(actions)
         self.obs = step.obs
-        return self._pack(), self.reward_scale * step.rewards, step.terminated | step.truncated, {"time_outs": step.truncated}
+        return (
+            self._pack(),
+            self.reward_scale * step.rewards,
+            step.terminated | step.truncated,
+            {"time_outs": step.truncated},
+        )
 
 
 class Categorical(Distribution):

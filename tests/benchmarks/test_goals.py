@@ -117,8 +117,8 @@ def test_goal_of_seconds_to_a_return():
 
 def test_goal_of_a_long_run():
     soak = [
-        {"peer": peer, "variant": variant, "last_over_first": raw, "relative_last_over_first": relative}
-        for peer, variant, raw, relative in (
+        {"peer": peer, "variant": variant, "last_over_first": raw, "last_over_fresh": fresh}
+        for peer, variant, raw, fresh in (
             ("rl8x", "eager fp32", 1.3, 1.03),
             ("rl8x", "eager fp32", 1.2, 1.05),
             ("rl8x", "compile fp32", 1.0, 1.06),
@@ -129,7 +129,7 @@ def test_goal_of_a_long_run():
     assert [one[2:] for one in found] == [("+4.0% (eager fp32)", True), ("+6.0% (compile fp32)", False)]
 
 
-def test_a_long_run_without_the_products_beside_it_was_not_measured():
+def test_a_long_run_without_fresh_processes_beside_it_was_not_measured():
     soak = [{"peer": "rl8x", "variant": "eager fp32", "last_over_first": 1.0}]
     (found,) = [one for one in goals.goals(result([], soak=soak)) if one.work == "a long run"]
     assert found.met is None
@@ -145,3 +145,10 @@ def test_a_page_without_results_says_so(tmp_path):
     filled = report.filled(page, tmp_path)
     assert filled == "a\n<!-- results: cpu.json -->\n\nNot measured yet.\n\n<!-- end of results -->\nb\n"
     assert report.filled(filled, tmp_path) == filled
+
+
+def test_goal_of_tracking():
+    rows = [{"store": "sqlite", "median_ms": ms} for ms in (0.5, 0.9, 1.4)] + [{"store": "http", "median_ms": 1.1}]
+    found = [one[2:] for one in goals.goals(result([], tracking=rows)) if one.work == "tracking"]
+    assert found == [("0.90 ms", True), ("1.10 ms", False)]
+    assert [one.met for one in goals.goals(result([])) if one.work == "tracking"] == [None, None]

@@ -1,0 +1,92 @@
+"""What logging a row takes of the training thread, with MLflow's database in a file and behind MLflow's server.
+
+A process of its own trains with a row of all metrics at every step; the trainer itself measures what it waited
+(`profiling/tracking_ms`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.servers import free_port, kill_server, start_server
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole
+from rl8x.tracking import MLflowTracker
+from rl8x.trainers import Trainer
+
+_METRIC = "profiling/tracking_ms"
+
+
+@contextlib.contextmanager
+def opened(store: str) -> Iterator[str]:
+    """Give the address of a fresh store in the current folder."""
+    database = f"sqlite:///{Path('mlflow.db').resolve()}"
+    if store == "sqlite":
+        yield database
+        return
+    port = free_port()
+    server = start_server(database, Path("server.log"), port)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        kill_server(server)
+
+
+def measure(store: str, *, steps: int, threads: int) -> dict[str, Any]:
+    """Train for some steps and return what logging took.
+
+    Args:
+        store: `"sqlite"` or `"http"`.
+        steps: Steps of the trainer, each with a row.
+        threads: CPU threads.
+
+    Returns:
+        Steps, metrics a row, and milliseconds a row: the median, the 99th percentile and the longest. The first row,
+        which also begins the run, is `first_ms`.
+    """
+    took: list[float] = []
+    metrics: list[int] = []
+
+    def note(trainer: Any, stats: Any) -> None:
+        metrics.append(len(stats.fresh))
+        if _METRIC in stats:
+            took.append(float(stats[_METRIC]))
+
+    config = PPOConfig(
+        num_envs=256,
+        horizon=32,
+        sgd_minibatch_size=4096,
+        model_config={"hidden_sizes": [64, 64]},
+        num_threads=threads,
+        device="cpu",
+        seed=0,
+    )
+    with opened(store) as address:
+        trainer = Trainer(
+            config.build(CartPole), tracker=MLflowTracker(tracking_uri=address), checkpoints=False, callbacks=(note,)
+        )
+        # A row tells what the one before it took, and the first tells of none.
+        trainer.run(max_steps=steps + 2, progress="none")
+    first, *others = took[1:]
+    return {
+        "steps": len(others),
+        "metrics": int(np.median(metrics)),
+        "first_ms": round(first, 3),
+        "median_ms": round(float(np.median(others)), 3),
+        "p99_ms": round(float(np.quantile(others, 0.99)), 3),
+        "max_ms": round(max(others), 3),
+    }
+
+
+if __name__ == "__main__":
+    arguments = json.loads(sys.stdin.read())
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments["threads"]])
+    print(json.dumps(measure(**arguments["measured"], threads=arguments["threads"])))
