@@ -247,9 +247,8 @@ class Recorder:
         job, left = self.job, self.job.work.iterations - (len(self.durations) - self.warmup)
         if not job.fresh or not 0 < left <= LAST or left % (LAST // job.fresh):
             return
-        other = dataclasses.replace(
-            job, fresh=0, timed_s=0.0, work=dataclasses.replace(job.work, iterations=max(1, LAST // 2))
-        )
+        work = dataclasses.replace(job.work, iterations=LAST // 2)
+        other = dataclasses.replace(job, fresh=0, timed_s=0.0, work=work)
         command = [sys.executable, "-m", sys.modules["__main__"].__spec__.name]
         done = subprocess.run(command, input=other.to_json(), capture_output=True, text=True, check=True)
         row = json.loads(done.stdout.strip().splitlines()[-1])

@@ -158,15 +158,18 @@ def _to_return(rows: Sequence[Row], env: str, variant: str) -> tuple[float, int,
 
 
 def _soak_goals(rows: Sequence[Row]) -> Iterator[Goal]:
-    wanted = f"the last hundred iterations take at most {SOAK_RATIO - 1:.0%} longer than those of a fresh process then"
-    measured = False
-    for variant in variants_of(rows, "rl8x"):
-        ratios = select(rows, "last_over_fresh", peer="rl8x", variant=variant)
-        if ratios:
-            measured, ratio = True, statistics.median(ratios)
-            yield Goal("a long run", wanted, f"{ratio - 1:+.1%} ({variant})", ratio <= SOAK_RATIO)
-    if not measured:
-        yield Goal("a long run", wanted, "", None)
+    """Compare both ratios of a long run with what they may be; of several runs the worst counts."""
+    for name, than in (("last_over_first", "the first"), ("last_over_fresh", "those of a fresh process then")):
+        wanted = f"the last hundred iterations take at most {SOAK_RATIO - 1:.0%} longer than {than}, in every run"
+        measured = False
+        for variant in variants_of(rows, "rl8x"):
+            ratios = select(rows, name, peer="rl8x", variant=variant)
+            if ratios:
+                measured = True
+                told = ", ".join(f"{ratio - 1:+.1%}" for ratio in ratios)
+                yield Goal("a long run", wanted, f"{told} ({variant})", max(ratios) <= SOAK_RATIO)
+        if not measured:
+            yield Goal("a long run", wanted, "", None)
 
 
 def _tracking_goals(rows: Sequence[Row]) -> Iterator[Goal]:
