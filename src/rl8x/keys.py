@@ -43,6 +43,7 @@ EPISODES_ENDED: Final = "episodes/ended"
 METRICS: Final = "metrics"
 
 EVAL_PREFIX: Final = "eval/"
+INFO_PREFIX: Final = "episodes/info/"
 BEST_PREFIX: Final = "best/"
 
 
@@ -53,7 +54,7 @@ def summary(group: str) -> tuple[str, ...]:
 
 def info_metrics(names: Iterable[str]) -> tuple[str, ...]:
     """Name the means over episodes of figures that an environment tells, for example `episodes/info/success/mean`."""
-    return tuple(f"episodes/info/{name}/mean" for name in names)
+    return tuple(f"{INFO_PREFIX}{name}/mean" for name in names)
 
 
 COLLECT_METRICS: Final = (
@@ -71,5 +72,4 @@ PROFILING_METRICS: Final = (
     "profiling/env_steps_per_s",
 )
 MEMORY_METRICS: Final = ("memory/process_mb", "memory/device_mb")
-EVAL_METRICS: Final = tuple(EVAL_PREFIX + name for name in COLLECT_METRICS)
-TRAINER_METRICS: Final = (*COUNTERS, *COLLECT_METRICS, *PROFILING_METRICS, *MEMORY_METRICS, *EVAL_METRICS)
+TRAINER_METRICS: Final = (*COUNTERS, *COLLECT_METRICS, *PROFILING_METRICS, *MEMORY_METRICS)

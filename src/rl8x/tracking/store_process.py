@@ -131,9 +131,9 @@ class StoreProcess:
         """Read the last step of each metric that a run has."""
         return dict(self._ask("last_steps", run_id))
 
-    def logged_steps(self, run_id: str, name: str) -> set[int]:
-        """Read the steps at which a run has a metric."""
-        return set(self._ask("logged_steps", run_id, name))
+    def logged_steps(self, run_id: str, name: str) -> list[int]:
+        """Read the steps at which a run has a metric, one for each point."""
+        return list(self._ask("logged_steps", run_id, name))
 
 
 def _start(location: Location, request_timeout_s: int) -> subprocess.Popen[bytes]:
@@ -188,9 +188,18 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "create_run": lambda store, spec: store.create_run(RunSpec(*spec)),
     "log_points": lambda store, run_id, points: store.log_points(run_id, [Point(*point) for point in points]),
     "log_artifact": lambda store, run_id, path, to: store.log_artifact(run_id, Path(path), to),
-    "logged_steps": lambda store, run_id, name: sorted(store.logged_steps(run_id, name)),
 }
-_AS_THEY_ARE = ("delete_run", "check_run", "params", "log_params", "set_tags", "log_text", "set_status", "last_steps")
+_AS_THEY_ARE = (
+    "delete_run",
+    "check_run",
+    "params",
+    "log_params",
+    "set_tags",
+    "log_text",
+    "set_status",
+    "last_steps",
+    "logged_steps",
+)
 
 
 def serve(requests: IO[bytes], answers: IO[bytes], connect: Callable[..., Store] = MLflowStore) -> None:
