@@ -378,13 +378,12 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         if num_envs not in (None, self.num_envs):
             return None
-        apart = {name: value for name, value in vars(self).items() if name not in ("carry", "generator")}
+        apart: dict[int, Any] = {id(self.carry): None, id(self.generator): torch.Generator(self.device)}
         try:
-            apart = copy.deepcopy(apart)
+            twin = copy.deepcopy(self, apart)
         except Exception:  # whatever a simulator raises that cannot be copied
             return None
-        twin = type(self).__new__(type(self))
-        vars(twin).update(apart, generator=torch.Generator(self.device))
+        twin.carry = None
         twin._seed(seed)
         return twin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
@@ -9,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
-from rl8x.conditions import Condition, Confirmed, as_conditions, check_names, from_spec, parts, to_spec
+from rl8x.conditions import (
+    Condition,
+    Confirmed,
+    HitsUpperBound,
+    Or,
+    as_conditions,
+    check_names,
+    from_spec,
+    parts,
+    to_spec,
+)
 from rl8x.conditions.base import FromCallable
 from rl8x.importing import import_named
 from rl8x.trainers.callbacks import declared_metrics
@@ -45,6 +56,8 @@ class Run:
     ) -> None:
         self.trainer = trainer
         self.steps = 0
+        self._steps_before = 0
+        self._env_steps = 0
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
         self.conditions = self._conditions(options["stop_conditions"], saved)
@@ -135,7 +148,8 @@ class Run:
     def execute(self, progress: Progress) -> TrainStats:
         """Run, and end the tracked run with the right status whatever happens."""
         trainer = self.trainer
-        reporter = ProgressReporter(progress, self._steps_left)
+        self._steps_before, self._env_steps = self.steps, trainer.state[keys.ENV_STEPS]
+        reporter = ProgressReporter(progress, self._total_steps())
         status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED"
         with SignalGuard(quiet=reporter.mode == "none") as signals:
             try:
@@ -162,6 +176,18 @@ class Run:
         limit: int | None = self.options["max_steps"]
         return None if limit is None else limit - self.steps
 
+    def _total_steps(self) -> int | None:
+        """Steps of this `run()` by which it ends: by `max_steps`, or a bound on `env/steps` at the present rate."""
+        algorithm, steps = self.trainer.algorithm, self.steps - self._steps_before
+        limit: int | None = self.options["max_steps"]
+        totals = [] if limit is None else [limit - self._steps_before]
+        gained = self.trainer.state[keys.ENV_STEPS] - self._env_steps
+        per_step = gained / steps if gained > 0 else algorithm.config.num_envs * algorithm.config.horizon
+        for bound in _bounds(self.conditions, keys.ENV_STEPS):
+            left = math.ceil((bound - self.trainer.state[keys.ENV_STEPS]) / per_step)
+            totals.append(steps + max(left, 0 if steps else 1))
+        return min(totals, default=None)
+
     def _run(self, reporter: ProgressReporter, signals: SignalGuard) -> TrainStats:
         trainer, saving = self.trainer, self.trainer.saving
         trainer._start_tracking()
@@ -180,7 +206,7 @@ class Run:
                 raise signals.exception()
             stats = self._step()
             self._last = stats if stats.stop_reason is not None else None
-            reporter.update(stats)
+            reporter.update(stats, self._total_steps())
             is_best = saving.improved(stats)
             if stats.stop_reason is not None:
                 trainer.stop_reason = stats.stop_reason
@@ -278,6 +304,17 @@ def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:
 
 def _of_evaluations(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith(keys.EVAL_PREFIX))
+
+
+def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
+    """List the upper bounds on a metric, each of which ends a run by itself."""
+    bounds = []
+    for condition in conditions:
+        if isinstance(condition, Or):
+            bounds += _bounds(condition.children, name)
+        elif isinstance(condition, HitsUpperBound) and condition.name == name:
+            bounds.append(condition.bound)
+    return bounds
 
 
 def _spec(condition: Condition) -> Any:
