@@ -1,7 +1,11 @@
 import dataclasses
+import math
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
 from torch.distributions import Categorical
 
@@ -9,7 +13,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.config import nearest_divisor
 from rl8x.algorithms.ppo_losses import LOSS_METRICS, ppo_losses
-from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, Pendulum
+from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
 
@@ -171,6 +175,54 @@ def test_filler_rows_do_not_count():
     evaluation = Evaluation(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 3))
     masked = ppo_losses(evaluation, full | {keys.VALID: torch.tensor([[True, False, True]])}, config, entropy)
     torch.testing.assert_close(masked * 3, ppo_losses(evaluation, full, config, entropy) * 2)
+
+
+class ShortEpisodes(gymnasium.Env):
+    """Episodes of 1 to 3 steps; every step of all copies is logged."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, log):
+        self.log = log
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 4))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.log.append(action)
+        self.left -= 1
+        return np.ones(1, np.float32), 1.0, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode):
+    log: list[int] = []
+    env = GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)] * 3, autoreset_mode=mode), seed=1)
+    algorithm = tiny(num_envs=3, horizon=7, lr_schedule={"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}).build(
+        env
+    )
+    for _ in range(3):
+        algorithm.collect()
+        assert algorithm.counters[keys.ENV_STEPS] == len(log)
+        assert algorithm.step()["coefficients/lr"] == pytest.approx(1.0 - len(log) / 1000)
+    assert (len(log) < 3 * 7 * 3) == (mode is AutoresetMode.NEXT_STEP)
+
+
+def test_a_collect_that_only_resets_counts_nothing_and_has_no_rewards():
+    log: list[int] = []
+    algorithm = tiny(num_envs=1, horizon=1).build(
+        GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)], autoreset_mode=AutoresetMode.NEXT_STEP), seed=1)
+    )
+    for _ in range(6):
+        before = len(log)
+        collected = algorithm.collect()
+        assert ("rewards/mean" in collected) == (len(log) > before)
+        assert all(math.isfinite(value) for value in (*collected.values(), *algorithm.step().values()))
+        assert algorithm.counters[keys.ENV_STEPS] == len(log)
+    assert 0 < len(log) < 6
 
 
 def weights(algorithm):

@@ -177,16 +177,18 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
             self.rollout.cut()
-        self.counters[keys.ENV_STEPS] += self.config.num_envs * self.config.horizon
         self.fresh = True
         rollout, horizon = self.rollout, self.config.horizon
         valid = rollout.tensors.get(keys.VALID)
+        valid = None if valid is None else valid[:horizon]
+        # Only simulators have filler rows, and they step on the host: counting there costs an accelerator nothing else.
+        self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
         return collect_stats(
             rollout[keys.REWARDS][:horizon],
             (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon],
             rollout[keys.EPISODE_RETURNS][:horizon],
             rollout[keys.EPISODE_LENGTHS][:horizon],
-            None if valid is None else valid[:horizon],
+            valid,
             rollout.metrics(),
         )
 
