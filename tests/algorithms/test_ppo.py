@@ -281,9 +281,38 @@ def test_a_kl_limit_ends_the_updates_and_leaves_the_weights():
     held = tiny(lr=0.05, num_sgd_iters=20, target_kl_div=0.002).build(CartPole)
     for algorithm in (free, held):
         algorithm.collect()
-    assert held.step()["monitors/kl_div"] <= 0.003
-    assert free.step()["monitors/kl_div"] > 0.003
+    stopped, went_on = held.step(), free.step()
+    assert stopped["monitors/kl_div"] < went_on["monitors/kl_div"] > 0.003
     assert 1 <= held.counters[keys.UPDATES] < 20 == free.counters[keys.UPDATES]
+    assert stopped["monitors/refused_updates"] == 20 - held.counters[keys.UPDATES]
+    assert "monitors/refused_updates" not in went_on
+
+
+@pytest.mark.parametrize("host_looks", [True, False])
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_means_are_of_losses_applied_and_of_all_that_was_measured_before_an_update(host_looks, accumulate, monkeypatch):
+    algorithm = tiny(target_kl_div=0.01, num_sgd_iters=3, sgd_minibatch_size=64, accumulate_grads=accumulate)
+    algorithm = algorithm.build(CartPole)
+    rows = torch.arange(1.0, 4.0).unsqueeze(1) * torch.ones(8)  # update i returns i everywhere
+    applied = torch.tensor([True, True, False])
+    if not host_looks:  # an accelerator goes through all updates, and applies none after the first refused one
+        rows, applied = torch.cat((rows, rows[-1:] + 1)), torch.cat((applied, applied[-1:]))
+    monkeypatch.setattr(algorithm.updater, "run", lambda _: (rows, applied))
+    algorithm.collect()
+    stats = algorithm.step()
+    for name in ("losses/policy", "losses/vf", "losses/entropy", "losses/total", "monitors/grad_norm"):
+        assert stats[name] == 1.5
+    for name in ("monitors/kl_div", "monitors/clip_frac", "monitors/vf_clip_frac"):
+        assert stats[name] == 2.0
+    planned = 3 if accumulate else 6
+    assert stats["monitors/refused_updates"] == planned - 2
+
+
+def test_one_epoch_of_one_minibatch_is_measured_before_it_moves():
+    algorithm = tiny(num_sgd_iters=1, lr=0.1).build(CartPole)
+    algorithm.collect()
+    stats = algorithm.step()
+    assert (stats["monitors/kl_div"], stats["monitors/clip_frac"]) == (pytest.approx(0.0, abs=1e-6), 0.0)
 
 
 def test_reward_scale_survives_the_step():
@@ -507,4 +536,4 @@ def test_step_metrics_are_the_declared_ones():
     collected = algorithm.collect()
     assert set(collected) == set(keys.COLLECT_METRICS)
     learned = {name for name in algorithm.step() if not name.startswith("finite/")}
-    assert learned == set(algorithm.metrics)
+    assert learned == set(algorithm.metrics) - {"monitors/refused_updates"}  # which needs a limit
