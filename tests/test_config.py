@@ -131,6 +131,20 @@ def test_what_is_written_is_read_as_the_same(tmp_path, data):
     assert load_run_file(write(tmp_path, "run.yaml", dump_run(data))) == data
 
 
+@pytest.mark.parametrize("limit", [1000, 2000])  # Python's, and what torch's compiler leaves behind
+def test_the_depth_that_is_refused_does_not_depend_on_pythons_limit(tmp_path, limit):
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        assert load_run_file(write(tmp_path, "run.yaml", "a: " + "[" * 32 + "]" * 32))
+        for depth in (33, 600, 3000):
+            for end in ("", "]"):
+                with pytest.raises(ValueError, match="nested too deeply"):
+                    load_run_file(write(tmp_path, "run.yaml", "a: " + "[" * depth + end * depth))
+    finally:
+        sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Plateau
-from rl8x.envs import CartPole, DiscreteDummy
+from rl8x.envs import CartPole, DiscreteDummy, Pendulum
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
@@ -36,6 +37,33 @@ def make(env=DiscreteDummy, *, trainer=None, **options):
 
 def run(trainer, **options):
     return trainer.run(progress="none", **options)
+
+
+# -- warnings of an algorithm
+
+
+def test_a_silenced_critic_is_told_once():
+    trainer = make(Pendulum, normalize_rewards=False, vf_clip_param=2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(trainer, max_steps=9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(trainer, max_steps=25)
+    shares = [row.metrics["monitors/vf_clip_frac"] for row in trainer.tracker.rows]
+    assert min(shares) > 0.5
+    (message,) = [str(warning.message) for warning in caught]
+    assert message.startswith(f"The critic learns nothing from {shares[9]:.0%} of its samples, and from less than half")
+    assert message.endswith("Use vf_clip_param=None or normalize_values=True or normalize_rewards=True.")
+
+
+@pytest.mark.parametrize("options", [{"vf_clip_param": None}, {"normalize_values": True}, {"normalize_rewards": True}])
+def test_each_remedy_lets_the_critic_learn(options):
+    trainer = make(Pendulum, **{"normalize_rewards": False, **options})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(trainer, max_steps=12)
+    assert trainer.tracker.rows[-1].metrics["monitors/vf_clip_frac"] < 0.5
 
 
 # -- rl8's semantics

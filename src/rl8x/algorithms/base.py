@@ -153,6 +153,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             return {}
         return {"rl8x.final_obs": "missing: time limits bootstrap from the observation after the reset"}
 
+    def watch(self, row: Mapping[str, float]) -> None:
+        """Look at a step's row of statistics, now that it is on the host, for what should be warned of."""
+
     def memory_stats(self) -> dict[str, float]:
         """Say how much device memory torch holds for this process, in MB (10^6 bytes); empty on the CPU."""
         if self.device.type != "cuda":

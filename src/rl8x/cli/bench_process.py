@@ -95,7 +95,8 @@ def time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[st
         times.append(time.perf_counter() - begin)
     trainer.close()
     timed = times[1:]
-    transitions = int(rows[0][keys.ENV_STEPS])
+    # The mean: a simulator's iterations differ where steps that only reset are no transitions.
+    transitions = round((rows[-1][keys.ENV_STEPS] - rows[0][keys.ENV_STEPS]) / len(timed))
 
     def middle(name: str, first: int) -> float:
         return round(statistics.median(row[name] for row in rows[first:]), 4)

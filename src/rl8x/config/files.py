@@ -25,6 +25,19 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: Final = {}  # type: ignore[misc]
 
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        # Counted, since Python's own limit is another after torch has compiled something.
+        self._depth += 1
+        if self._depth > _MAX_DEPTH + 1:
+            raise ValueError("nested too deeply")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> Any:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()

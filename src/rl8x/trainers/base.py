@@ -211,6 +211,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         row.update(algorithm.memory_stats())
         self._track(row)
         self._guard.after_step(bad)
+        algorithm.watch(row)
         return row
 
     def _eval(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
