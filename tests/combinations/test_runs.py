@@ -124,12 +124,13 @@ def check_rows(trainer: Trainer) -> None:
     assert told <= trainer.metric_names, sorted(told - trainer.metric_names)
     steps = [step for step, _ in tracker.history("algorithm/steps")]
     assert steps == sorted(steps)
-    for step, name in rows(tracker):
-        low, high = (rows(tracker).get((step, f"{name.removesuffix('/mean')}/{figure}")) for figure in ("min", "max"))
-        if name.endswith("/mean") and low and high and all(map(math.isfinite, low + high)):
-            mean = rows(tracker)[step, name]
-            slack = 1e-4 * max(1.0, abs(low[-1]), abs(high[-1]))
-            assert low[-1] - slack <= mean[-1] <= high[-1] + slack, (name, low, mean, high)
+    points = rows(tracker)
+    for (step, name), means in points.items():
+        group = name.removesuffix("/mean")
+        low, high = (points.get((step, f"{group}/{figure}"), [math.nan])[-1] for figure in ("min", "max"))
+        if group != name and math.isfinite(low) and math.isfinite(high):
+            slack = 1e-4 * max(1.0, abs(low), abs(high))
+            assert low - slack <= means[-1] <= high + slack, (name, low, means, high)
 
 
 def check_counters(case: Case, trainer: Trainer, before: dict[str, int] | None = None) -> None:
