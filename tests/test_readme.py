@@ -95,6 +95,30 @@ def test_the_first_script_does_what_the_demo_does_and_solves_its_task(
     assert promised.startswith("SOLVED")
 
 
+@pytest.mark.usefixtures("small")
+def test_the_page_of_conditions_has_a_complete_one(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, Any] = {}
+    (code,) = [code for code in blocks(ROOT / "docs" / "conditions.md", "python") if "(Condition)" in code]
+    exec(code, namespace)
+    assert capsys.readouterr().out == "[False, False, False, True]\n"
+    name, falls = "episodes/returns/mean", namespace["falls"]
+    assert repr(falls) == f"Falls('{name}', 0.5)"
+    assert falls.reason({name: 40.0}) == f"Falls('{name}', 0.5): {name} = 40"
+    assert [falls({}), (~falls)({}), (~falls)({name: 60.0})] == [False, False, True]
+
+    resumed = namespace["Falls"](**falls.arguments())
+    assert resumed({name: 40.0}) is False
+    resumed.load_state_dict(json.loads(json.dumps(falls.state_dict())))
+    assert resumed({name: 40.0}) is True
+    resumed.start()
+    assert resumed({name: 40.0}) is False
+
+    algorithm = PPOConfig(num_envs=8, horizon=8).build("CartPole")
+    trainer = Trainer(algorithm, tracker=NullTracker())
+    with pytest.raises(ValueError, match="Unknown metric 'episodes/return/mean' in Falls"):
+        trainer.run(stop_conditions=[namespace["Falls"]("episodes/return/mean", 0.5)])
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
