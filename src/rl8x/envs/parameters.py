@@ -55,7 +55,7 @@ class ResolvedConfig:
 
     Attributes:
         given: The configuration in plain JSON form.
-        fixed: Values that a reset does not change: 0-d where one serves all copies, else `[num_envs]`.
+        fixed: Values that a reset does not change, float32 `[num_envs]`; one memory where one serves all copies.
         drawn: Distributions to draw from at each reset, in the order of their noise columns.
     """
 
@@ -117,7 +117,8 @@ def _resolve_value(
     if not isinstance(value, ParameterDistribution):
         numbers = _numbers(value, num_envs)
         _check_bounds(numbers, parameter)
-        resolved.fixed[name] = numbers.to(device, torch.float32)
+        # From one dimension, so that a single copy's has stride 1.
+        resolved.fixed[name] = numbers.to(device, torch.float32).reshape(-1).expand(num_envs)
         return numbers.tolist()
     clipped = value.clipped(parameter.low, parameter.high)
     low, high = clipped.support
