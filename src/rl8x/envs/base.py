@@ -257,9 +257,22 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """The `env_config` in force, in plain JSON form; empty for the defaults."""
         return dict(self._config.given)
 
-    def plain_config(self, config: EnvConfig) -> dict[str, object]:
-        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes."""
-        return dict(self._resolve(config).given)
+    @property
+    def next_config(self) -> dict[str, Any]:
+        """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
+        return dict((self._next_config or self._config).given)
+
+    def plain_config(
+        self, config: EnvConfig, *, called: str = "env_config", copies: str = "num_envs"
+    ) -> dict[str, object]:
+        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
+
+        Args:
+            config: As `configure` takes it.
+            called: What the user calls it, for error messages.
+            copies: What the user calls the number of copies.
+        """
+        return dict(self._resolve(config, called, copies).given)
 
     def configure(self, config: EnvConfig | None) -> None:
         """Check an `env_config`; it takes effect at the next `reset`.
@@ -383,11 +396,18 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         else:
             self.generator.manual_seed(operator.index(seed))
 
-    def _resolve(self, config: EnvConfig) -> ResolvedConfig:
+    def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors on the environment's device."""
-        # A tensor's device has its index ("cuda:0"), by which constants are found again.
-        device, owner = self._no_noise.device, type(self).__name__
-        return resolve_config(config, self.parameters, owner=owner, num_envs=self.num_envs, device=device)
+        return resolve_config(
+            config,
+            self.parameters,
+            owner=type(self).__name__,
+            num_envs=self.num_envs,
+            # A tensor's device has its index ("cuda:0"), by which constants are found again.
+            device=self._no_noise.device,
+            called=called,
+            copies=copies,
+        )
 
 
 def _apart(obs: Observation, state: Mapping[str, Tensor]) -> Observation:
