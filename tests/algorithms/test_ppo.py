@@ -517,7 +517,6 @@ def test_params_name_every_hyperparameter():
         ), field.name
     assert params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-3], [100, 1e-4]]}
     assert params["model_config.hidden_sizes"] == [16]
-    assert params["env.parameters.length"] == 0.5
     assert params["seed"] == 3
 
 

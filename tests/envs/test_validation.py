@@ -76,6 +76,14 @@ def bad(**methods):
     return type("Bad", (Good,), methods)
 
 
+def test_what_would_break_at_the_first_distribution_is_refused_before():
+    def initial_state(self, parameters, noise):
+        return {"at": noise * parameters["scale"]}
+
+    with pytest.raises(ValueError, match=r"Bad\.initial_state raised RuntimeError: .*size"):
+        validate(bad(initial_state=initial_state)(5, seed=0))
+
+
 def transition_with(change):
     def transition(self, state, actions, parameters, noise):
         return change(self, state, actions, *Good.transition(self, state, actions, parameters, noise))

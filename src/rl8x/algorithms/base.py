@@ -110,7 +110,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them."""
+        """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them.
+
+        Args:
+            env_config: Values for the environment's parameters; the next training reset goes back to what was in force
+                before. None evaluates under that.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+        """
 
     @abstractmethod
     def validate(self) -> None:
@@ -138,8 +144,6 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         )
         env = self.env
         params.update({"env": type(env).__name__, "env.time_limit": env.time_limit})
-        for name, parameter in env.parameters.items():
-            params[f"env.parameters.{name}"] = env.config.get(name, parameter.default)
         params["model.class"] = qualified_name(type(self.policy.model))
         params["model.num_parameters"] = sum(weights.numel() for weights in self.policy.parameters())
         params["distribution.class"] = qualified_name(type(self.policy.distribution))

@@ -205,11 +205,16 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
         """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them."""
+        training = self.env.next_config
         horizons: list[Mapping[str, float]] = []
-        for _ in range(max(1, self.horizons_per_env_reset)):
-            self._reset_if_due(env_config)
-            horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
-            self.counters[keys.COLLECTS] += 1
+        try:
+            for _ in range(max(1, self.horizons_per_env_reset)):
+                self._reset_if_due(env_config)
+                horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
+                self.counters[keys.COLLECTS] += 1
+        finally:
+            if env_config is not None:
+                self.env.configure(training)
         return Stats(reduce_horizons(horizons))
 
     def _reset_if_due(self, env_config: Mapping[str, Any] | None) -> None:

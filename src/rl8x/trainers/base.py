@@ -23,11 +23,13 @@ from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.conditions import Condition
 from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config
 from rl8x.stats import Stats
 from rl8x.tracking.protocol import NullTracker, Tracker
 from rl8x.trainers import bad_numbers
 from rl8x.trainers.bad_numbers import OnBadNumbers
-from rl8x.trainers.evaluation import EpisodeEvaluator, fitted_config, make_evaluator
+from rl8x.trainers.evaluation import EpisodeEvaluator, make_evaluator
+from rl8x.trainers.params import ToldParams
 from rl8x.trainers.progress import Progress
 from rl8x.trainers.resume import resume
 from rl8x.trainers.run import Run, StopConditions
@@ -89,6 +91,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._resume: str | None = None
         self._resume_tags: dict[str, str] = {}
         self._run_params: dict[str, Any] = {}
+        self._told = ToldParams(self)
         self._eval_env_config: Mapping[str, Any] | None = None
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
@@ -158,7 +161,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """Collect experience and update the policy once; track the row of metrics.
 
         Args:
-            env_config: Values for the environment's parameters, applied where a reset is due.
+            env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
+                that training had before, whatever an evaluation had in between.
 
         Returns:
             The row, with the latest evaluation's metrics beside it.
@@ -198,6 +202,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._guard.before_step()
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
+            self._told.note_config()
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
@@ -217,8 +222,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def _eval(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
         with Timer(self.algorithm.device) as timer:
             if self.evaluator is not None:
-                config = self.algorithm.env.config if env_config is None else env_config
-                config = fitted_config(config, self.evaluator.env.num_envs)
+                env = self.evaluator.env
+                if env_config is None:
+                    config = inherited_config(self.algorithm.env.config, env.num_envs)
+                else:
+                    config = env.plain_config(env_config, copies="num_eval_envs")
                 stats = dict(self.evaluator.evaluate(config, deterministic=deterministic))
             else:
                 self._check_eval_turn(env_config)
@@ -236,11 +244,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
                 f"`horizons_per_env_reset` = {every}; it is {collects}. Call `step()` {every - collects % every} more "
                 "time(s), or give the trainer an `eval_env`."
             )
-        if every < 0 and collects > 0 and env_config is not None:
+        if every < 0 and env_config is not None:
             raise ValueError(
-                "An `env_config` for this evaluation would never apply: the training environment was reset once, at "
-                "the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use "
-                "horizons_per_env_reset=1."
+                "An `env_config` for this evaluation would never apply, or go on in training: the training environment "
+                "is reset once, at the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, "
+                "or use horizons_per_env_reset=1."
             )
 
     def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
@@ -270,8 +278,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
 
         Args:
-            env_config: Values for the environment's parameters, applied at each reset.
-            eval_env_config: The same for evaluations; None evaluates under the training's.
+            env_config: Values for the environment's parameters, applied at each reset; None changes nothing.
+            eval_env_config: The same for evaluations, with as many values as they have copies where it has one for
+                each. None evaluates under the training's; of its values for each copy, evaluations with another number
+                of copies take evenly spaced ones.
             steps_per_eval: An evaluation after every so many steps; None is never. Where the training environment is
                 used, it must be a multiple of `horizons_per_env_reset`.
             stop_conditions: The run stops when any of these is met. Without one it goes on until interrupted.
@@ -294,6 +304,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         run = Run(self, options, self.saving.restored)
         self.saving.restored = None
         self._run_params, self._eval_env_config = run.params, run.options["eval_env_config"]
+        self._told.begin(run)
         return run.execute(progress)
 
     def __iter__(self) -> Iterator[TrainStats]:
@@ -313,7 +324,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def _start_tracking(self) -> None:
         if self._tracked:
             return
-        self.tracker.start(params=self.params, tags=self._tags(), resume=self._resume)
+        self.tracker.start(params=self._told.first(), tags=self._tags(), resume=self._resume)
         self._resume = self.tracker.resume_handle
         self._tracked = True
 
@@ -346,6 +357,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         return {
             **self.algorithm.params,
             **self._run_params,
+            **self._told.of_configs(),
             "eval_env": "training environment" if self.evaluator is None else type(self.evaluator.env).__name__,
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
