@@ -48,6 +48,7 @@ def check(case: Case, database: Path) -> None:
         return
     straight = trained(case)
     check_rows(straight)
+    check_params(case, straight)
     check_counters(case, straight)
     check_untouched_by_evaluation(case, straight)
     folder = Path(tempfile.mkdtemp(prefix="rl8x-combinations-"))
@@ -131,6 +132,22 @@ def check_rows(trainer: Trainer) -> None:
         if group != name and math.isfinite(low) and math.isfinite(high):
             slack = 1e-4 * max(1.0, abs(low), abs(high))
             assert low - slack <= means[-1] <= high + slack, (name, low, means, high)
+
+
+def check_params(case: Case, trainer: Trainer) -> None:
+    """The params are the hyperparameters and the physics that were trained with."""
+    params = trainer.tracker.params
+    for name, value in case.config.items():
+        if isinstance(value, str | int | float) and name != "execution":
+            assert params[name] == value, name
+    for name, value in case.config["model_config"].items():
+        assert params[f"model_config.{name}"] == value, name
+    assert params["env.time_limit"] == case.time_limit
+    if case.kind != "gymnasium":
+        scale = (case.run["env_config"] or {}).get("scale", 1.0)
+        shown = "Uniform(0.2, 0.3)" if isinstance(scale, dict) else scale
+        assert str(params["env_config.scale"]) == str(shown)
+        assert params["env_config.drift"] == 0.0
 
 
 def check_counters(case: Case, trainer: Trainer, before: dict[str, int] | None = None) -> None:
