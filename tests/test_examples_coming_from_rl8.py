@@ -33,12 +33,12 @@ def test_cartpole_evaluates_on_the_training_environment() -> None:
 
 def test_pendulum_trains_a_squashed_policy() -> None:
     stats = load("pendulum").main(max_steps=3)
-    assert -2000 < stats["eval/episodes/returns/mean"] < -100
+    assert -2000 < stats["eval/returns/mean"] < -100
 
 
 def test_mountain_car_evaluates_the_standard_car() -> None:
     stats = load("mountain_car").main(max_steps=10)
-    assert -200 <= stats["eval/episodes/returns/mean"] <= -80
+    assert -200 <= stats["eval/returns/mean"] <= -80
 
 
 @pytest.mark.parametrize("model", ["mlp", "lstm", "attention"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
@@ -132,6 +133,15 @@ def test_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             assert command in COMMANDS
             assert main([command, "--help"]) == 0
+
+
+def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
+    text = (ROOT / "docs" / "coming-from-rl8.md").read_text()
+    (told,) = re.findall(r"^Those of rl8: (.*?)\. What", text, flags=re.DOTALL | re.MULTILINE)
+    defaults = {name: ast.literal_eval(value) for name, value in re.findall(r"`(\w+)=(.*?)`", told)}
+    assert len(defaults) == 18
+    config = PPOConfig()
+    assert {name: getattr(config, name) for name in defaults} == defaults
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

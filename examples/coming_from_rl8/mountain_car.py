@@ -27,11 +27,11 @@ def main(max_steps: int = 80) -> Any:
     trainer = Trainer(config.build(MountainCar), tracker=NullTracker())
     # The same names as in rl8, but checked: an unknown one or one out of bounds is refused, with the legal ones.
     training, standard = {"force": Uniform(0.001, 0.006)}, {"force": 0.001}
-    solved = HitsUpperBound("eval/episodes/returns/mean", -130)
+    solved = HitsUpperBound("eval/returns/mean", -130)
     stats = trainer.run(
         env_config=training, eval_env_config=standard, steps_per_eval=10, stop_conditions=[solved], max_steps=max_steps
     )
-    print(f"the standard car takes {-stats['eval/episodes/returns/mean']:.0f} steps; expected below 130, at random 200")
+    print(f"the standard car takes {-stats['eval/returns/mean']:.0f} steps; expected below 130, at random 200")
     return stats
 
 
