@@ -291,9 +291,13 @@ class MLflowStore:
         """List the active experiments."""
         return list(self._call(self._client.search_experiments, max_results=1000))
 
-    def search(self, experiment_ids: list[str], query: str) -> list[Any]:
-        """Search for runs, the newest first, at most 1000."""
-        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=1000))
+    def search(self, experiment_ids: list[str], query: str, *, max_results: int = 1000) -> list[Any]:
+        """Search for runs, the newest first."""
+        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
+
+    def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
+        """Set a tag of an experiment."""
+        self._call(self._client.set_experiment_tag, experiment_id, name, value)
 
 
 def _short(error: Exception) -> str:
