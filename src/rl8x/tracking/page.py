@@ -28,9 +28,9 @@ _FIRST: Final = (
     "returns/mean",
 )
 _FIRST_SECTION: Final = "mean returns"
-# Sections by the beginning of their names. What none of these fits, such as a callback's metrics, comes before losses.
-_FRONT: Final = ("eval", "episodes", "returns", "rewards")
-_BACK: Final = ("losses", "monitors")
+_WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metrics whose names have no `/`
+# Sections by the beginning of their names; "" is every other, such as a callback's metrics.
+_SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards")
 _FOLDED: Final = ("coefficients", "profiling", "memory", "env", "algorithm")
 
 
@@ -85,17 +85,20 @@ def _is_ours(envelope: str) -> bool:
 def view(names: Iterable[str]) -> dict[str, Any]:
     """Return the state of MLflow's page that shows metrics in the order in which they are of use.
 
-    Evaluation and episode returns come first; counters, times and coefficients are folded, at the end. MLflow makes the
-    charts of all metrics that are not named here, each in the section of its name up to the last `/`.
+    The mean returns of evaluations and episodes come first, then losses and monitors; counters, times and coefficients
+    are folded, at the end. MLflow makes the charts of all other metrics, each in the section of its name up to the last
+    `/`.
 
     Args:
         names: Metrics that the experiment has.
     """
-    common = {f"{group}/{part}" for group in ("eval", "episodes") for part in ("returns", "lengths")}
-    found = {name.rpartition("/")[0] for name in names} | {"eval/rewards", *common, *_FRONT, *_BACK, *_FOLDED}
-    sections = sorted(found - {"", "system"}, key=lambda name: (_rank(name), name.count("/"), name))
+    names = set(names)
+    named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
+    first = [*_FIRST, *sorted(named)]
+    found = {name.rpartition("/")[0] or _WITHOUT_GROUP for name in names - set(first)} - {"system"}
+    sections = sorted(found, key=lambda name: (_rank(name), name.count("/"), name))
     return {
-        "compareRunCharts": [_line_chart(name) for name in _FIRST],
+        "compareRunCharts": [_line_chart(name) for name in first],
         "compareRunSections": [_section(_FIRST_SECTION), *map(_section, sections)],
         "isAccordionReordered": True,
     }
@@ -103,7 +106,7 @@ def view(names: Iterable[str]) -> dict[str, Any]:
 
 def _rank(section: str) -> int:
     group = section.split("/")[0]
-    order = [*_FRONT, "", *_BACK, *_FOLDED]
+    order = (*_SHOWN, *_FOLDED)
     return order.index(group if group in order else "")
 
 

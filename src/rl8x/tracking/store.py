@@ -73,6 +73,9 @@ class Store(Protocol):
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
 
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
+
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
 
@@ -250,6 +253,10 @@ class MLflowStore:
         from mlflow.entities import Param
 
         self._call(self._client.log_batch, run_id, params=[Param(*item) for item in params.items()])
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
+        return dict(self._call(self._client.get_run, run_id).data.tags)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""

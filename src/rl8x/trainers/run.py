@@ -54,7 +54,7 @@ class Run:
             condition.start()
         if saved is not None:
             self._go_on(saved)
-        self._plain = self._plain_options()
+        self.plain_options = self._plain_options()
 
     def _conditions(
         self, given: StopConditions | Condition | EllipsisType | None, saved: Mapping[str, Any] | None
@@ -122,7 +122,7 @@ class Run:
         ]
         last = self._last
         return {
-            "options": self._plain,
+            "options": self.plain_options,
             "steps": self.steps,
             "conditions": conditions,
             "row": None if last is None else dict(last),
