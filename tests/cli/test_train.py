@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,6 +62,16 @@ def test_an_environment_of_ones_own_and_a_gymnasium_one(tmp_path, monkeypatch, c
     assert main(["train", "my_task_module.Mine", *SMALL, "--max-steps", "1"]) == 0
     assert main(["train", "CartPole-v1", *SMALL, "--max-steps", "1"]) == 0
     assert capsys.readouterr().out.count("stopped by max_steps=1") == 2
+
+
+def test_a_tracked_run_keeps_the_run_file_that_a_dry_run_prints(mlruns, mlflow_client, tmp_path, capsys):
+    words = ["CartPole", *SMALL, "--tracking", "--max-steps", "1", "--lr", "3e-4", "env_config.length=0.7"]
+    assert main(["train", *words, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert main(["train", *words]) == 0
+    (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
+    path = mlflow_client.download_artifacts(run.info.run_id, "run.yaml", str(tmp_path))
+    assert Path(path).read_text() == printed
 
 
 def test_a_dry_run_prints_a_run_file_that_means_the_same(tmp_path, capsys):

@@ -208,7 +208,9 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         second = Trainer.resume(
-            folder / "checkpoints", algorithm=case.build() if case.kind == "gymnasium" else None, tracker=second_tracker
+            folder / "checkpoints",
+            algorithm=case.build() if case.kind == "gymnasium" or case.bad else None,
+            tracker=second_tracker,
         )
     before = dict(second.state)
     trained(case, second, progress="none")

@@ -88,6 +88,10 @@ class FakeStore:
         self._run(run_id)["params"].update(params)
         self._leave()
 
+    def tags(self, run_id):
+        self._enter("tags")
+        return dict(self._run(run_id)["tags"])
+
     def set_tags(self, run_id, tags):
         self._enter("set_tags")
         assert len(tags) <= 100

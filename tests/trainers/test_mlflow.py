@@ -6,6 +6,7 @@ import pytest
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound
+from rl8x.config import RunConfig
 from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
@@ -62,6 +63,23 @@ def test_a_failed_run_is_failed_in_mlflow_with_its_traceback(mlruns, mlflow_clie
     (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
     assert run.info.status == "FAILED"
     assert "traceback.txt" in [file.path for file in mlflow_client.list_artifacts(run.info.run_id)]
+
+
+@pytest.mark.parametrize("tags", [{}, {"mlflow.note.content": "my own words"}])
+def test_a_run_has_a_description_and_its_run_file(mlruns, mlflow_client, tmp_path, tags):
+    trained(MLflowTracker(experiment_name="here", tags=tags))
+    (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
+    text = run.data.tags["mlflow.note.content"]
+    if tags:
+        assert text == "my own words"
+    else:
+        assert text.startswith("**PPO on `CartPole`**: num_envs `4`, horizon `8`, seed `1`")
+        assert "Stopped after 4 steps, 128 env steps: `HitsUpperBound(" in text
+        assert f"`rl8x resume {run.data.tags['rl8x.checkpoints']}`" in text
+    path = mlflow_client.download_artifacts(run.info.run_id, "run.yaml", str(tmp_path))
+    made = RunConfig.from_file(path)
+    assert made.env_config == {"length": 0.7}
+    assert made.algorithm_config == OPTIONS
 
 
 class Luck(gymnasium.Env):

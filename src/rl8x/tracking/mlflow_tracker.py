@@ -265,6 +265,10 @@ class MLflowTracker:
         if tags:
             self._append(_tags_op(tags))
 
+    def describe(self, text: str) -> None:
+        """Describe the run on its page, in Markdown; a description that the user gave or changed stays."""
+        self._append({"op": "describe", "text": text})
+
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
 STATUS_TAG = "rl8x.status"
+NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
+NOTE_DIGEST_TAG = "rl8x.description"
 ARTIFACT_TRIES = 3
 _CUT = " ... (the whole value is the artifact {})"
 
@@ -221,6 +224,14 @@ class Sender:
         for some in _pieces({name: text[:MAX_TAG_LENGTH] for name, text in op["tags"].items()}, MAX_PARAMS):
             self.store.set_tags(self.run_id, some)
 
+    def _apply_describe(self, op: Op) -> None:
+        """Renew the description, unless what is there is not what was last written here."""
+        present = self.store.tags(self.run_id)
+        if present.get(NOTE_TAG) and _digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
+            return
+        text = op["text"][:MAX_TAG_LENGTH]
+        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: _digest(text)})
+
     def _apply_text(self, op: Op) -> None:
         self._try_artifact(op, lambda: self.store.log_text(self.run_id, op["text"], artifact_name(op["to"])))
 
@@ -300,6 +311,10 @@ class KnownPoints:
         if name not in self._steps:
             self._steps[name] = self._store.logged_steps(self._run_id, name)
         return step in self._steps[name]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _pieces(items: Mapping[str, str], size: int) -> list[dict[str, str]]:

@@ -73,6 +73,9 @@ class Store(Protocol):
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
 
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
+
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
 
@@ -251,6 +254,10 @@ class MLflowStore:
 
         self._call(self._client.log_batch, run_id, params=[Param(*item) for item in params.items()])
 
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
+        return dict(self._call(self._client.get_run, run_id).data.tags)
+
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
         from mlflow.entities import RunTag
@@ -291,9 +298,13 @@ class MLflowStore:
         """List the active experiments."""
         return list(self._call(self._client.search_experiments, max_results=1000))
 
-    def search(self, experiment_ids: list[str], query: str) -> list[Any]:
-        """Search for runs, the newest first, at most 1000."""
-        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=1000))
+    def search(self, experiment_ids: list[str], query: str, *, max_results: int = 1000) -> list[Any]:
+        """Search for runs, the newest first."""
+        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
+
+    def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
+        """Set a tag of an experiment."""
+        self._call(self._client.set_experiment_tag, experiment_id, name, value)
 
 
 def _short(error: Exception) -> str:

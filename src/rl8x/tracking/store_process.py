@@ -111,6 +111,10 @@ class StoreProcess:
         """Log at most 100 new params."""
         self._ask("log_params", run_id, params)
 
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
+        return dict(self._ask("tags", run_id))
+
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
         self._ask("set_tags", run_id, tags)
@@ -190,7 +194,17 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "log_artifact": lambda store, run_id, path, to: store.log_artifact(run_id, Path(path), to),
     "logged_steps": lambda store, run_id, name: sorted(store.logged_steps(run_id, name)),
 }
-_AS_THEY_ARE = ("delete_run", "check_run", "params", "log_params", "set_tags", "log_text", "set_status", "last_steps")
+_AS_THEY_ARE = (
+    "delete_run",
+    "check_run",
+    "params",
+    "log_params",
+    "tags",
+    "set_tags",
+    "log_text",
+    "set_status",
+    "last_steps",
+)
 
 
 def serve(requests: IO[bytes], answers: IO[bytes], connect: Callable[..., Store] = MLflowStore) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +23,10 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.conditions import Condition
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config
+from rl8x.plain_yaml import dump_run
 from rl8x.stats import Stats
 from rl8x.tracking.protocol import NullTracker, Tracker
-from rl8x.trainers import bad_numbers
+from rl8x.trainers import bad_numbers, description
 from rl8x.trainers.bad_numbers import OnBadNumbers
 from rl8x.trainers.evaluation import EpisodeEvaluator, make_evaluator
 from rl8x.trainers.params import ToldParams
@@ -92,6 +92,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._resume_tags: dict[str, str] = {}
         self._run_params: dict[str, Any] = {}
         self._told = ToldParams(self)
+        self._run_file: dict[str, Any] | None = None
         self._eval_env_config: Mapping[str, Any] | None = None
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
@@ -147,6 +148,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def state(self) -> TrainerState:
         """The running counters by metric name: collects, steps, updates, environment steps and episodes."""
         return self.algorithm.counters
+
+    @property
+    def last_evaluation(self) -> Mapping[str, float]:
+        """The metrics of the last evaluation, under `eval/`; empty before the first."""
+        return dict(self._eval_row)
 
     @property
     def metric_names(self) -> frozenset[str]:
@@ -305,6 +311,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.saving.restored = None
         self._run_params, self._eval_env_config = run.params, run.options["eval_env_config"]
         self._told.begin(run)
+        self._run_file = description.run_file(self, run)
         return run.execute(progress)
 
     def __iter__(self) -> Iterator[TrainStats]:
@@ -324,9 +331,13 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def _start_tracking(self) -> None:
         if self._tracked:
             return
+        fresh = self._resume is None
         self.tracker.start(params=self._told.first(), tags=self._tags(), resume=self._resume)
         self._resume = self.tracker.resume_handle
         self._tracked = True
+        self.tracker.describe(description.describe(self))
+        if fresh and self._run_file is not None:
+            self.tracker.log_text(dump_run(self._run_file), description.RUN_FILE)
 
     def _track(self, row: Mapping[str, float]) -> None:
         self._start_tracking()
@@ -345,6 +356,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         if self.stop_reason is not None:
             self.tracker.set_tags({"rl8x.stop_reason": self.stop_reason})
         self.tracker.set_tags(self.algorithm.tags)
+        self.tracker.describe(description.describe(self, status))
         self.tracker.finish(status)
 
     def close(self) -> None:
@@ -365,7 +377,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         }
 
     def _tags(self) -> dict[str, str]:
-        return {"rl8x.version": __version__, "rl8x.command": " ".join(sys.argv), **self._resume_tags}
+        return {"rl8x.version": __version__, "rl8x.command": description.command(), **self._resume_tags}
 
     # -- saving
 
