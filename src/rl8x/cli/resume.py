@@ -70,8 +70,10 @@ def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], r
     try:
         return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides)
     except CheckpointError as error:
-        if algorithm is None and "`algorithm=`" in str(error):
-            raise UserError(f"{error} in a script: Trainer.resume({str(checkpoint.path)!r}, algorithm=...)") from error
+        for name in ("algorithm", "tracker"):
+            if f"`{name}=`" in str(error):
+                given = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
+                raise UserError(f"{error}, in a script: {given}") from error
         raise
 
 

@@ -120,7 +120,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             algorithm: Built as the saved one was; None builds it from what the checkpoint says, which needs an
                 environment and a model that are attributes of modules.
             overrides: Hyperparameters to be different from now on; the tracked run tells them.
-            tracker: Where params and metrics go; None is where they went.
+            tracker: Where params and metrics go; None is where they went, which MLflow and `NullTracker` can be asked
+                for again: any other tracker must be given.
             eval_env: As the constructor takes it; `...` is as it was.
             callbacks: As the constructor takes them.
             checkpoints: As the constructor takes them; `...` is as they were, in the same folder.

@@ -38,13 +38,13 @@ def resume(
     about, overrides = checkpoint.about, dict(overrides or {})
     try:
         options, run = dict(about["trainer"]), about["run"]
+        own_tracker = _tracker(run) if tracker is None else tracker
         if algorithm is None:
             algorithm = build_algorithm(about["build"], overrides)
         changed = _changed(about["build"], algorithm, overrides)
         if checkpoints is ...:
             checkpoints = _saved_options(checkpoint)
         options["eval_env"] = _eval_env(options, eval_env)
-        own_tracker = _tracker(run) if tracker is None else tracker
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     except (KeyError, TypeError) as error:
@@ -87,12 +87,19 @@ def _eval_env(options: Mapping[str, Any], given: Any) -> Any:
     return options["eval_env"]
 
 
-def _tracker(run: Mapping[str, Any]) -> Tracker | None:
+def _tracker(run: Mapping[str, Any]) -> Tracker:
     """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
     if run["tracker"] == "NullTracker":
         return NullTracker()
+    if run["tracker"] == "MemoryTracker":
+        raise CheckpointError(
+            "the run was kept by a MemoryTracker, in memory that may be gone: pass `tracker=`, the same one to go on "
+            "in it or another to begin a tracked run there"
+        )
     if run["tracker"] != "MLflowTracker":
-        return None
+        raise CheckpointError(
+            f"the run was kept by a {run['tracker']} ({run['location']}), which rl8x cannot make: pass `tracker=`"
+        )
     location = str(run["location"])
     if user_tracking_uri() is not None or ":***@" in location:
         return MLflowTracker()
