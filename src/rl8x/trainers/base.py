@@ -64,6 +64,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     Attributes:
         saving: Its checkpoints.
         stop_reason: Why the last `run()` stopped.
+        ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.callbacks = tuple(callbacks)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
         self.stop_reason: str | None = None
+        self.ending: list[str] = []
         self._eval_row: dict[str, float] = {}
         self._tracking_ms = 0.0
         self._tracked = False

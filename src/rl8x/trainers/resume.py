@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find
@@ -18,6 +18,8 @@ from rl8x.trainers.saving import CheckpointsLike
 if TYPE_CHECKING:
     from rl8x.trainers.base import GenericTrainerBase
 
+# Trackers that can be made again where no other is given
+TRACKERS: Final = ("MLflowTracker", "NullTracker")
 TrainerT = TypeVar("TrainerT", bound="GenericTrainerBase[Any]")
 
 
@@ -96,7 +98,7 @@ def _tracker(run: Mapping[str, Any]) -> Tracker:
             "the run was kept by a MemoryTracker, in memory that may be gone: pass `tracker=`, the same one to go on "
             "in it or another to begin a tracked run there"
         )
-    if run["tracker"] != "MLflowTracker":
+    if run["tracker"] not in TRACKERS:
         raise CheckpointError(
             f"the run was kept by a {run['tracker']} ({run['location']}), which rl8x cannot make: pass `tracker=`"
         )
