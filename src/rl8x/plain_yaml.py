@@ -22,7 +22,7 @@ class Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        # Counted, since Python's own limit is another after torch has compiled something.
+        """Refuse what is nested too deeply: counted, since Python's own limit is another once torch has compiled."""
         self._depth += 1
         if self._depth > MAX_DEPTH + 1:
             raise ValueError("nested too deeply")

@@ -2,7 +2,7 @@
 
 import threading
 
-from rl8x.tracking.store import RunGoneError, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import RunGoneError, RunName, StoreDownError, StoreRefusedError
 
 
 class FakeStore:
@@ -69,6 +69,10 @@ class FakeStore:
     def check_run(self, run_id):
         self._enter("check_run")
         self._run(run_id)
+
+    def run_name(self, run_id):
+        self._enter("run_name")
+        return RunName(self._run(run_id).get("name") or f"made-up-{run_id}", True)
 
     def log_points(self, run_id, points):
         self._enter("log_points")

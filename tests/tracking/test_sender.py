@@ -230,6 +230,22 @@ def test_resuming_survives_another_kill(spool, store):
     assert values(store.run, "a") == [(step, float(step)) for step in range(6)]
 
 
+def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatch):
+    def refuses(run_id):
+        store.calls.append("run_name")
+        raise StoreDownError("not allowed")
+
+    monkeypatch.setattr(store, "run_name", refuses)
+    spool = Spool.create(tmp_path, header())
+    sender = Sender(spool, lambda: store)
+    for step in range(5):
+        spool.append(row(step))
+        sender.send_some()
+    assert len(store.run["points"]) == 5
+    assert store.calls.count("run_name") == 3
+    assert spool.ack.run_name is None
+
+
 def test_a_run_of_the_user_keeps_its_status(tmp_path, store):
     store.runs["mine"] = {**_empty(), "status": "RUNNING"}
     spool = Spool.create(tmp_path, header(run_id="mine", owns=False))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -90,8 +91,9 @@ def train(
     if dry_run:
         click.echo(dump_run(run.to_dict()), nl=False)
         return 0
-    stats = _train(run, trainer)
-    summarize_run(stats, str(trainer.tracker.location) if run.tracking else None, say_reason=run.progress == "none")
+    with telling_the_end(trainer, run.progress):
+        stats = _train(run, trainer)
+        summarize_run(stats, say_reason=run.progress == "none")
     return 0
 
 
@@ -140,12 +142,27 @@ def _train(run: RunConfig, trainer: Trainer) -> TrainStats:
         raise
 
 
-def summarize_run(stats: TrainStats, location: str | None, *, say_reason: bool = True) -> None:
-    """Say why a run stopped, with what, and where it is kept.
+@contextlib.contextmanager
+def telling_the_end(trainer: Trainer, progress: str) -> Iterator[None]:
+    """Say where the run is and how to go on with it, however it ends; the trainer has, unless told to be silent."""
+    try:
+        yield
+    except BaseException:
+        _tell_the_end(trainer, progress, err=True)
+        raise
+    _tell_the_end(trainer, progress, err=False)
+
+
+def _tell_the_end(trainer: Trainer, progress: str, *, err: bool) -> None:
+    for line in trainer.ending if progress == "none" else ():
+        click.echo(line, err=err)
+
+
+def summarize_run(stats: TrainStats, *, say_reason: bool = True) -> None:
+    """Say why a run stopped, and with what.
 
     Args:
         stats: Its last row.
-        location: Where it is kept; None where nowhere.
         say_reason: Whether to say why it stopped; the trainer has, unless it was told to be silent.
     """
     if say_reason:
@@ -154,9 +171,6 @@ def summarize_run(stats: TrainStats, location: str | None, *, say_reason: bool =
     click.echo(f"trained     {steps:,.0f} steps, {env_steps:,.0f} env steps, {episodes:,.0f} episodes")
     if f"{keys.EVAL_PREFIX}returns/mean" in stats:
         click.echo(_describe_evaluation(stats))
-    if location:
-        click.echo(f"kept in     {location}")
-        click.echo("look at it  rl8x ui")
 
 
 def _describe_evaluation(stats: TrainStats) -> str:

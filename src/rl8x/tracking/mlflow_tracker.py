@@ -20,6 +20,7 @@ from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import OPS, Op, Spool
 from rl8x.tracking.store_process import StoreProcess
+from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import FIRST_CONTACT_S, Writer
 
 _log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class MLflowTracker:
         self._spool: Spool | None = None
         self._last_spool: Spool | None = None
         self._writer: Writer | None = None
+        self._outage = ""
         self._metric_names = NameTable()
         self._last_time = 0
         self._pid = os.getpid()
@@ -100,6 +102,13 @@ class MLflowTracker:
         """Name the folder that has what is not in the store yet."""
         return None if self._last_spool is None else self._last_spool.folder
 
+    def whereabouts(self) -> Whereabouts | None:
+        """Say where the last run is, what of it has not arrived, and why; None where there was none."""
+        spool, location = self._last_spool, self._location
+        if spool is None or location is None:
+            return None
+        return Whereabouts(location, spool.ack, spool.unsent(), spool.folder, self._outage)
+
     # Beginning and end.
 
     def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
@@ -119,6 +128,7 @@ class MLflowTracker:
         if importlib.util.find_spec("mlflow") is None:
             raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
         self._pid = os.getpid()
+        self._outage = ""
         self._metric_names = NameTable()
         first = [_params_op(params), _tags_op({**self._tags, **tags})]
         spool, fresh = self._open_spool(resume)
@@ -206,6 +216,7 @@ class MLflowTracker:
             )
         finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
             writer.stop()
+            self._outage = writer.reason
         if not arrived:
             _log.warning(
                 "tracking: not all of the run has reached %s; it is in %s, and `rl8x sync` sends it",

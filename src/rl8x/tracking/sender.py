@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import shutil
@@ -30,6 +31,7 @@ STATUS_TAG = "rl8x.status"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
 ARTIFACT_TRIES = 3
+NAME_TRIES = 3
 _CUT = " ... (the whole value is the artifact {})"
 
 
@@ -58,6 +60,7 @@ class Sender:
         self._lines = 0
         self._artifact_tries = 0
         self._rejected: Op | None = None
+        self._name_tries = 0
 
     @property
     def store(self) -> Store:
@@ -80,6 +83,7 @@ class Sender:
         """
         try:
             self._ensure_run()
+            self._learn_name()
             self._points, self._lines = [], 0
             for op, offset in self.spool.read().ops:
                 if op["op"] == "m":
@@ -130,6 +134,14 @@ class Sender:
         else:
             self.store.check_run(run_id)
         self.spool.acknowledge(run_id=run_id, attempted=False)
+
+    def _learn_name(self) -> None:
+        """Ask how the store calls the run: it is told to the user at the end, and no row waits for it."""
+        if self.spool.ack.run_name is None and self._name_tries < NAME_TRIES:
+            self._name_tries += 1
+            with contextlib.suppress(StoreDownError, StoreRefusedError):
+                name = self.store.run_name(self.run_id)
+                self.spool.acknowledge(run_name=name.text, name_is_free=name.is_free)
 
     def _delete_ghosts(self, run_id: str) -> None:
         """Delete empty runs of this spool: a create that seemed lost may have been answered too late."""

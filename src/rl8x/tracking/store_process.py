@@ -22,6 +22,7 @@ from rl8x.tracking.store import (
     MLflowStore,
     Point,
     RunGoneError,
+    RunName,
     RunSpec,
     Store,
     StoreDownError,
@@ -98,6 +99,10 @@ class StoreProcess:
     def check_run(self, run_id: str) -> None:
         """Raise `RunGoneError` unless the run is there and active."""
         self._ask("check_run", run_id)
+
+    def run_name(self, run_id: str) -> RunName:
+        """Read a run's name."""
+        return RunName(*self._ask("run_name", run_id))
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
@@ -197,6 +202,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 _AS_THEY_ARE = (
     "delete_run",
     "check_run",
+    "run_name",
     "params",
     "log_params",
     "tags",

@@ -66,6 +66,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     Attributes:
         saving: Its checkpoints.
         stop_reason: Why the last `run()` stopped.
+        ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.callbacks = tuple(callbacks)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
         self.stop_reason: str | None = None
+        self.ending: list[str] = []
         self._eval_row: dict[str, float] = {}
         self._tracking_ms = 0.0
         self._tracked = False
@@ -124,7 +126,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             algorithm: Built as the saved one was; None builds it from what the checkpoint says, which needs an
                 environment and a model that are attributes of modules.
             overrides: Hyperparameters to be different from now on; the tracked run tells them.
-            tracker: Where params and metrics go; None is where they went.
+            tracker: Where params and metrics go; None is where they went, which MLflow and `NullTracker` can be asked
+                for again: any other tracker must be given.
             eval_env: As the constructor takes it; `...` is as it was.
             callbacks: As the constructor takes them.
             checkpoints: As the constructor takes them; `...` is as they were, in the same folder.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
 from rl8x.conditions import Condition, as_conditions, check_names, from_spec, to_spec
 from rl8x.importing import import_named
+from rl8x.tracking.protocol import Status
+from rl8x.trainers.ending import ending
 from rl8x.trainers.params import plain_configs
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.signals import SignalGuard
@@ -137,7 +139,7 @@ class Run:
         """Run, and end the tracked run with the right status whatever happens."""
         trainer = self.trainer
         reporter = ProgressReporter(progress, self._steps_left)
-        status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED"
+        status: Status = "FINISHED"
         with SignalGuard(quiet=reporter.mode == "none") as signals:
             try:
                 stats = self._run(reporter, signals)
@@ -151,12 +153,31 @@ class Run:
                 raise
             finally:
                 reporter.close()
-                trainer.saving.end()
-                trainer._finish_tracking(status)
-            reporter.say(f"stopped after {trainer.state[keys.STEPS]:,} steps: {trainer.stop_reason}")
+                try:
+                    trainer.saving.end()
+                    trainer._finish_tracking(status)
+                finally:
+                    self._report(reporter, status)
             if signals.stop is not None:
                 raise signals.exception()
         return stats
+
+    def _report(self, reporter: ProgressReporter, status: Status) -> None:
+        """Say how the run ended and how to go on; of one that failed before its first step the error says enough."""
+        trainer, finished = self.trainer, status == "FINISHED"
+        if status == "FAILED" and trainer.state[keys.COLLECTS] == 0:
+            return
+        limit = self.options["max_steps"] if self._steps_left is not None and self._steps_left <= 0 else None
+        trainer.ending = ending(
+            trainer,
+            max_steps=limit if finished else None,
+            met=finished and (bool(self._met) or limit is None),
+            callables=any(_spec(condition) is None for condition in self.conditions),
+        )
+        reason = " ".join(str(trainer.stop_reason).split())
+        verb = "failed" if status == "FAILED" else "stopped"
+        for line in (f"{verb} after {trainer.state[keys.STEPS]:,} steps: {reason:.300}", *trainer.ending):
+            reporter.say(line)
 
     @property
     def _steps_left(self) -> int | None:
