@@ -310,6 +310,13 @@ def test_whole_numbers_may_be_written_with_an_exponent_and_empty_keys_mean_the_d
     assert run.to_dict() == {"env": "A", "max_steps": 1_000_000, "seed": 3}
 
 
+def test_the_defaults_and_no_change_of_an_env_config_are_apart():
+    run = RunConfig.from_dict({"env": "CartPole", "env_config": {}, "eval_env_config": {}})
+    assert (run.env_config, run.eval_env_config) == ({}, {})
+    assert run.to_dict() == {"env": "CartPole", "env_config": {}, "eval_env_config": {}}
+    assert (RunConfig(env="CartPole").env_config, RunConfig(env="CartPole").eval_env_config) == (None, None)
+
+
 def test_one_condition_needs_no_list():
     run = RunConfig.from_dict({"env": "A", "stop_conditions": {"wall_time": 5}})
     assert repr(run.conditions()) == "[WallTime(5)]"

@@ -141,6 +141,12 @@ def test_help_explains_options_in_groups(capsys):
         (["CartPole", *SMALL, "env_config.lenght=1"], "Did you mean 'length'"),
         (["CartPole", *SMALL, "env_config.length=99"], "must be in [0.025, 10] m; got 99"),
         (["CartPole", *SMALL, "eval_env_config.length={unifrm: [1, 2]}"], "Did you mean 'uniform'"),
+        (["CartPole", *SMALL, "env_config.length=[1, 2, 3]", "--dry-run"], "has 3 values for"),
+        (
+            ["CartPole", *SMALL, "eval_env_config.length=[1, 2, 3]", "--dry-run"],
+            "eval_env_config['length'] has 3 values",
+        ),
+        (["CartPole", *SMALL, "eval_env_config.length={grid: [1, 2, 3]}", "--num-eval-envs", "2"], "Grid of 3 values"),
         (
             ["CartPole", *SMALL, "env_kwargs.time_limt=9"],
             "env_kwargs: CartPole takes num_envs, device, seed, time_limit",

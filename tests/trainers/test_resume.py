@@ -103,6 +103,12 @@ CASES = {
         {},
         {"steps_per_eval": 2, "env_config": {"bounds": 5.0}, "eval_env_config": {"bounds": 9.0}},
     ),
+    "never ends, saved after an evaluation under another config": (
+        DiscreteDummy,
+        {},
+        {},
+        {"steps_per_eval": 1, "eval_env_config": {"bounds": 9.0}},
+    ),
 }
 
 
