@@ -42,9 +42,8 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     assert trainer.tracker.description.split("\n\n") == [
         "**PPO on `CartPole`**: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
         "model_config `{'hidden_sizes': [8]}`, lr `0.01`",
+        f"Stopped after 2 steps, 32 env steps: `max_steps=2`. Last evaluation: `eval/returns` {returns}.",
         "`/bin/train.py 'two words' --tracking-uri 'https://me:***@host'`",
-        "Stopped after 2 steps, 32 env steps: `max_steps=2`",
-        f"Last evaluation: `eval/returns` {returns}",
         f"To go on with it: `rl8x resume {tmp_path}/kept`",
     ]
     assert "secret" not in trainer.tracker.tags["rl8x.command"]
@@ -71,7 +70,7 @@ def test_what_a_failure_says_is_shown_as_it_is():
         Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, callbacks=[fail]).run(progress="none")
     (line,) = [line for line in tracker.description.split("\n\n") if line.startswith("Failed")]
     assert line.startswith("Failed after 1 steps, 16 env steps: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
-    assert line.endswith("e ...```")
+    assert line.endswith("e ...```.")
     assert len(tracker.description) < 3000
 
 

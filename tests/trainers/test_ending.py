@@ -71,6 +71,7 @@ def test_a_name_that_would_find_another_run_or_a_folder_is_not_said(mlruns, mlfl
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, capfd):
     for callback, error, begin in (
         (sends(signal.SIGTERM, 2), SystemExit, "stopped after 2 steps: interrupted by SIGTERM"),

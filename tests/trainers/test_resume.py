@@ -357,6 +357,7 @@ def test_a_simulator_that_cannot_be_saved_starts_new_episodes(tmp_path):
     assert trainer.state[keys.ENV_STEPS] == 3 * 32
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_run_in_mlflow_is_found_by_name_and_id_and_goes_on(mlruns, mlflow_client):
     straight = make()
     run(straight, max_steps=4)

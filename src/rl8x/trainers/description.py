@@ -44,10 +44,10 @@ def describe(trainer: GenericTrainerBase[Any], status: str | None = None) -> str
     algorithm = trainer.algorithm
     task = f"**{type(algorithm).__name__} on {_code(type(algorithm.env).__name__)}**"
     lines = [f"{task}: {', '.join(f'{name} {_code(value)}' for name, value in _hyperparameters(trainer).items())}"]
-    if "".join(sys.argv[:1]) not in ("", "-c"):
-        lines.append(_code(command()))
     if status is not None:
         lines.append(_ending(trainer, status))
+    if "".join(sys.argv[:1]) not in ("", "-c"):
+        lines.append(_code(command()))
     if trainer.saving.directory is not None:
         folder = shlex.quote(str(trainer.saving.directory.absolute()))  # right also where the store is not at hand
         lines.append(f"To go on with it: {_code(f'rl8x resume {folder}')}")
@@ -68,12 +68,12 @@ def _hyperparameters(trainer: GenericTrainerBase[Any]) -> dict[str, Any]:
 def _ending(trainer: GenericTrainerBase[Any], status: str) -> str:
     state, row = trainer.state, trainer.last_evaluation
     reason = "" if trainer.stop_reason is None else f": {_code(trainer.stop_reason)}"
-    lines = [f"{_ENDED[status]} after {state[keys.STEPS]:,} steps, {state[keys.ENV_STEPS]:,} env steps{reason}"]
+    lines = [f"{_ENDED[status]} after {state[keys.STEPS]:,} steps, {state[keys.ENV_STEPS]:,} env steps{reason}."]
     for name in ("returns", "horizon_returns"):
         mean, std = (row.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:
-            lines.append(f"Last evaluation: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}")
-    return "\n\n".join(lines)
+            lines.append(f"Last evaluation: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
+    return " ".join(lines)
 
 
 def _code(value: object) -> str:
