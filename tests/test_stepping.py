@@ -34,6 +34,12 @@ CASES = {
     "cartpole": (CartPole, {}, None),
     "pendulum, normalised": (Pendulum, {"normalize_observations": True}, None),
     "randomised": (CartPole, {}, {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]}),
+    "one copy": (Pendulum, {"num_envs": 1}, None),
+    "one copy, one step, gru": (
+        Pendulum,
+        {"num_envs": 1, "horizon": 1, "seq_len": 1, "model": "gru", "model_config": {"hidden_size": 8}},
+        None,
+    ),
     "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}, None),
     "lstm, forgetful": (
         Pendulum,
@@ -49,7 +55,7 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeyp
     if fills == "single steps":
         monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)  # every step is worth a program of its own
     if fills == "single steps, wide":
-        monkeypatch.setattr("rl8x.stepping._WHOLE_BYTES", 1000)  # a horizon takes too much memory to be one program
+        monkeypatch.setattr("rl8x.stepping._WHOLE_BYTES", 0)  # a horizon takes too much memory to be one program
     env, options, env_config = CASES[case]
     eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
     for _ in range(3):  # the second collect must see the first update's weights and moments
