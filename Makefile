@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check format learning clean
+.PHONY: demo test check format fuzz learning clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
@@ -19,6 +19,10 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Random runs of features combined, for so many minutes; prints each new fault with the run that shows it.
+fuzz: $(STAMP)
+	RL8X_FUZZ_MINUTES=$(or $(MINUTES),30) $(BIN)/python -m pytest tests/combinations -s -k "0"
 
 learning: $(STAMP)
 	$(BIN)/python benchmarks/learning.py --publish

@@ -60,12 +60,15 @@ class Stepper:
 
     def rate(self) -> float:
         """Run a round and return transitions a second."""
-        begin = time.perf_counter()
+        begin, valid = time.perf_counter(), []
         noise = self.env.noise(self.steps)
         assert self.carry is not None
         for action, drawn in zip(self.actions, noise, strict=True):
-            self.carry, _ = self.env.advance(self.carry, action, drawn)
-        return self.steps * self.env.num_envs / (time.perf_counter() - begin)
+            self.carry, step = self.env.advance(self.carry, action, drawn)
+            valid.append(step.valid)
+        seconds = time.perf_counter() - begin
+        # A copy that only resets in a step takes none.
+        return sum(self.env.num_envs if rows is None else int(rows.sum()) for rows in valid) / seconds
 
 
 def measure(name: str, num_envs: int, rounds: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rl8x import Condition, HitsUpperBound, NullTracker, PPOConfig, Trainer
@@ -24,6 +25,12 @@ class Grows(Condition):
 
     def start(self) -> None:
         self.first = None  # a new run begins
+
+    def own_state(self) -> dict[str, Any]:
+        return {"first": self.first}  # goes into checkpoints: a resumed run goes on from it
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        self.first = state["first"]
 
     @property
     def metric_names(self) -> set[str]:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def mlflow_client(mlruns):
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=f"sqlite:///{mlruns}/mlflow.db")
+
+
+@pytest.fixture
+def default_signals():
+    """The dispositions of a process started at a terminal, here and in processes started from here.
+
+    A script's background job, such as `make test &`, begins with SIGINT ignored, and so would all that it starts.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    handlers = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)
+    before = [signal.signal(number, handler) for number, handler in zip(numbers, handlers, strict=True)]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 class InProcess:

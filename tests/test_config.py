@@ -131,6 +131,20 @@ def test_what_is_written_is_read_as_the_same(tmp_path, data):
     assert load_run_file(write(tmp_path, "run.yaml", dump_run(data))) == data
 
 
+@pytest.mark.parametrize("limit", [1000, 2000])  # Python's, and what torch's compiler leaves behind
+def test_the_depth_that_is_refused_does_not_depend_on_pythons_limit(tmp_path, limit):
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        assert load_run_file(write(tmp_path, "run.yaml", "a: " + "[" * 32 + "]" * 32))
+        for depth in (33, 600, 3000):
+            for end in ("", "]"):
+                with pytest.raises(ValueError, match="nested too deeply"):
+                    load_run_file(write(tmp_path, "run.yaml", "a: " + "[" * depth + end * depth))
+    finally:
+        sys.setrecursionlimit(before)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -294,6 +308,13 @@ def test_whole_numbers_may_be_written_with_an_exponent_and_empty_keys_mean_the_d
     assert type(run.max_steps) is int
     assert run.make_algorithm_config().seed == 3
     assert run.to_dict() == {"env": "A", "max_steps": 1_000_000, "seed": 3}
+
+
+def test_the_defaults_and_no_change_of_an_env_config_are_apart():
+    run = RunConfig.from_dict({"env": "CartPole", "env_config": {}, "eval_env_config": {}})
+    assert (run.env_config, run.eval_env_config) == ({}, {})
+    assert run.to_dict() == {"env": "CartPole", "env_config": {}, "eval_env_config": {}}
+    assert (RunConfig(env="CartPole").env_config, RunConfig(env="CartPole").eval_env_config) == (None, None)
 
 
 def test_one_condition_needs_no_list():

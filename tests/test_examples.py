@@ -69,6 +69,18 @@ def test_own_condition_stops_the_run_with_its_reason() -> None:
     assert 10_000 <= stats["env/steps"] <= 20 * 64 * 32
 
 
+def test_own_condition_remembers_over_a_resume(tmp_path: Path) -> None:
+    module = load("own_condition")
+    config = module.PPOConfig(num_envs=8, horizon=32, model_config={"hidden_sizes": [8]}, seed=0, device="cpu")
+    trainer = module.Trainer(config.build(module.CartPole), tracker=NullTracker(), checkpoints=tmp_path)
+    grown = module.Grows("losses/vf", times=100)
+    trainer.run(stop_conditions=[grown], max_steps=2, progress="none")
+    resumed = module.Trainer.resume(tmp_path, tracker=NullTracker())
+    again = module.Grows("losses/vf", times=100)
+    resumed.run(stop_conditions=[again], max_steps=3, progress="none")
+    assert again.first == grown.first is not None
+
+
 def test_own_model_is_trained() -> None:
     assert load("own_model").main(max_steps=20) > 40
 

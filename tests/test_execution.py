@@ -181,6 +181,12 @@ def test_a_mode_that_was_asked_for_does_not_fall_back(monkeypatch):
         program(torch.zeros(2))
 
 
+def test_what_cannot_be_recorded_is_told_in_one_line_too():
+    program = Execution("compile", "fp32", CPU).program(lambda values: [values if values.sum() > 0 else -values])
+    with pytest.raises(ProgramError, match=r"^execution='compile' is not possible here: .+\. execution='eager' always"):
+        program(torch.ones(2))
+
+
 def test_a_failed_capture_leaves_no_trace():
     total = torch.zeros(2)
 
@@ -262,6 +268,22 @@ def test_a_loop_over_several_items_that_never_ends_early(make):
     assert before.tolist() == [[0.0, 0.0], [2.0, 4.0], [2.0, 4.0]]
     assert above.tolist() == [[False, True], [False, True], [True, True]]
     assert first.tolist() == second.tolist() == [12.0, 16.0]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_loop_takes_a_state_of_any_strides(ends):
+    def add(total, sums, step):
+        total.add_(step)
+        sums.add_(total.sum())
+        return [total * 1.0, sums.unsqueeze(0), sums.sum() < 100.0]
+
+    # One number out of a row of two, as a copy's noise is, and a transposed matrix.
+    total, sums = torch.zeros(1, 2)[:, 0], torch.zeros(3, 2).t()
+    assert (total.stride(), sums.stride()) == ((2,), (1, 2))
+    totals, each, _ = CompiledLoop(Loop(add, 2, ends=ends), compiles=False)(total, sums, torch.tensor([1.0, 2.0]))
+    assert totals.tolist() == [[1.0], [3.0]]
+    assert each[:, 0, 1, 2].tolist() == [1.0, 4.0]
+    assert (total.tolist(), sums[1].tolist()) == ([3.0], [4.0, 4.0, 4.0])
 
 
 # -- threads

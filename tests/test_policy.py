@@ -8,7 +8,9 @@ from gymnasium import spaces
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import Env
-from rl8x.policy import MASK_KEY, Policy, check_mask
+from rl8x.keys import ACTION_MASK
+from rl8x.policy import Policy
+from rl8x.spaces import check_mask
 from rl8x.trees import flatten_tree
 
 X = spaces.Box(-1, 1, (2,), np.float32)
@@ -26,7 +28,7 @@ def flags(width):
 
 def masked_policy(actions, mask, model="mlp"):
     torch.manual_seed(0)
-    policy = Policy(spaces.Dict({"x": X, MASK_KEY: mask}), actions, model=model, model_config=SMALL[model])
+    policy = Policy(spaces.Dict({"x": X, ACTION_MASK: mask}), actions, model=model, model_config=SMALL[model])
     # Far from uniform, so that what is illegal is often what the logits prefer.
     policy.model.policy_head.weight.data.normal_(std=30.0)
     return policy
@@ -87,7 +89,7 @@ def test_masked_actions_are_never_sampled_in_a_million_draws(name):
     rows = 250_000
     for _ in range(4):
         mask = with_one_legal(random_mask(mask_space, (rows,), generator), actions)
-        obs = {"x": torch.rand(rows, 2, generator=generator) * 2 - 1, MASK_KEY: mask}
+        obs = {"x": torch.rand(rows, 2, generator=generator) * 2 - 1, ACTION_MASK: mask}
         noise = policy.noise(1, rows, generator)[0]
         noise[:100], noise[100:200] = 0.0, 1.0 - 2.0**-24
         with torch.no_grad():
@@ -106,7 +108,7 @@ def test_masked_actions_are_never_sampled_with_memory(model):
     state = policy.initial_state(rows)
     for t in range(steps):
         mask = with_one_legal(random_mask(CASES["mixed"][1], (rows,), generator), MIXED)
-        obs = {"x": torch.rand(rows, 2, generator=generator) * 2 - 1, MASK_KEY: mask}
+        obs = {"x": torch.rand(rows, 2, generator=generator) * 2 - 1, ACTION_MASK: mask}
         starts = torch.rand(rows, generator=generator) < (1.0 if t == 0 else 0.2)
         with torch.no_grad():
             act = policy.act(obs, state, starts, policy.noise(1, rows, generator)[0])
@@ -119,7 +121,7 @@ def test_the_mask_is_part_of_what_is_scored():
     x, starts = torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.bool)
     policy.model.policy_head.weight.data.zero_()
     for legal, p in (([1, 1, 1], 1 / 3), ([0, 1, 1], 1 / 2), ([0, 0, 1], 1.0)):
-        obs = {"x": x, MASK_KEY: torch.tensor([[legal]], dtype=torch.int8)}
+        obs = {"x": x, ACTION_MASK: torch.tensor([[legal]], dtype=torch.int8)}
         result = policy.evaluate(obs, torch.tensor([[2]]), {}, starts)
         assert result.logp.exp().item() == pytest.approx(p)
         assert result.entropy.item() == pytest.approx(np.log(1 / p), abs=1e-6)
@@ -138,15 +140,15 @@ def test_the_mask_is_part_of_what_is_scored():
 )
 def test_a_mask_that_does_not_fit_is_refused(mask, actions, says):
     with pytest.raises(ValueError, match=says):
-        Policy(spaces.Dict({"x": X, MASK_KEY: mask}), actions)
+        Policy(spaces.Dict({"x": X, ACTION_MASK: mask}), actions)
     with pytest.raises(ValueError, match=r"action_mask|action space"):
-        check_mask(mask, actions, MASK_KEY)
+        check_mask(mask, actions, ACTION_MASK)
 
 
 class Doors(Env):
     """Two of five doors are open; the reward is the number of the door, and a closed one ends everything."""
 
-    single_observation_space = spaces.Dict({"x": X, MASK_KEY: spaces.MultiBinary(5)})
+    single_observation_space = spaces.Dict({"x": X, ACTION_MASK: spaces.MultiBinary(5)})
     single_action_space = spaces.Discrete(5)
     default_time_limit = 8
     terminates = True
@@ -163,7 +165,7 @@ class Doors(Env):
         return (state["order"].argsort(1).argsort(1) < 2).to(torch.int8)
 
     def observe(self, state, parameters):
-        return {"x": state["order"][:, :2], MASK_KEY: self.legal(state)}
+        return {"x": state["order"][:, :2], ACTION_MASK: self.legal(state)}
 
 
 @pytest.mark.parametrize("model", ["mlp", "lstm"])
@@ -254,7 +256,7 @@ def test_the_critic_learns_from_what_it_alone_sees():
 
 def test_an_observation_of_a_mask_alone_is_refused():
     with pytest.raises(ValueError, match="beside 'action_mask'"):
-        Policy(spaces.Dict({MASK_KEY: flags(3)}), spaces.Discrete(3))
+        Policy(spaces.Dict({ACTION_MASK: flags(3)}), spaces.Discrete(3))
 
 
 def test_clipping_is_what_the_environment_gets():

@@ -118,9 +118,9 @@ def test_more_noise_never_gives_less(distribution):
 
 
 def test_representations():
-    assert repr(Uniform(0.1, 0.5)) == "Uniform(low=0.1, high=0.5)"
-    assert repr(Normal(1, 2)) == "Normal(mean=1.0, std=2.0)"
-    assert repr(Normal(1, 2, high=3)) == "Normal(mean=1.0, std=2.0, low=None, high=3.0)"
+    assert repr(Uniform(0.1, 0.5)) == "Uniform(0.1, 0.5)"
+    assert repr(Normal(1, 2)) == "Normal(1.0, 2.0)"
+    assert repr(Normal(1, 2, high=3)) == "Normal(1.0, 2.0, high=3.0)"
     assert repr(Choice([1, 2])) == "Choice([1.0, 2.0])"
     assert repr(Grid([1, 2])) == "Grid([1.0, 2.0])"
     assert Uniform(0.1, 0.5).to_dict() == {"uniform": [0.1, 0.5]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import re
@@ -19,6 +20,7 @@ from benchmarks import learning, learning_envs, report
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
+from rl8x.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,7 +40,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Shrink what a snippet asks for: 64 copies at most, 2 steps a run, no MLflow."""
+    """Shrink what a snippet asks for: 64 copies at most, 2 steps a run, each evaluated if any is, no MLflow."""
     init, run = PPOConfig.__init__, Trainer.run
 
     def small_init(self: PPOConfig, **fields: Any) -> None:
@@ -47,7 +49,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         init(self, **{**fields, **size, "num_envs": num_envs, "device": "cpu"})
 
     def small_run(self: Trainer, **options: Any) -> Any:
-        return run(self, **{**options, "max_steps": 2})
+        evaluated = {"steps_per_eval": 1} if options.get("steps_per_eval") else {}
+        return run(self, **{**options, **evaluated, "max_steps": 2})
 
     monkeypatch.setattr(PPOConfig, "__init__", small_init)
     monkeypatch.setattr(Trainer, "run", small_run)
@@ -64,12 +67,57 @@ def test_python_runs(page: Path) -> None:
         exec(compile(code, f"{page.name}, snippet {number}", "exec"), namespace)
 
 
-def test_the_script_is_there_as_promised() -> None:
-    line = (
-        "Trainer(PPOConfig(num_envs=8192, horizon=32).build(CartPole))"
-        '.run(steps_per_eval=5, stop_conditions=[Plateau("returns/mean", patience=10, rtol=0.05)])'
-    )
-    assert line in blocks(PAGES[0], "python")[0].splitlines()
+def test_the_first_script_does_what_the_demo_does_and_solves_its_task(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: list[dict[str, Any]] = []
+    run = Trainer.run
+    monkeypatch.setattr(Trainer, "run", lambda self, **options: (runs.append(options), run(self, **options))[1])
+    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    exec(blocks(PAGES[0], "python")[0], namespace)
+
+    demo = RunConfig.from_file(ROOT / "examples" / "demo.yaml")
+    assert namespace["config"] == PPOConfig(**demo.algorithm_config)
+    assert namespace["trainer"].options["num_eval_envs"] == demo.num_eval_envs
+    ((asked,), conditions) = runs, demo.conditions()
+    assert asked["steps_per_eval"] == demo.steps_per_eval
+    assert [*map(repr, asked["stop_conditions"])] == [*map(repr, conditions)]
+
+    stats = namespace["stats"]
+    assert stats.stop_reason.startswith("Confirmed(")
+    assert stats["eval/returns/mean"] >= 490
+    assert stats["eval/episodes/ended"] == 128
+    assert stats["env/steps"] < 81_920
+    (promised,) = blocks(PAGES[0], "text")
+    figures = r"\d[\d,]*"
+    assert re.sub(figures, "N", capsys.readouterr().out) == re.sub(figures, "N", promised)
+    assert promised.startswith("SOLVED")
+
+
+@pytest.mark.usefixtures("small")
+def test_the_page_of_conditions_has_a_complete_one(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace: dict[str, Any] = {}
+    (code,) = [code for code in blocks(ROOT / "docs" / "conditions.md", "python") if "(Condition)" in code]
+    exec(code, namespace)
+    assert capsys.readouterr().out == "[False, False, False, True]\n"
+    name, falls = "episodes/returns/mean", namespace["falls"]
+    assert repr(falls) == f"Falls('{name}', 0.5)"
+    assert falls.reason({name: 40.0}) == f"Falls('{name}', 0.5): {name} = 40"
+    assert [falls({}), (~falls)({}), (~falls)({name: 60.0})] == [False, False, True]
+
+    resumed = namespace["Falls"](**falls.arguments())
+    assert resumed({name: 40.0}) is False
+    resumed.load_state_dict(json.loads(json.dumps(falls.state_dict())))
+    assert resumed({name: 40.0}) is True
+    resumed.start()
+    assert resumed({name: 40.0}) is False
+
+    algorithm = PPOConfig(num_envs=8, horizon=8).build("CartPole")
+    trainer = Trainer(algorithm, tracker=NullTracker())
+    with pytest.raises(ValueError, match="Unknown metric 'episodes/return/mean' in Falls"):
+        trainer.run(stop_conditions=[namespace["Falls"]("episodes/return/mean", 0.5)])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -85,6 +133,15 @@ def test_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             assert command in COMMANDS
             assert main([command, "--help"]) == 0
+
+
+def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
+    text = (ROOT / "docs" / "coming-from-rl8.md").read_text()
+    (told,) = re.findall(r"^Those of rl8: (.*?)\. What", text, flags=re.DOTALL | re.MULTILINE)
+    defaults = {name: ast.literal_eval(value) for name, value in re.findall(r"`(\w+)=(.*?)`", told)}
+    assert len(defaults) == 18
+    config = PPOConfig()
+    assert {name: getattr(config, name) for name in defaults} == defaults
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

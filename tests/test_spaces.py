@@ -16,6 +16,7 @@ from rl8x.spaces import (
     map_spaces,
     map_tensors,
     named_parts,
+    only_legal,
     sample_actions,
     to_dict,
     torch_dtype,
@@ -122,3 +123,17 @@ def test_map_tensors_keeps_the_rest():
     assert doubled["b"]["c"].tolist() == [1]
     assert (doubled["b"]["d"], doubled["e"]) == (3, None)
     assert tree["a"].tolist() == [1, 1]
+
+
+def test_forbidden_actions_give_way_to_the_first_legal_one():
+    mask = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 1]])
+    assert only_legal(torch.tensor([5, 6, 7]), mask, spaces.Discrete(3, start=5)).tolist() == [6, 5, 7]
+    pairs = spaces.MultiDiscrete([2, 3], start=[1, 0])
+    mask = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 1]])
+    assert only_legal(torch.tensor([[1, 1], [1, 2]]), mask, pairs).tolist() == [[2, 0], [1, 2]]
+    bits = only_legal(torch.ones(1, 2, 2, dtype=torch.int8), torch.tensor([[1, 0, 0, 1]]), spaces.MultiBinary([2, 2]))
+    assert bits.tolist() == [[[1, 0], [0, 1]]]
+    both = spaces.Dict({"gear": spaces.Discrete(2), "steer": spaces.Box(-1, 1, (1,))})
+    actions = {"gear": torch.tensor([0]), "steer": torch.tensor([[0.5]])}
+    legal = only_legal(actions, {"gear": torch.tensor([[0, 1]])}, both)
+    assert (legal["gear"].tolist(), legal["steer"].tolist()) == ([1], [[0.5]])

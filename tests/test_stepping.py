@@ -1,8 +1,13 @@
 import dataclasses
+import itertools
 import warnings
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
 
 from rl8x import keys
@@ -29,6 +34,12 @@ CASES = {
     "cartpole": (CartPole, {}, None),
     "pendulum, normalised": (Pendulum, {"normalize_observations": True}, None),
     "randomised": (CartPole, {}, {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]}),
+    "one copy": (Pendulum, {"num_envs": 1}, None),
+    "one copy, one step, gru": (
+        Pendulum,
+        {"num_envs": 1, "horizon": 1, "seq_len": 1, "model": "gru", "model_config": {"hidden_size": 8}},
+        None,
+    ),
     "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}, None),
     "lstm, forgetful": (
         Pendulum,
@@ -44,7 +55,7 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeyp
     if fills == "single steps":
         monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)  # every step is worth a program of its own
     if fills == "single steps, wide":
-        monkeypatch.setattr("rl8x.stepping._WHOLE_BYTES", 1000)  # a horizon takes too much memory to be one program
+        monkeypatch.setattr("rl8x.stepping._WHOLE_BYTES", 0)  # a horizon takes too much memory to be one program
     env, options, env_config = CASES[case]
     eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
     for _ in range(3):  # the second collect must see the first update's weights and moments
@@ -72,6 +83,41 @@ def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
     found = recorded.rollout[keys.FINAL_VALUES]
     assert (found != 0).any(1).tolist() == [False, False, False, True, False, False, False]
     torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
+
+
+class EndsAtItsLimit(gymnasium.Env):
+    """Terminates in the very step in which its time limit cuts."""
+
+    observation_space = Box(-1.0, 1.0, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.ones(2, np.float32), 1.0, self.time == 2, self.time == 2, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "model", "execution"),
+    [
+        *itertools.product(["tensors", *AutoresetMode], ["lstm", "gru", "attention"], ["eager"]),
+        ("tensors", "gru", "compile"),
+        (AutoresetMode.SAME_STEP, "gru", "compile"),
+    ],
+)
+def test_no_value_is_asked_for_where_all_that_time_limits_cut_terminates(env, model, execution):
+    made = probes.OneStep if env == "tensors" else GymnasiumEnv(SyncVectorEnv([EndsAtItsLimit] * 4, autoreset_mode=env))
+    sizes = {"attention": {"width": 8, "num_heads": 1}}.get(model, {"hidden_size": 8})
+    config = PPOConfig(num_envs=4, horizon=6, seq_len=3, seed=2, model=model, model_config=sizes, execution=execution)
+    algorithm = config.build(made, **({"time_limit": 1} if env == "tensors" else {}))
+    algorithm.collect()
+    algorithm.step()
+    valid = algorithm.rollout.tensors.get(keys.VALID, torch.ones(7, 4, dtype=torch.bool))
+    assert (algorithm.rollout[keys.TRUNCATED] & algorithm.rollout[keys.TERMINATED]).any()
+    assert (algorithm.rollout[keys.FINAL_VALUES][valid] == 0).all()
 
 
 def test_the_next_horizon_begins_where_the_last_one_ended():

@@ -21,11 +21,11 @@ def main(max_steps: int = 60) -> Any:
         device="cpu",
     )
     trainer = Trainer(config.build(CartPoleInfinite), tracker=NullTracker())
-    # rl8's Plateaus compared any two values; here each value is compared with the one before, relative to it.
+    # rl8's conditions saw training's metrics alone; these see what evaluations measure, and count each one once.
     stops = [HitsUpperBound("eval/returns/mean", -12.0), Plateau("eval/returns/mean", patience=5, rtol=0.01)]
     stats = trainer.run(steps_per_eval=4, stop_conditions=stops, max_steps=max_steps)
     result = stats["eval/returns/mean"]
-    print(f"return of 32 steps {result:.1f}, stopped by {stats.stop_reason}; expected above -12, untrained about -100")
+    print(f"return of 32 steps {result:.2f}, stopped by {stats.stop_reason}; expected above -12, untrained about -100")
     return stats
 
 

@@ -216,10 +216,10 @@ class CompiledProgram:
             return ready.run(*tensors, *ready.read)
 
     def _prepare(self, tensors: Sequence[Tensor]) -> _Ready:
-        record, read = self.trace(tensors)
         if not self.compiles:
-            return _Ready(record, read)
+            return _Ready(*self.trace(tensors))
         try:
+            record, read = self.trace(tensors)
             with torch.no_grad():
                 return _Ready(self._compile(record, [*tensors, *read]), read)
         except Exception as error:

@@ -41,6 +41,8 @@ COUNTERS: Final = (COLLECTS, STEPS, UPDATES, ENV_STEPS, ENV_EPISODES)
 
 EPISODES_ENDED: Final = "episodes/ended"
 METRICS: Final = "metrics"
+ACTION_MASK: Final = "action_mask"
+"""The part of a `Dict` observation that says which actions are legal."""
 
 EVAL_PREFIX: Final = "eval/"
 INFO_PREFIX: Final = "episodes/info/"

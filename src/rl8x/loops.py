@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 
+from rl8x.trees import row_major
+
 Function = Callable[..., Sequence[Tensor]]
 
 # The names by which Inductor knows the operators.
@@ -76,7 +78,8 @@ def looped(record: Function, loop: Loop, num_given: int, results: Sequence[Tenso
             # become one: Inductor's loop would hand the one on and have none for the other.
             return [[torch.where(true, new, old) for new, old in zip(after, before, strict=True)], found]
 
-        done, columns = around(once, state, items, (*given, *read, true), results)
+        # An operator refuses a state that comes out with other strides than it went in with.
+        done, columns = around(once, [row_major(tensor) for tensor in state], items, (*given, *read, true), results)
         for tensor, value in zip(state, done, strict=True):
             tensor.copy_(value)
         return columns
@@ -115,7 +118,7 @@ def _ending(
         after, found = once(before, item, rest[len(items) :])
         here = torch.arange(count) == index
         pairs = zip(columns, found, strict=True)
-        written = [torch.where(here.view(-1, *[1] * new.dim()), new, column) for column, new in pairs]
+        written = [row_major(torch.where(here.view(-1, *[1] * new.dim()), new, column)) for column, new in pairs]
         return (index + 1, found[-1].clone(), *written, *after)
 
     columns = [result.new_zeros(count, *result.shape) for result in results]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,15 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.distributions import Distribution, make_distribution
+from rl8x.keys import ACTION_MASK
 from rl8x.models import Model, make_model
-from rl8x.nn.names import unknown_name
 from rl8x.normalization import RunningMoments
-from rl8x.spaces import describe, leaves, named_parts
+from rl8x.spaces import check_mask, leaves
 from rl8x.trees import Tree, flatten_tree, tree_map
 
 State = dict[str, Tensor]
-MASK_KEY = "action_mask"
-"""The part of a `Dict` observation that says which actions are legal."""
 
 
 class Act(NamedTuple):
@@ -88,7 +85,7 @@ class Policy(nn.Module):
         self.distribution = make_distribution(distribution, action_space, distribution_config)
         self.masked, model_space = _without_mask(observation_space)
         if isinstance(observation_space, spaces.Dict) and self.masked:
-            check_mask(observation_space[MASK_KEY], action_space, MASK_KEY)
+            check_mask(observation_space[ACTION_MASK], action_space, ACTION_MASK)
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
         self.obs_moments = _moments(model_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
@@ -190,8 +187,8 @@ class Policy(nn.Module):
         """Take the action mask out of an observation and normalise the rest."""
         mask = None
         if self.masked:
-            mask = tree_map(lambda legal: legal.bool(), obs[MASK_KEY])
-            obs = {name: part for name, part in obs.items() if name != MASK_KEY}
+            mask = tree_map(lambda legal: legal.bool(), obs[ACTION_MASK])
+            obs = {name: part for name, part in obs.items() if name != ACTION_MASK}
         if self.obs_moments is not None:
             obs = self._normalized(obs, "")
         return obs, mask
@@ -218,43 +215,12 @@ def _module_name(path: str) -> str:
 
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
     """Say whether an observation carries an action mask, and return the space of what the model sees."""
-    if not isinstance(space, spaces.Dict) or MASK_KEY not in space.spaces:
+    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
         return False, space
-    rest = {name: part for name, part in space.spaces.items() if name != MASK_KEY}
+    rest = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
     if not rest:
-        raise ValueError(f"A Dict observation needs a part beside {MASK_KEY!r} for the model to see.")
+        raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
     return True, spaces.Dict(rest)
-
-
-def check_mask(mask: gymnasium.Space[Any], actions: gymnasium.Space[Any], name: str) -> None:
-    """Raise where an action mask is not laid out like the actions that it allows.
-
-    One flag for each action of a `Discrete`, for those of each choice of a `MultiDiscrete` one after the other, for
-    each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
-
-    Raises:
-        ValueError: If it is not, or if the actions are continuous.
-    """
-    if isinstance(actions, spaces.Dict | spaces.Tuple):
-        parts = dict(named_parts(actions))
-        if not isinstance(mask, spaces.Dict | spaces.Tuple):
-            some = ", ".join(parts)
-            raise ValueError(f"{name!r} must be a Dict with masks for some of {some}; got {describe(mask)}.")
-        for key, part in named_parts(mask):
-            if key not in parts:
-                raise ValueError(unknown_name("part", key, parts, f" of the action space in {name!r}"))
-            check_mask(part, parts[key], f"{name}/{key}")
-        return
-    if isinstance(actions, spaces.Discrete):
-        width = int(actions.n)
-    elif isinstance(actions, spaces.MultiDiscrete):
-        width = int(actions.nvec.sum())
-    elif isinstance(actions, spaces.MultiBinary):
-        width = math.prod(actions.shape)
-    else:
-        raise ValueError(f"{name!r} needs discrete actions; got {describe(actions)}.")
-    if mask.shape != (width,):
-        raise ValueError(f"{name!r} must be shaped [{width}], one flag an action; got {describe(mask)}.")
 
 
 def _moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:

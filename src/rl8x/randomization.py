@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,8 @@ _HALF_STEP = 2.0**-25
 
 def _number(value: object, owner: str, name: str) -> float:
     """Return `value` as a finite float, or raise naming the argument of `owner`."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{owner}: `{name}` must be a finite number; got {value!r}.")
     return float(value)
@@ -34,7 +37,7 @@ def _number(value: object, owner: str, name: str) -> float:
 
 def _numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
-    if isinstance(values, Tensor):
+    if isinstance(values, Tensor | np.ndarray):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ValueError(f"{owner}: `{name}` must be a list of at least one number; got {values!r}.")
@@ -77,8 +80,20 @@ class ParameterDistribution(ABC):
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`."""
         return {self.kind: [getattr(self, field.name) for field in dataclasses.fields(self)]}
 
+    def __repr__(self) -> str:
+        """Write it as it is made, `Uniform(0.1, 0.5)`: what must be given by place, the rest by name."""
+        parts = []
+        for field in (field for field in dataclasses.fields(self) if field.init):
+            value = getattr(self, field.name)
+            text = repr(list(value) if isinstance(value, tuple) else value)
+            if field.default is dataclasses.MISSING:
+                parts.append(text)
+            elif value is not None:
+                parts.append(f"{field.name}={text}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Uniform(ParameterDistribution):
     """Draw uniformly from [low, high]."""
 
@@ -103,7 +118,7 @@ class Uniform(ParameterDistribution):
         return (noise * (self.high - self.low) + self.low).clamp(self.low, self.high)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LogUniform(ParameterDistribution):
     """Draw from [low, high] so that the logarithm is uniform: each decade is as likely as any other."""
 
@@ -129,7 +144,7 @@ class LogUniform(ParameterDistribution):
         return (torch.exp(noise * spread) * self.low).clamp(self.low, self.high)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Normal(ParameterDistribution):
     """Draw from a normal distribution, clipped to `low` and `high` (by default the parameter's legal bounds)."""
 
@@ -176,12 +191,8 @@ class Normal(ParameterDistribution):
         bounds = [] if (self.low, self.high) == (None, None) else [self.low, self.high]
         return {self.kind: [self.mean, self.std, *bounds]}
 
-    def __repr__(self) -> str:
-        bounds = "" if (self.low, self.high) == (None, None) else f", low={self.low}, high={self.high}"
-        return f"Normal(mean={self.mean}, std={self.std}{bounds})"
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Choice(ParameterDistribution):
     """Draw one of `values`, each as likely as the others or by `weights`."""
 
@@ -189,7 +200,7 @@ class Choice(ParameterDistribution):
     values: Sequence[float]
     weights: Sequence[float] | None = None
     _tables: dict[torch.device, tuple[Tensor, Tensor]] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
+        default_factory=dict, init=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -229,11 +240,8 @@ class Choice(ParameterDistribution):
             return {self.kind: list(self.values)}
         return {self.kind: {"values": list(self.values), "weights": list(self.weights)}}
 
-    def __repr__(self) -> str:
-        return f"Choice({list(self.values)}" + ("" if self.weights is None else f", weights={list(self.weights)}") + ")"
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Grid(ParameterDistribution):
     """Give copy i the i-th of `values`, over again where there are more copies; the same at every reset.
 
@@ -263,9 +271,6 @@ class Grid(ParameterDistribution):
     def to_dict(self) -> dict[str, object]:
         """Return `{"grid": [values]}`."""
         return {self.kind: list(self.values)}
-
-    def __repr__(self) -> str:
-        return f"Grid({list(self.values)})"
 
 
 KINDS: dict[str, type[ParameterDistribution]] = {cls.kind: cls for cls in (Uniform, LogUniform, Normal, Choice, Grid)}

@@ -132,6 +132,8 @@ def collect_stats(
     values.update(named("episodes/lengths", masked_summary(episode_lengths.to(torch.float32), ended)))
     values[keys.EPISODES_ENDED] = ended.sum()
     means, counts = info_means(metrics or {}, ended)
+    if valid is not None:
+        values["_count/rewards"], counts["_count/rewards"] = valid.sum(), ("rewards/",)
     return Stats(values | means, {keys.EPISODES_ENDED: ("episodes/returns/", "episodes/lengths/"), **counts})
 
 

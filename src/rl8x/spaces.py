@@ -136,6 +136,63 @@ def sample_actions(
     return values.to(dtype)
 
 
+def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
+    """Raise where an action mask is not laid out like the actions that it allows.
+
+    One flag for each action of a `Discrete`, for those of each choice of a `MultiDiscrete` one after the other, for
+    each bit of a `MultiBinary`; a `Dict` or `Tuple` has masks for some of its parts.
+
+    Raises:
+        ValueError: If it is not, or if the actions are continuous.
+    """
+    if isinstance(actions, spaces.Dict | spaces.Tuple):
+        parts = dict(named_parts(actions))
+        if not isinstance(mask, spaces.Dict | spaces.Tuple):
+            some = ", ".join(parts)
+            raise ValueError(f"{name!r} must be a Dict with masks for some of {some}; got {describe(mask)}.")
+        for key, part in named_parts(mask):
+            if key not in parts:
+                raise ValueError(f"no part {key!r} of the action space in {name!r}. There are {', '.join(parts)}.")
+            check_mask(part, parts[key], f"{name}/{key}")
+        return
+    if isinstance(actions, spaces.Discrete):
+        width = int(actions.n)
+    elif isinstance(actions, spaces.MultiDiscrete):
+        width = int(actions.nvec.sum())
+    elif isinstance(actions, spaces.MultiBinary):
+        width = math.prod(actions.shape)
+    else:
+        raise ValueError(f"{name!r} needs discrete actions; got {describe(actions)}.")
+    if mask.shape != (width,):
+        raise ValueError(f"{name!r} must be shaped [{width}], one flag an action; got {describe(mask)}.")
+
+
+def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
+    """Put a legal action in place of each one that a mask forbids: the first that it allows, of a bit 0.
+
+    Args:
+        actions: `[num, *space.shape]`, or a dict of such.
+        mask: A flag for each action of a choice, those of several choices one after the other, `[num, flags]`; or a
+            dict of such for some of the parts.
+        space: The action space; what has no masks (a `Box`) stays as it is.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = dict(named_parts(space))
+        return {key: only_legal(part, mask[key], parts[key]) if key in mask else part for key, part in actions.items()}
+    if isinstance(space, spaces.MultiBinary):
+        return actions * mask.reshape(actions.shape).to(actions.dtype)
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return actions
+    sizes = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1).tolist()
+    start = torch.as_tensor(np.asarray(space.start).reshape(-1), device=actions.device)
+    chosen = actions.reshape(len(actions), -1) - start
+    columns = []
+    for taken, flags in zip(chosen.unbind(1), mask.bool().split(sizes, -1), strict=True):
+        allowed = flags.gather(1, taken.long().unsqueeze(1)).squeeze(1)
+        columns.append(torch.where(allowed, taken, flags.int().argmax(1)))
+    return (torch.stack(columns, 1) + start).reshape(actions.shape).to(actions.dtype)
+
+
 def finite_bounds(space: spaces.Box, reach: float) -> tuple[np.ndarray, np.ndarray]:
     """Return a Box's bounds in float64; an infinite one lies `reach` from the other bound, or from 0."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)

@@ -116,11 +116,13 @@ class Stepper:
         Where the host may look, only the copies that were cut are evaluated, else all of them.
         """
         host_looks = self.execution.host_looks
-        if host_looks and not (self.truncates and bool(step.truncated.any())):
+        if host_looks and not self.truncates:
             return self._zeros
         cut = step.truncated & ~step.terminated
         if not host_looks:
             return torch.where(cut, self.policy.values(step.final_obs, act.state, torch.zeros_like(cut)), 0.0)
+        if not cut.any():  # not every model takes no rows
+            return self._zeros
         values = torch.zeros_like(act.values)
         self.value_cut(values, cut, step.final_obs, act.state)
         return values

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from rl8x.execution import Program
+from rl8x.trees import row_major
 
 
 class TreeProgram:
@@ -59,10 +60,10 @@ class Layout(NamedTuple):
 
 
 def flat_of(tree: Any) -> tuple[Layout, list[Tensor]]:
-    """Take a tree apart; its tensors become contiguous, so that a program need not be made for other strides."""
+    """Take a tree apart; its tensors get the usual strides, so that a program need not be made for others."""
     leaves, structure = tree_flatten(tree)
     layout = Layout(structure, [leaf is not None for leaf in leaves])
-    return layout, [leaf.contiguous() for leaf in leaves if leaf is not None]
+    return layout, [row_major(leaf) for leaf in leaves if leaf is not None]
 
 
 def agree(first: Any, second: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 Tree: TypeAlias = "Tensor | dict[str, Tree]"
@@ -47,3 +48,19 @@ def first_tensor(tree: Any) -> Tensor:
         tree = next(iter(tree.values()))
     tensor: Tensor = tree
     return tensor
+
+
+def row_major(tensor: Tensor) -> Tensor:
+    """Return a tensor with the strides of a newly made one: itself where it has them, else a copy.
+
+    A dimension of size 1 may have any stride, and `contiguous()` leaves it; what is recorded is refused for it.
+    """
+    if tensor.is_contiguous() and 1 not in tensor.shape:
+        return tensor
+    strides, stride = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(stride)
+        stride *= size
+    return (
+        tensor if tensor.stride() == tuple(reversed(strides)) else tensor.clone(memory_format=torch.contiguous_format)
+    )

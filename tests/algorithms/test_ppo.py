@@ -1,7 +1,11 @@
 import dataclasses
+import math
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
 from torch.distributions import Categorical
 
@@ -9,7 +13,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.config import nearest_divisor
 from rl8x.algorithms.ppo_losses import LOSS_METRICS, ppo_losses
-from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, Pendulum
+from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
 
@@ -173,6 +177,54 @@ def test_filler_rows_do_not_count():
     torch.testing.assert_close(masked * 3, ppo_losses(evaluation, full, config, entropy) * 2)
 
 
+class ShortEpisodes(gymnasium.Env):
+    """Episodes of 1 to 3 steps; every step of all copies is logged."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, log):
+        self.log = log
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 4))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.log.append(action)
+        self.left -= 1
+        return np.ones(1, np.float32), 1.0, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode):
+    log: list[int] = []
+    env = GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)] * 3, autoreset_mode=mode), seed=1)
+    algorithm = tiny(num_envs=3, horizon=7, lr_schedule={"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}).build(
+        env
+    )
+    for _ in range(3):
+        algorithm.collect()
+        assert algorithm.counters[keys.ENV_STEPS] == len(log)
+        assert algorithm.step()["coefficients/lr"] == pytest.approx(1.0 - len(log) / 1000)
+    assert (len(log) < 3 * 7 * 3) == (mode is AutoresetMode.NEXT_STEP)
+
+
+def test_a_collect_that_only_resets_counts_nothing_and_has_no_rewards():
+    log: list[int] = []
+    algorithm = tiny(num_envs=1, horizon=1).build(
+        GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)], autoreset_mode=AutoresetMode.NEXT_STEP), seed=1)
+    )
+    for _ in range(6):
+        before = len(log)
+        collected = algorithm.collect()
+        assert ("rewards/mean" in collected) == (len(log) > before)
+        assert all(math.isfinite(value) for value in (*collected.values(), *algorithm.step().values()))
+        assert algorithm.counters[keys.ENV_STEPS] == len(log)
+    assert 0 < len(log) < 6
+
+
 def weights(algorithm):
     return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
 
@@ -229,9 +281,38 @@ def test_a_kl_limit_ends_the_updates_and_leaves_the_weights():
     held = tiny(lr=0.05, num_sgd_iters=20, target_kl_div=0.002).build(CartPole)
     for algorithm in (free, held):
         algorithm.collect()
-    assert held.step()["monitors/kl_div"] <= 0.003
-    assert free.step()["monitors/kl_div"] > 0.003
+    stopped, went_on = held.step(), free.step()
+    assert stopped["monitors/kl_div"] < went_on["monitors/kl_div"] > 0.003
     assert 1 <= held.counters[keys.UPDATES] < 20 == free.counters[keys.UPDATES]
+    assert stopped["monitors/refused_updates"] == 20 - held.counters[keys.UPDATES]
+    assert "monitors/refused_updates" not in went_on
+
+
+@pytest.mark.parametrize("host_looks", [True, False])
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_means_are_of_losses_applied_and_of_all_that_was_measured_before_an_update(host_looks, accumulate, monkeypatch):
+    algorithm = tiny(target_kl_div=0.01, num_sgd_iters=3, sgd_minibatch_size=64, accumulate_grads=accumulate)
+    algorithm = algorithm.build(CartPole)
+    rows = torch.arange(1.0, 4.0).unsqueeze(1) * torch.ones(8)  # update i returns i everywhere
+    applied = torch.tensor([True, True, False])
+    if not host_looks:  # an accelerator goes through all updates, and applies none after the first refused one
+        rows, applied = torch.cat((rows, rows[-1:] + 1)), torch.cat((applied, applied[-1:]))
+    monkeypatch.setattr(algorithm.updater, "run", lambda _: (rows, applied))
+    algorithm.collect()
+    stats = algorithm.step()
+    for name in ("losses/policy", "losses/vf", "losses/entropy", "losses/total", "monitors/grad_norm"):
+        assert stats[name] == 1.5
+    for name in ("monitors/kl_div", "monitors/clip_frac", "monitors/vf_clip_frac"):
+        assert stats[name] == 2.0
+    planned = 3 if accumulate else 6
+    assert stats["monitors/refused_updates"] == planned - 2
+
+
+def test_one_epoch_of_one_minibatch_is_measured_before_it_moves():
+    algorithm = tiny(num_sgd_iters=1, lr=0.1).build(CartPole)
+    algorithm.collect()
+    stats = algorithm.step()
+    assert (stats["monitors/kl_div"], stats["monitors/clip_frac"]) == (pytest.approx(0.0, abs=1e-6), 0.0)
 
 
 def test_reward_scale_survives_the_step():
@@ -436,7 +517,6 @@ def test_params_name_every_hyperparameter():
         ), field.name
     assert params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-3], [100, 1e-4]]}
     assert params["model_config.hidden_sizes"] == [16]
-    assert params["env.parameters.length"] == 0.5
     assert params["seed"] == 3
 
 
@@ -455,4 +535,4 @@ def test_step_metrics_are_the_declared_ones():
     collected = algorithm.collect()
     assert set(collected) == set(keys.COLLECT_METRICS)
     learned = {name for name in algorithm.step() if not name.startswith("finite/")}
-    assert learned == set(algorithm.metrics)
+    assert learned == set(algorithm.metrics) - {"monitors/refused_updates"}  # which needs a limit

@@ -36,11 +36,20 @@ CASES = {
     "gru": (Pendulum, {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 2}),
 }
 
+# Too small for two chunks
+SMALLEST = {
+    "one copy, one sequence": (
+        Pendulum,
+        {"num_envs": 1, "model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 8, "sgd_minibatch_size": None},
+    ),
+    "one transition": (Pendulum, {"num_envs": 1, "sgd_minibatch_size": 1, "target_kl_div": 0.5}),
+}
+
 
 @pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | SMALLEST)
 def test_a_traced_update_equals_the_eager_one(case):
-    env, options = CASES[case]
+    env, options = (CASES | SMALLEST)[case]
     eager, traced = build(env, **options, execution="eager"), build(env, **options, execution="compile")
     for _ in range(2):
         stats = []

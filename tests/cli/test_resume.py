@@ -82,10 +82,28 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
         assert text in error
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_give_the_exit_code_and_auto_goes_on(tmp_path, number, code):
+@pytest.mark.parametrize(
+    ("begin", "numbers", "code"),
+    [
+        ((), [signal.SIGTERM], 143),
+        ((), [signal.SIGINT], 130),
+        # As shells start the background jobs of a script: the SIGINT is not heard of.
+        (("sh", "-c", 'trap "" INT; exec "$@"', "sh"), [signal.SIGINT, signal.SIGTERM], 143),
+    ],
+)
+@pytest.mark.usefixtures("default_signals")
+def test_signals_give_the_exit_code_and_auto_goes_on(tmp_path, begin, numbers, code):
     folder = tmp_path / "job"
-    command = [sys.executable, "-m", "rl8x.cli.main", "train", "CartPole", *SMALL, f"checkpoints.directory={folder}"]
+    command = [
+        *begin,
+        sys.executable,
+        "-m",
+        "rl8x.cli.main",
+        "train",
+        "CartPole",
+        *SMALL,
+        f"checkpoints.directory={folder}",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, cwd=tmp_path)
     with contextlib.ExitStack() as stack:
@@ -93,7 +111,8 @@ def test_signals_give_the_exit_code_and_auto_goes_on(tmp_path, number, code):
         while not listed(folder) and process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.05)
-        process.send_signal(number)
+        for number in numbers:
+            process.send_signal(number)
         error = process.communicate(timeout=60)[1]
     assert process.returncode == code, error
     saved = state(folder)

@@ -7,12 +7,25 @@ from rl8x.cli.main import main
 from rl8x.tracking import SpoolReport, SyncReport
 
 
-def test_ui_serves_what_it_was_asked_to(monkeypatch, capsys):
+@pytest.mark.parametrize("browser", [True, False])
+def test_ui_prints_and_opens_the_link_to_the_runs(monkeypatch, capsys, browser):
     calls = []
-    monkeypatch.setattr(tracking, "serve_ui", lambda *arguments: calls.append(arguments) or 3)
-    assert main(["ui", "--port", "5050", "--tracking-uri", "sqlite:///x.db"]) == 3
-    assert calls == [("sqlite:///x.db", "127.0.0.1", 5050)]
-    assert capsys.readouterr().out.startswith("http://127.0.0.1:5050")
+    monkeypatch.setattr(tracking, "runs_link", lambda *arguments: calls.append(arguments) or ("http://x/#/runs", False))
+    monkeypatch.setattr(tracking, "serve_ui", lambda *arguments, link: calls.append((*arguments, link)) or 3)
+    words = [] if browser else ["--no-browser"]
+    assert main(["ui", "--port", "5050", "--tracking-uri", "sqlite:///x.db", *words]) == 3
+    asked = ("sqlite:///x.db", "127.0.0.1", 5050)
+    assert calls == [asked, (*asked, "http://x/#/runs" if browser else None)]
+    assert capsys.readouterr().out == "http://x/#/runs (Ctrl-C ends it)\n"
+
+
+def test_ui_of_runs_on_a_server_opens_its_own_page(monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr(tracking, "runs_link", lambda *_: ("http://server/#/runs", True))
+    monkeypatch.setattr(tracking, "open_browser", opened.append)
+    assert main(["ui", "--tracking-uri", "http://server"]) == 0
+    assert opened == ["http://server/#/runs"]
+    assert capsys.readouterr().out == "http://server/#/runs\n"
 
 
 def test_ui_says_in_one_line_why_it_cannot(capsys):

@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,6 +62,16 @@ def test_an_environment_of_ones_own_and_a_gymnasium_one(tmp_path, monkeypatch, c
     assert main(["train", "my_task_module.Mine", *SMALL, "--max-steps", "1"]) == 0
     assert main(["train", "CartPole-v1", *SMALL, "--max-steps", "1"]) == 0
     assert capsys.readouterr().out.count("stopped by max_steps=1") == 2
+
+
+def test_a_tracked_run_keeps_the_run_file_that_a_dry_run_prints(mlruns, mlflow_client, tmp_path, capsys):
+    words = ["CartPole", *SMALL, "--tracking", "--max-steps", "1", "--lr", "3e-4", "env_config.length=0.7"]
+    assert main(["train", *words, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert main(["train", *words]) == 0
+    (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
+    path = mlflow_client.download_artifacts(run.info.run_id, "run.yaml", str(tmp_path))
+    assert Path(path).read_text() == printed
 
 
 def test_a_dry_run_prints_a_run_file_that_means_the_same(tmp_path, capsys):
@@ -130,6 +141,12 @@ def test_help_explains_options_in_groups(capsys):
         (["CartPole", *SMALL, "env_config.lenght=1"], "Did you mean 'length'"),
         (["CartPole", *SMALL, "env_config.length=99"], "must be in [0.025, 10] m; got 99"),
         (["CartPole", *SMALL, "eval_env_config.length={unifrm: [1, 2]}"], "Did you mean 'uniform'"),
+        (["CartPole", *SMALL, "env_config.length=[1, 2, 3]", "--dry-run"], "has 3 values for"),
+        (
+            ["CartPole", *SMALL, "eval_env_config.length=[1, 2, 3]", "--dry-run"],
+            "eval_env_config['length'] has 3 values",
+        ),
+        (["CartPole", *SMALL, "eval_env_config.length={grid: [1, 2, 3]}", "--num-eval-envs", "2"], "Grid of 3 values"),
         (
             ["CartPole", *SMALL, "env_kwargs.time_limt=9"],
             "env_kwargs: CartPole takes num_envs, device, seed, time_limit",

@@ -269,24 +269,37 @@ def test_config_takes_effect_at_the_next_reset_and_stays():
     env.configure({"length": 0.7})
     assert env.config == {}
     env.step(torch.tensor([0, 1]))
-    assert float(env.carry["parameters"]["length"]) == 0.5
+    assert env.carry["parameters"]["length"].tolist() == [0.5, 0.5]
     env.reset()
     env.reset(config=None)
     assert env.config == {"length": 0.7}
-    assert float(env.carry["parameters"]["length"]) == pytest.approx(0.7)
+    assert env.carry["parameters"]["length"].tolist() == pytest.approx([0.7, 0.7])
     env.reset(config={})
     assert env.config == {}
-    assert float(env.carry["parameters"]["length"]) == 0.5
+    assert env.carry["parameters"]["length"].tolist() == [0.5, 0.5]
 
 
-def test_one_value_is_0d_and_many_are_one_a_copy():
-    env = CartPole(3, seed=0)
-    env.reset(config={"length": 0.4, "gravity": [1.0, 2.0, 3.0], "masspole": torch.tensor([0.1, 0.2, 0.3])})
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_every_parameter_has_one_value_a_copy(num_envs):
+    env = CartPole(num_envs, seed=0)
+    own = [1.0, 2.0, 3.0][:num_envs]
+    env.reset(config={"length": 0.4, "gravity": own, "masspole": torch.tensor(own), "tau": Uniform(0.01, 0.02)})
     parameters = env.carry["parameters"]
-    assert parameters["length"].ndim == 0
-    assert parameters["gravity"].tolist() == [1.0, 2.0, 3.0]
-    assert parameters["masscart"].ndim == 0
-    assert env.noise_width == 4
+    assert {(tuple(value.shape), value.dtype) for value in parameters.values()} == {((num_envs,), torch.float32)}
+    assert parameters["gravity"].tolist() == own
+    assert parameters["length"].tolist() == pytest.approx([0.4] * num_envs)
+    assert parameters["masscart"].tolist() == [1.0] * num_envs
+    assert env.noise_width == 5
+
+
+def test_a_snapshot_leaves_out_what_the_config_says():
+    env, other = CartPole(3, seed=0), CartPole(3, seed=1)
+    env.reset(config={"length": 0.4, "gravity": [1.0, 2.0, 3.0], "tau": Uniform(0.01, 0.02)})
+    state = env.state_dict()
+    assert list(state["carry"]["parameters"]) == ["tau"]
+    other.load_state_dict(state)
+    ours, theirs = env.carry["parameters"], other.carry["parameters"]
+    assert {name: value.tolist() for name, value in ours.items()} == {n: v.tolist() for n, v in theirs.items()}
 
 
 def test_drawn_parameters_change_where_an_episode_ends_and_nowhere_else():
@@ -331,13 +344,17 @@ def test_drawn_columns_do_not_touch_the_noise_of_resets():
         ({"length": 99.0}, r"env_config\['length'\] must be in \[0.025, 10\] m; got 99"),
         ({"length": [0.5, -1.0]}, "got -1"),
         ({"length": float("nan")}, "got nan"),
-        ({"length": [0.5, 0.5, 0.5]}, r"2 numbers \(one a copy\) or a distribution; got shape \[3\]"),
+        ({"length": [0.5, 0.5, 0.5]}, r"has 3 values for 2 copies \(`num_envs`\)"),
         ({"length": "long"}, "got 'long'"),
         ({"length": None}, "got None"),
         ({"length": Uniform(0.1, 50)}, "reaches from 0.1 to 50"),
         ({"length": {"unifrom": [0.1, 0.2]}}, "Did you mean 'uniform'"),
         ({"length": {"uniform": [0.2, 0.1]}}, "must not exceed"),
-        ({"length": Grid([0.1, 0.2, 0.3])}, "at least as many copies"),
+        ({"length": np.full(3, 0.5)}, r"has 3 values for 2 copies"),
+        ({"length": torch.full((3,), 0.5)}, r"has 3 values for 2 copies"),
+        ({"length": np.full((2, 1), 0.5)}, r"got shape \[2, 1\]"),
+        ({"length": Grid([0.1, 0.2, 0.3])}, r"Grid of 3 values, but there are 2 copies \(`num_envs`\).*num_envs=3"),
+        ({"length": {"grid": [0.1, 0.2, 0.3]}}, "Grid of 3 values, but there are 2 copies"),
         ({"length": Normal(20, 1)}, "mean lies outside"),
     ],
 )
@@ -418,9 +435,9 @@ def test_the_program_key_tells_what_is_built_in():
     env.reset(config={"length": 0.7})
     assert env.program_key == key  # a value is data
     env.reset(config={"length": [0.7] * 4})
-    per_copy = env.program_key
+    assert env.program_key == key  # so are values for each copy
     env.reset(config={"length": Uniform(0.2, 0.8)})
-    assert len({key, per_copy, env.program_key}) == 3
+    assert env.program_key != key
 
 
 @pytest.mark.parametrize("env_class", BUILTIN.values())

@@ -246,8 +246,11 @@ class IsaacLike(gymnasium.Env):
     )
     single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
+    def __init__(self, compute_final_obs=False):
+        self.compute_final_obs = compute_final_obs
+
     def observation(self):
-        return {"policy": self.time.unsqueeze(1).expand(4, 2), "critic": torch.randn(4, 3)}
+        return {"policy": self.time.unsqueeze(1).expand(4, 2), "critic": self.time.unsqueeze(1) * torch.ones(3)}
 
     def reset(self, seed=None, options=None):
         self.time = torch.zeros(4)
@@ -259,6 +262,8 @@ class IsaacLike(gymnasium.Env):
         terminated, truncated = self.time == torch.tensor([2, 9, 9, 9]), self.time == torch.tensor([9, 3, 4, 5])
         done = terminated | truncated
         extras = {"log": {"Episode_Reward/track": float(self.time[done].mean())}} if done.any() else {"log": {}}
+        if self.compute_final_obs and done.any():
+            extras["final_obs"] = self.observation()  # of every copy, without a mask, only in steps that reset one
         self.time = torch.where(done, 0.0, self.time)
         return self.observation(), torch.ones(4), terminated, truncated, extras
 
@@ -272,3 +277,23 @@ def test_the_contract_of_isaac_lab():
     assert 2.0 <= stats["episodes/info/log/Episode_Reward/track/mean"] <= 5.0
     assert 2.0 <= stats["episodes/lengths/mean"] <= 5.0
     assert not env.gives_final_obs
+
+
+def test_the_final_observations_of_isaac_lab_are_taken_where_it_computes_them():
+    env = GymnasiumEnv(IsaacLike(compute_final_obs=True))
+    env.reset()
+    ages, ends = torch.zeros(4), 0
+    for _ in range(30):
+        obs, _, terminated, truncated, info = env.step(torch.zeros(4, 1))
+        ages += 1
+        for name, width in (("policy", 2), ("critic", 3)):
+            assert torch.equal(info["final_obs"][name], ages.unsqueeze(1).expand(4, width))
+        done = terminated | truncated
+        ages[done] = 0.0
+        ends += int(done.sum())
+        assert torch.equal(obs["policy"][:, 0], ages)
+    assert ends == 15 + 10 + 7 + 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        train(env, horizon=16, model_config={"hidden_sizes": [8], "critic_obs": ["critic"]})
+    assert env.gives_final_obs

@@ -76,6 +76,14 @@ def bad(**methods):
     return type("Bad", (Good,), methods)
 
 
+def test_what_would_break_at_the_first_distribution_is_refused_before():
+    def initial_state(self, parameters, noise):
+        return {"at": noise * parameters["scale"]}
+
+    with pytest.raises(ValueError, match=r"Bad\.initial_state raised RuntimeError: .*size"):
+        validate(bad(initial_state=initial_state)(5, seed=0))
+
+
 def transition_with(change):
     def transition(self, state, actions, parameters, noise):
         return change(self, state, actions, *Good.transition(self, state, actions, parameters, noise))
@@ -210,3 +218,37 @@ def test_a_simulator_with_its_own_state_is_not_moved():
     validate(env)
     np.testing.assert_array_equal(env.vector_env.envs[0].unwrapped.state, before)
     env.close()
+
+
+class OnlyLegal(Env):
+    """Raises where anything but the last action of each choice is taken."""
+
+    reset_noise = 2
+
+    def __init__(self, num_envs, *, actions, mask, **kwargs):
+        self.single_action_space, self.mask = actions, mask
+        self.single_observation_space = spaces.Dict(
+            {"x": Good.single_observation_space, "action_mask": spaces.MultiBinary(len(mask))}
+        )
+        super().__init__(num_envs, **kwargs)
+
+    def initial_state(self, parameters, noise):
+        return {"x": noise}
+
+    def transition(self, state, actions, parameters, noise):
+        last = torch.as_tensor(getattr(self.single_action_space, "nvec", 1) - 1)
+        assert bool((actions == last).all()), "an illegal action"
+        return dict(state), torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return {"x": state["x"], "action_mask": torch.tensor([self.mask] * self.num_envs, dtype=torch.int8)}
+
+
+@pytest.mark.parametrize(
+    ("actions", "mask"),
+    [(spaces.MultiDiscrete([2, 3]), [0, 1, 0, 0, 1]), (spaces.MultiBinary(2), [0, 0])],
+)
+def test_a_masked_environment_is_probed_with_legal_actions(actions, mask):
+    validate(OnlyLegal(3, actions=actions, mask=mask))
+    with pytest.raises(ValueError, match="an illegal action"):
+        validate(OnlyLegal(3, actions=actions, mask=[1] * len(mask)))

@@ -2,7 +2,7 @@
 
 import threading
 
-from rl8x.tracking.store import RunGoneError, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import RunGoneError, RunName, StoreDownError, StoreRefusedError
 
 
 class FakeStore:
@@ -70,6 +70,10 @@ class FakeStore:
         self._enter("check_run")
         self._run(run_id)
 
+    def run_name(self, run_id):
+        self._enter("run_name")
+        return RunName(self._run(run_id).get("name") or f"made-up-{run_id}", True)
+
     def log_points(self, run_id, points):
         self._enter("log_points")
         assert 0 < len(points) <= 1000
@@ -87,6 +91,10 @@ class FakeStore:
         assert len(params) <= 100
         self._run(run_id)["params"].update(params)
         self._leave()
+
+    def tags(self, run_id):
+        self._enter("tags")
+        return dict(self._run(run_id)["tags"])
 
     def set_tags(self, run_id, tags):
         self._enter("set_tags")

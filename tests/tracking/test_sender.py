@@ -263,6 +263,22 @@ def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the
     assert store.run["status"] == "FAILED"
 
 
+def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatch):
+    def refuses(run_id):
+        store.calls.append("run_name")
+        raise StoreDownError("not allowed")
+
+    monkeypatch.setattr(store, "run_name", refuses)
+    spool = Spool.create(tmp_path, header())
+    sender = Sender(spool, lambda: store)
+    for step in range(5):
+        spool.append(row(step))
+        sender.send_some()
+    assert len(store.run["points"]) == 5
+    assert store.calls.count("run_name") == 3
+    assert spool.ack.run_name is None
+
+
 def test_a_run_of_the_user_keeps_its_status(tmp_path, store):
     store.runs["mine"] = {**_empty(), "status": "RUNNING"}
     spool = Spool.create(tmp_path, header(run_id="mine", owns=False))
@@ -277,3 +293,40 @@ def test_a_run_of_the_user_keeps_its_status(tmp_path, store):
 
 def _empty():
     return {"spool_id": None, "points": set(), "params": {}, "tags": {}, "texts": {}, "files": {}}
+
+
+def describe(spool, store, text):
+    spool.append({"op": "describe", "text": text})
+    send(spool, store)
+    return store.run["tags"].get("mlflow.note.content")
+
+
+def test_a_description_is_renewed_until_the_user_writes_another(spool, store):
+    assert describe(spool, store, "running") == "running"
+    assert describe(spool, store, "x" * 9000) == "x" * 8000
+    assert describe(spool, store, "ended") == "ended"
+    store.run["tags"]["mlflow.note.content"] = "ended, and it was good"
+    assert describe(spool, store, "resumed") == "ended, and it was good"
+    store.run["tags"]["mlflow.note.content"] = ""  # as MLflow's page leaves it where the text is deleted
+    assert describe(spool, store, "resumed") == "resumed"
+
+
+def test_a_description_that_the_user_gave_at_the_start_stays(spool, store):
+    spool.append({"op": "tags", "tags": {"mlflow.note.content": "mine"}})
+    assert describe(spool, store, "ours") == "mine"
+
+
+def test_a_description_whose_answer_was_lost_is_sent_again(spool, store):
+    send(spool, store)
+    spool.append({"op": "describe", "text": "running"})
+    sender, set_tags = Sender(spool, lambda: store), store.set_tags
+
+    def lost(run_id, tags):
+        set_tags(run_id, tags)
+        raise StoreDownError("the answer was lost")
+
+    store.set_tags = lost
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    store.set_tags = set_tags
+    assert describe(spool, store, "ended") == "ended"

@@ -7,7 +7,7 @@ import pytest
 
 from rl8x.tracking import TrackingError
 from rl8x.tracking import spool as spool_module
-from rl8x.tracking.spool import Spool, SpoolInUseError, read_header
+from rl8x.tracking.spool import Spool, SpoolInUseError, Unsent, read_header
 
 
 def header(spool_id="abc"):
@@ -20,6 +20,23 @@ def row(step):
 
 def steps(spool):
     return [op["s"] for op, _ in spool.read().ops if op["op"] == "m"]
+
+
+def test_what_has_not_arrived_is_counted(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    assert spool.unsent() == Unsent(0, 1)  # the header
+    spool.append({"op": "params", "params": {}})
+    for step in range(3):
+        spool.append(row(step))
+    assert spool.unsent() == Unsent(3, 2)
+    spool.acknowledge(spool.read().ops[2][1])
+    assert spool.unsent() == Unsent(2, 0)
+    spool.close()
+    assert spool.unsent() == Unsent(2, 0)
+    (tmp_path / "file").write_text("")
+    nowhere = Spool.create(tmp_path / "file", header())
+    nowhere.append(row(0))
+    assert nowhere.unsent() == Unsent(0, 0, 1)
 
 
 def test_what_is_appended_is_read(tmp_path):

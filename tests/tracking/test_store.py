@@ -52,6 +52,19 @@ def test_runs_are_found_by_their_spool(store):
         store.check_run("none")
 
 
+def test_a_runs_name_and_whether_it_is_the_only_one(store, mlflow_client):
+    run_id = store.create_run(SPEC)
+    assert store.run_name(run_id) == ("n", True)
+    elsewhere = store.create_run(SPEC._replace(experiment="other"))
+    assert store.run_name(run_id) == ("n", False)
+    store.delete_run(elsewhere)
+    assert store.run_name(run_id) == ("n", True)
+    made_up = store.create_run(SPEC._replace(run_name=None))
+    assert store.run_name(made_up) == (mlflow_client.get_run(made_up).info.run_name, True)
+    with pytest.raises(RunGoneError):
+        store.run_name("none")
+
+
 def test_what_mlflow_refuses(store):
     run_id = store.create_run(SPEC)
     with pytest.raises(StoreRefusedError, match="Invalid value"):

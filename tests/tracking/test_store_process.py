@@ -55,6 +55,7 @@ def test_every_call_does_what_it_does_in_this_process(store, mlflow_client, tmp_
     artifacts = tmp_path / "mlruns" / "artifacts"
     assert [path.read_bytes() for path in artifacts.rglob("model.bin")] == [b"\x00\xff"]
     assert [path.read_text() for path in artifacts.rglob("a.txt")] == ["words"]
+    assert store.run_name(run_id) == here.run_name(run_id) == ("mine", True)
     store.set_status(run_id, "FINISHED", 2000)
     assert mlflow_client.get_run(run_id).info.end_time == 2000
     store.delete_run(run_id)

@@ -1,9 +1,12 @@
+import http.server
 import subprocess
 import sys
+import threading
+import webbrowser
 
 import pytest
 
-from rl8x.tracking import TrackingError, serve_ui, ui, ui_command
+from rl8x.tracking import TrackingError, open_browser, runs_link, serve_ui, ui, ui_command
 
 
 def test_the_command(mlruns):
@@ -24,6 +27,8 @@ def test_what_cannot_be_served():
         ui_command("http://server:5000")
     with pytest.raises(TrackingError, match="port must be between 1 and 65535; got 0"):
         ui_command("sqlite:///x.db", port=0)
+    with pytest.raises(TrackingError, match="open databricks"):
+        runs_link("databricks")
 
 
 def test_serving(mlruns, monkeypatch):
@@ -51,3 +56,51 @@ def test_an_interrupt_ends_the_server(mlruns, monkeypatch):
     assert serve_ui() == 0
     assert Process.last.terminated
     assert Process.last.waited == 2
+
+
+@pytest.mark.parametrize(("display", "opened"), [(":0", ["http://x/"]), (None, [])])
+def test_a_browser_is_opened_only_where_there_is_a_display(monkeypatch, display, opened):
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if display is not None:
+        monkeypatch.setenv("DISPLAY", display)
+    links = []
+    monkeypatch.setattr(webbrowser, "open", lambda link: links.append(link) or True)
+    assert open_browser("http://x/") == bool(opened)
+    assert links == opened
+
+
+def test_a_browser_that_does_not_start_is_no_failure(monkeypatch):
+    def fail(link):
+        raise webbrowser.Error("no browser")
+
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(webbrowser, "open", fail)
+    assert not open_browser("http://x/")
+
+
+def test_the_link_is_opened_once_the_server_answers(mlruns, monkeypatch):
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        link, opened = f"http://127.0.0.1:{server.server_port}/#/experiments/1", threading.Event()
+        links = []
+        monkeypatch.setattr(ui, "open_browser", lambda link: links.append(link) or opened.set())
+        monkeypatch.setattr(ui, "ui_command", lambda *_: [sys.executable, "-c", "input()"])
+        popen = subprocess.Popen
+        monkeypatch.setattr(
+            subprocess, "Popen", lambda *a, **k: Held(popen(*a, **k, stdin=subprocess.PIPE), until=opened)
+        )
+        assert serve_ui(link=link) == 0
+    assert links == [link]
+
+
+class Held:
+    """A process that is told to end when an event has come."""
+
+    def __init__(self, process, until):
+        self.process, self.until, self.poll = process, until, process.poll
+
+    def wait(self):
+        assert self.until.wait(30)
+        self.process.communicate(b"\n")
+        return self.process.returncode

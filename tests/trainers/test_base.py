@@ -1,5 +1,8 @@
+import functools
 import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -9,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Plateau
-from rl8x.envs import CartPole, DiscreteDummy
+from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, Pendulum
+from rl8x.randomization import Grid, Uniform
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
@@ -36,6 +40,33 @@ def make(env=DiscreteDummy, *, trainer=None, **options):
 
 def run(trainer, **options):
     return trainer.run(progress="none", **options)
+
+
+# -- warnings of an algorithm
+
+
+def test_a_silenced_critic_is_told_once():
+    trainer = make(Pendulum, normalize_rewards=False, vf_clip_param=2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(trainer, max_steps=9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(trainer, max_steps=25)
+    shares = [row.metrics["monitors/vf_clip_frac"] for row in trainer.tracker.rows]
+    assert min(shares) > 0.5
+    (message,) = [str(warning.message) for warning in caught]
+    assert message.startswith(f"The critic learns nothing from {shares[9]:.0%} of its samples, and from less than half")
+    assert message.endswith("Use vf_clip_param=None or normalize_values=True or normalize_rewards=True.")
+
+
+@pytest.mark.parametrize("options", [{"vf_clip_param": None}, {"normalize_values": True}, {"normalize_rewards": True}])
+def test_each_remedy_lets_the_critic_learn(options):
+    trainer = make(Pendulum, **{"normalize_rewards": False, **options})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(trainer, max_steps=12)
+    assert trainer.tracker.rows[-1].metrics["monitors/vf_clip_frac"] < 0.5
 
 
 # -- rl8's semantics
@@ -80,6 +111,157 @@ def test_an_eval_config_that_nothing_would_apply_is_refused():
     trainer.eval()
     with pytest.raises(ValueError, match="never apply"):
         run(make(horizons_per_env_reset=-1), steps_per_eval=1, eval_env_config={"bounds": 10.0}, max_steps=1)
+
+
+@pytest.mark.parametrize(("env_config", "gravity"), [(None, 9.8), ({}, 9.8), ({"gravity": 12.0}, 12.0)])
+def test_an_evaluations_config_is_not_the_trainings(env_config, gravity):
+    trainer = make(CartPoleInfinite)
+    seen, evaluated = watch_gravity(trainer)
+    options = {"env_config": env_config, "eval_env_config": {"gravity": 50.0}, "steps_per_eval": 1}
+    run(trainer, **options, max_steps=3)
+    trainer.eval(env_config={"gravity": 70.0})
+    trainer.eval(env_config={"gravity": 60.0})
+    trainer.step()
+    assert seen == pytest.approx([gravity] * 4)
+    assert evaluated == pytest.approx([50.0] * 3 + [70.0, 60.0])
+    assert trainer.tracker.params["env_config.gravity"] == gravity
+    assert trainer.tracker.params["eval_env_config.gravity"] == 50.0
+
+
+def test_an_evaluation_without_a_config_after_one_with_one_is_as_training():
+    trainer = make(CartPoleInfinite)
+    seen, evaluated = watch_gravity(trainer)
+    trainer.step(env_config={"gravity": 12.0})
+    trainer.eval(env_config={"gravity": 50.0})
+    trainer.eval()
+    trainer.step()
+    assert (seen, evaluated) == ([12.0, 12.0], [50.0, 12.0])
+
+
+def watch_gravity(trainer):
+    """List the gravity that each collect and each evaluation of a trainer ran under."""
+    algorithm, collects, evaluations = trainer.algorithm, [], []
+
+    def watched(method, seen, **options):
+        stats = method(**options)
+        seen.append(float(algorithm.env.carry["parameters"]["gravity"][0]))
+        return stats
+
+    algorithm.collect = functools.partial(watched, algorithm.collect, collects)
+    algorithm.evaluate = functools.partial(watched, algorithm.evaluate, evaluations)
+    return collects, evaluations
+
+
+# -- env_config: its rule and its record
+
+GRID = [0.25 + 0.01 * i for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"env_config": {"length": [0.5] * 7}}, r"env_config\['length'\] has 7 values for 4 copies \(`num_envs`\)"),
+        ({"env_config": {"length": Grid(GRID)}}, r"Grid of 12 values, but there are 4 copies.*num_envs=12 or more"),
+        ({"eval_env_config": {"length": [0.5] * 4}}, r"eval_env_config\['length'\] has 4 values for 6 copies"),
+        ({"eval_env_config": {"length": torch.ones(4)}}, r"has 4 values for 6 copies \(`num_eval_envs`\)"),
+        ({"eval_env_config": {"length": np.ones(4)}}, "has 4 values for 6 copies"),
+        ({"eval_env_config": {"length": Grid(GRID)}}, "Grid of 12 values, but there are 6 copies.*num_eval_envs=12"),
+        ({"eval_env_config": {"lenght": 1.0}}, "eval_env_config has no parameter 'lenght'. Did you mean 'length'"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_copies_is_refused_before_the_first_step(options, message):
+    trainer = make(CartPole, trainer={"num_eval_envs": 6})
+    with pytest.raises(ValueError, match=message):
+        run(trainer, max_steps=1, **options)
+    assert trainer.state[keys.COLLECTS] == 0
+    assert trainer.tracker.status is None
+
+
+def test_a_config_that_the_evaluation_environment_cannot_inherit_is_refused_before_the_first_step():
+    trainer = make(CartPole, trainer={"eval_env": Unparametrized(3)})
+    with pytest.raises(ValueError, match=r"eval_env_config \(None: as in training\) has 'length'.*no parameters"):
+        run(trainer, env_config={"length": 0.4}, max_steps=1)
+    run(trainer, env_config={"length": 0.4}, eval_env_config={}, steps_per_eval=1, max_steps=1)
+
+
+class Unparametrized(CartPole):
+    parameters = {}  # noqa: RUF012
+
+    def observe(self, state, parameters):
+        return state["physics"]
+
+    def transition(self, state, actions, parameters, noise):
+        return state, torch.ones(self.num_envs), torch.ones(self.num_envs, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("values", [list, np.array, torch.tensor, tuple])
+def test_values_for_each_copy_of_an_evaluation(values):
+    trainer = make(CartPole, trainer={"num_eval_envs": 3})
+    lengths = values([0.25, 0.5, 1.0])
+    run(trainer, eval_env_config={"length": lengths}, steps_per_eval=1, max_steps=1)
+    assert trainer.evaluator.env.carry["parameters"]["length"].tolist() == [0.25, 0.5, 1.0]
+    trainer.eval(env_config={"length": values([0.75, 0.5, 1.0])})
+    assert trainer.evaluator.env.carry["parameters"]["length"].tolist() == [0.75, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("value", [Grid([1.0, 2.0, 3.0, 4.0]), [1.0, 2.0, 3.0, 4.0]])
+@pytest.mark.parametrize(("copies", "taken"), [(2, [2.0, 4.0]), (4, [1.0, 2.0, 3.0, 4.0]), (8, None), (1, [3.0])])
+def test_evaluations_take_evenly_spaced_ones_of_the_trainings_values(value, copies, taken):
+    trainer = make(CartPole, trainer={"num_eval_envs": copies})
+    run(trainer, env_config={"length": value}, steps_per_eval=1, max_steps=1)
+    lengths = trainer.evaluator.env.carry["parameters"]["length"].tolist()
+    assert sorted(lengths) == (taken or sorted([1.0, 2.0, 3.0, 4.0] * 2))
+    assert trainer.tracker.params.get("eval_env_config.length") == (
+        str(taken) if copies < 4 else None if isinstance(value, Grid) or copies == 4 else str(lengths)
+    )
+
+
+def test_params_tell_what_is_trained_and_evaluated_under():
+    trainer = make(CartPole, trainer={"num_eval_envs": 2})
+    training = {"length": Uniform(0.25, 1), "masspole": [0.1, 0.2, 0.3, 0.4], "gravity": 9.0}
+    seen = []
+    trainer.callbacks = (lambda trainer, stats: seen.append(dict(trainer.tracker.params)),)
+    run(trainer, env_config=training, eval_env_config={"gravity": 50, "tau": 0.02}, max_steps=1)
+    params = trainer.tracker.params
+    assert {name: value for name, value in params.items() if "env_config." in name} == {
+        "env_config.gravity": 9.0,
+        "env_config.masscart": 1.0,
+        "env_config.masspole": "[0.1, 0.2, 0.3, 0.4]",
+        "env_config.length": "Uniform(0.25, 1.0)",
+        "env_config.force_mag": 10.0,
+        "env_config.tau": 0.02,
+        "eval_env_config.gravity": 50.0,
+        "eval_env_config.length": 0.5,
+        "eval_env_config.masspole": 0.1,
+        "eval_env_config.tau": 0.02,
+    }
+    assert seen == [params]
+    assert not [name for name in params if name.startswith(("env.parameters", "run.env_config", "run.eval_env"))]
+
+
+def test_long_values_are_told_in_short():
+    trainer = make(CartPole, num_envs=64, trainer={"num_eval_envs": 2})
+    grid = [0.25 + 0.01 * i for i in range(50)]
+    run(trainer, env_config={"length": Grid(grid), "gravity": torch.arange(1.0, 65.0)}, max_steps=1)
+    assert trainer.tracker.params["env_config.length"] == "Grid of 50 values from 0.25 to 0.74"
+    assert trainer.tracker.params["env_config.gravity"] == "64 values from 1.0 to 64.0"
+    assert trainer.tracker.params["eval_env_config.gravity"] == "[17.0, 49.0]"
+
+
+def test_params_of_a_loop_over_steps_and_of_a_run_after_an_evaluation():
+    trainer = make(CartPoleInfinite)
+    trainer.eval()
+    assert not [name for name in trainer.tracker.params if "env_config." in name]
+    trainer.step(env_config={"gravity": 12.0})
+    assert trainer.tracker.params["env_config.gravity"] == 12.0
+    trainer.eval(env_config={"gravity": 50.0})
+    trainer.step()
+    assert trainer.tracker.params["env_config.gravity"] == 12.0
+    run(trainer, env_config={"gravity": Uniform(5, 15)}, max_steps=1)
+    assert trainer.tracker.params["env_config.gravity"] == "Uniform(5.0, 15.0)"
+    assert trainer.tracker.params["run.max_steps"] == 1
+    run(trainer, max_steps=1)
+    assert trainer.tracker.params["env_config.gravity"] == "Uniform(5.0, 15.0)"
 
 
 # -- rows, rules, conditions
@@ -281,6 +463,7 @@ class TrainerMachine(RuleBasedStateMachine):
         self.collects += 1
         self.steps += 1
         assert stats[keys.STEPS] == self.steps
+        assert self.trainer.algorithm.env.config == {}
 
     @rule()
     def evaluate(self):
@@ -292,7 +475,6 @@ class TrainerMachine(RuleBasedStateMachine):
             self.collects += max(1, self.every)
 
     @rule()
-    @precondition(lambda self: self.collects > 0)
     def evaluate_elsewhere(self):
         if self.every < 0:
             with pytest.raises(ValueError, match="never apply"):
@@ -300,9 +482,6 @@ class TrainerMachine(RuleBasedStateMachine):
         elif self.collects % self.every == 0:
             assert self.trainer.eval(env_config={"bounds": 5.0})["eval/rewards/min"] >= -5.0 - self.every * 2
             self.collects += self.every
-            self.trainer.step(env_config={"bounds": 100.0})
-            self.collects += 1
-            self.steps += 1
 
     @rule(steps=st.integers(1, 4), per_eval=st.integers(1, 3))
     def run(self, steps, per_eval):

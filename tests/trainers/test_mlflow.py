@@ -6,7 +6,9 @@ import pytest
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import HitsUpperBound
-from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.config import RunConfig
+from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
+from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 
@@ -53,6 +55,19 @@ def test_every_row_param_tag_and_the_status_are_in_mlflow(mlruns, mlflow_client)
     assert "mlflow.source.name" in run.data.tags
 
 
+def test_each_value_of_an_env_config_is_a_param_in_mlflow(mlruns, mlflow_client):
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPoleInfinite), tracker=MLflowTracker(), checkpoints=False)
+    trainer.run(env_config={"length": Uniform(0.25, 1)}, max_steps=1, progress="none")
+    trainer.run(env_config={"length": 0.3}, eval_env_config={"gravity": 50}, max_steps=1, progress="none")
+    run = mlflow_client.get_run(trainer.tracker.run_id)
+    assert run.data.params["env_config.length"] == "Uniform(0.25, 1.0)"
+    assert run.data.params["env_config.gravity"] == "9.8"
+    assert run.data.params["eval_env_config.gravity"] == "50.0"
+    # A param cannot be changed in MLflow: a tag has what came later.
+    assert run.data.tags["rl8x.param_change.env_config.length"] == "0.3"
+    assert "rl8x.param_change.env_config.gravity" not in run.data.tags
+
+
 def test_a_failed_run_is_failed_in_mlflow_with_its_traceback(mlruns, mlflow_client):
     def fail(trainer, stats):
         raise RuntimeError("out of luck")
@@ -62,6 +77,23 @@ def test_a_failed_run_is_failed_in_mlflow_with_its_traceback(mlruns, mlflow_clie
     (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
     assert run.info.status == "FAILED"
     assert "traceback.txt" in [file.path for file in mlflow_client.list_artifacts(run.info.run_id)]
+
+
+@pytest.mark.parametrize("tags", [{}, {"mlflow.note.content": "my own words"}])
+def test_a_run_has_a_description_and_its_run_file(mlruns, mlflow_client, tmp_path, tags):
+    trained(MLflowTracker(experiment_name="here", tags=tags))
+    (run,) = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("here").experiment_id])
+    text = run.data.tags["mlflow.note.content"]
+    if tags:
+        assert text == "my own words"
+    else:
+        assert text.startswith("**PPO on `CartPole`**: num_envs `4`, horizon `8`, seed `1`")
+        assert "Stopped after 4 steps, 128 env steps: `HitsUpperBound(" in text
+        assert f"`rl8x resume {run.data.tags['rl8x.checkpoints']}`" in text
+    path = mlflow_client.download_artifacts(run.info.run_id, "run.yaml", str(tmp_path))
+    made = RunConfig.from_file(path)
+    assert made.env_config == {"length": 0.7}
+    assert made.algorithm_config == OPTIONS
 
 
 class Luck(gymnasium.Env):

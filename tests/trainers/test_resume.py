@@ -10,6 +10,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import encode
+from rl8x.cli.main import main
 from rl8x.conditions import HitsUpperBound, Plateau, WallTime
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
@@ -101,6 +102,12 @@ CASES = {
         {"horizons_per_env_reset": 2},
         {},
         {"steps_per_eval": 2, "env_config": {"bounds": 5.0}, "eval_env_config": {"bounds": 9.0}},
+    ),
+    "never ends, saved after an evaluation under another config": (
+        DiscreteDummy,
+        {},
+        {},
+        {"steps_per_eval": 1, "eval_env_config": {"bounds": 9.0}},
     ),
 }
 
@@ -239,7 +246,7 @@ def test_an_algorithm_given_must_be_as_it_was_but_for_the_overrides(tmp_path):
     trainer = Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(), eval_env=False)
     assert torch.equal(weights(trainer), weights(first))
     with pytest.raises(CheckpointError, match="DiscreteDummy"):
-        Trainer.resume(tmp_path, algorithm=config().build(DiscreteDummy))
+        Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=config().build(DiscreteDummy))
 
 
 def test_what_does_not_fit_is_one_line(tmp_path):
@@ -350,6 +357,7 @@ def test_a_simulator_that_cannot_be_saved_starts_new_episodes(tmp_path):
     assert trainer.state[keys.ENV_STEPS] == 3 * 32
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_run_in_mlflow_is_found_by_name_and_id_and_goes_on(mlruns, mlflow_client):
     straight = make()
     run(straight, max_steps=4)
@@ -374,6 +382,37 @@ def test_a_run_in_mlflow_is_found_by_name_and_id_and_goes_on(mlruns, mlflow_clie
     history = mlflow_client.get_metric_history(run_id, "losses/total")
     assert [(point.step, point.value) for point in history] == straight.tracker.history("losses/total")
     assert len(mlflow_client.search_runs([found.info.experiment_id])) == 1
+
+
+class LinesTracker(MemoryTracker):
+    """Somebody else's."""
+
+    location = "lines.txt"
+
+
+@pytest.mark.parametrize(
+    ("tracker", "message"),
+    [
+        (LinesTracker, r"kept by a LinesTracker \(lines.txt\), which rl8x cannot make: pass `tracker=`"),
+        (MemoryTracker, r"kept by a MemoryTracker, in memory that may be gone: pass `tracker=`"),
+    ],
+)
+def test_a_run_of_another_tracker_never_goes_into_mlflow_unasked(tracker, message, mlruns, mlflow_client, capsys):
+    first = make(trainer={"tracker": tracker(), "checkpoints": "saved"})
+    run(first, max_steps=2)
+    with pytest.raises(CheckpointError, match=message):
+        Trainer.resume("saved")
+    assert main(["resume", "saved"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert "in a script: Trainer.resume('saved/000002-step-2', tracker=...)" in error
+    assert mlflow_client.get_experiment_by_name("rl8x") is None
+    second = Trainer.resume("saved", tracker=first.tracker)
+    run(second, max_steps=3)
+    assert [step for step, _ in first.tracker.history("losses/total")] == [32, 64, 96]
+    elsewhere = Trainer.resume("saved", tracker=MLflowTracker())  # on purpose
+    run(elsewhere, max_steps=4)
+    assert mlflow_client.get_run(elsewhere.tracker.run_id).data.metrics[keys.STEPS] == 4
 
 
 def sends_itself_a_sigterm(trainer, stats):

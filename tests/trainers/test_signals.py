@@ -23,7 +23,7 @@ def sends(number, at, times=1):
 
 
 @pytest.fixture(autouse=True)
-def handlers_are_put_back():
+def handlers_are_put_back(default_signals):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     assert before == {number: signal.getsignal(number) for number in before}

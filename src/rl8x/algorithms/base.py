@@ -110,7 +110,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them."""
+        """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them.
+
+        Args:
+            env_config: Values for the environment's parameters; the next training reset goes back to what was in force
+                before. None evaluates under that.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+        """
 
     @abstractmethod
     def validate(self) -> None:
@@ -138,8 +144,6 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         )
         env = self.env
         params.update({"env": type(env).__name__, "env.time_limit": env.time_limit})
-        for name, parameter in env.parameters.items():
-            params[f"env.parameters.{name}"] = env.config.get(name, parameter.default)
         params["model.class"] = qualified_name(type(self.policy.model))
         params["model.num_parameters"] = sum(weights.numel() for weights in self.policy.parameters())
         params["distribution.class"] = qualified_name(type(self.policy.distribution))
@@ -152,6 +156,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         if self.env.gives_final_obs:
             return {}
         return {"rl8x.final_obs": "missing: time limits bootstrap from the observation after the reset"}
+
+    def watch(self, row: Mapping[str, float]) -> None:
+        """Look at a step's row of statistics, now that it is on the host, for what should be warned of."""
 
     def memory_stats(self) -> dict[str, float]:
         """Say how much device memory torch holds for this process, in MB (10^6 bytes); empty on the CPU."""

@@ -11,8 +11,9 @@ KL divergence: Schulman 2020, "Approximating KL divergence", k3.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from rl8x.algorithms.finite import gathered_not_finite, updates_not_finite
 from rl8x.algorithms.minibatches import Batch, SequencePack
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.ppo_config import PPOConfig
-from rl8x.algorithms.ppo_losses import LOSS_METRICS
+from rl8x.algorithms.ppo_losses import KL_DIV, LOSS_METRICS
 from rl8x.algorithms.updater import Updater
 from rl8x.collector import Collector
 from rl8x.envs import Env, validate
@@ -39,6 +40,13 @@ from rl8x.schedules import Schedule
 from rl8x.stats import Number, Stats, reduce_horizons
 from rl8x.trees import tree_map
 
+# Of what an update returns: the monitors that are measured before its step, between the losses and the gradient's norm.
+_MONITORS: Final = slice(KL_DIV, len(LOSS_METRICS))
+_REFUSED: Final = "monitors/refused_updates"
+
+# Steps in a row with most of the critic's samples silenced before a warning: the first ones are no sign yet.
+_SILENCED_STEPS: Final = 10
+
 
 class PPO(GenericAlgorithmBase[PPOConfig]):
     """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`."""
@@ -46,6 +54,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
     metrics = (
         *LOSS_METRICS,
         "monitors/grad_norm",
+        _REFUSED,
         "monitors/explained_variance",
         "coefficients/lr",
         "coefficients/entropy",
@@ -85,6 +94,8 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
         self.fresh = False
+        self._silenced_steps = 0
+        self._told_silenced = False
 
     def _make_policy(self, init_seed: int) -> Policy:
         config = self.config
@@ -177,26 +188,33 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
             self.rollout.cut()
-        self.counters[keys.ENV_STEPS] += self.config.num_envs * self.config.horizon
         self.fresh = True
         rollout, horizon = self.rollout, self.config.horizon
         valid = rollout.tensors.get(keys.VALID)
+        valid = None if valid is None else valid[:horizon]
+        # Only simulators have filler rows, and they step on the host: counting there costs an accelerator nothing else.
+        self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
         return collect_stats(
             rollout[keys.REWARDS][:horizon],
             (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon],
             rollout[keys.EPISODE_RETURNS][:horizon],
             rollout[keys.EPISODE_LENGTHS][:horizon],
-            None if valid is None else valid[:horizon],
+            valid,
             rollout.metrics(),
         )
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
         """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them."""
+        training = self.env.next_config
         horizons: list[Mapping[str, float]] = []
-        for _ in range(max(1, self.horizons_per_env_reset)):
-            self._reset_if_due(env_config)
-            horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
-            self.counters[keys.COLLECTS] += 1
+        try:
+            for _ in range(max(1, self.horizons_per_env_reset)):
+                self._reset_if_due(env_config)
+                horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
+                self.counters[keys.COLLECTS] += 1
+        finally:
+            if env_config is not None:
+                self.env.configure(training)
         return Stats(reduce_horizons(horizons))
 
     def _reset_if_due(self, env_config: Mapping[str, Any] | None) -> None:
@@ -232,8 +250,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self._observe()
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += len(rows) if self.config.target_kl_div is None else int(applied.sum())
-        means = torch.where(applied.unsqueeze(1), rows, 0.0).sum(0) / applied.sum().clamp(min=1)
-        stats: dict[str, Number] = dict(zip((*LOSS_METRICS, "monitors/grad_norm"), means, strict=True))
+        stats = self._update_stats(rows, applied)
         stats.update(
             {
                 "monitors/explained_variance": explained,
@@ -245,6 +262,39 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             }
         )
         return Stats(stats)
+
+    def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
+        """Average over the updates of a step what `Updater.run` returned of each.
+
+        Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
+        step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
+        """
+        measured = torch.cat((torch.ones_like(applied[:1]), applied[:-1]))
+        counted = applied.unsqueeze(1).repeat(1, rows.shape[1])
+        counted[:, _MONITORS] = measured.unsqueeze(1)
+        means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
+        stats: dict[str, Number] = dict(zip((*LOSS_METRICS, "monitors/grad_norm"), means, strict=True))
+        if self.config.target_kl_div is not None:
+            stats[_REFUSED] = self.updater.updates_a_step - applied.sum()
+        return stats
+
+    def watch(self, row: Mapping[str, float]) -> None:
+        """Warn once where the clipping of the value loss keeps the critic from learning for many steps in a row."""
+        config = self.config
+        silenced = row["monitors/vf_clip_frac"] > 0.5
+        self._silenced_steps = self._silenced_steps + 1 if silenced else 0
+        if self._silenced_steps < _SILENCED_STEPS or self._told_silenced:
+            return
+        self._told_silenced = True
+        others = {"normalize_values=True": config.normalize_values, "normalize_rewards=True": config.normalize_rewards}
+        remedies = " or ".join(["vf_clip_param=None", *[remedy for remedy, is_set in others.items() if not is_set]])
+        warnings.warn(
+            f"The critic learns nothing from {row['monitors/vf_clip_frac']:.0%} of its samples, and from less than "
+            f"half for {_SILENCED_STEPS} steps: their loss is above vf_clip_param={config.vf_clip_param:g}, where its "
+            f"gradient is 0 (monitors/vf_clip_frac). Use {remedies}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _observe(self) -> None:
         """Let the observation normaliser learn from the horizon."""

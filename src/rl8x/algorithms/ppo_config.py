@@ -57,7 +57,10 @@ class PPOConfig(AlgorithmConfig):
         None, "Entropy weight over transitions, in the form of lr_schedule; it replaces entropy_coeff."
     )
     target_kl_div: float | None = option(
-        None, "Updates of a step end when the KL divergence from the acting policy exceeds 1.5 times this.", above=0.0
+        None,
+        "Updates of a step end when the KL divergence from the acting policy, measured before each, "
+        "exceeds 1.5 times this.",
+        above=0.0,
     )
     max_grad_norm: float | None = option(
         5.0, "Largest L2 norm of the gradient over all weights. None does not clip.", above=0.0

@@ -26,7 +26,6 @@ from rl8x import keys
 from rl8x.cli.errors import is_users_mistake
 from rl8x.cli.train import find_modules_here
 from rl8x.config import RunConfig
-from rl8x.envs.parameters import resolve_config
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.trainers import Trainer
 
@@ -65,8 +64,8 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 def make_trainer(run: RunConfig, folder: str) -> Trainer:
     """Build the run with a tracker to a database that is thrown away; no evaluations and no checkpoints."""
     algorithm = run.make_algorithm()
-    env = algorithm.env
-    resolve_config(run.env_config, env.parameters, owner=type(env).__name__, num_envs=env.num_envs, device=env.device)
+    if run.env_config is not None:
+        algorithm.env.plain_config(run.env_config)  # refused here, before anything is timed
     return Trainer(algorithm, tracker=make_tracker(run, folder), eval_env=False, checkpoints=False)
 
 
@@ -89,13 +88,14 @@ def time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[st
     times: list[float] = []
     while len(times) <= _LEAST_ITERATIONS or sum(times[1:]) < seconds:
         begin = time.perf_counter()
-        rows.append(trainer.step(env_config=run.env_config or None))
+        rows.append(trainer.step(env_config=run.env_config))
         if algorithm.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
     trainer.close()
     timed = times[1:]
-    transitions = int(rows[0][keys.ENV_STEPS])
+    # The mean: a simulator's iterations differ where steps that only reset are no transitions.
+    transitions = round((rows[-1][keys.ENV_STEPS] - rows[0][keys.ENV_STEPS]) / len(timed))
 
     def middle(name: str, first: int) -> float:
         return round(statistics.median(row[name] for row in rows[first:]), 4)

@@ -38,7 +38,7 @@ def resume(
     The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
     one from here on, as in lr=1e-4, and is noted in the run's tags.
     """
-    from rl8x.cli.train import find_modules_here, summarize_run
+    from rl8x.cli.train import find_modules_here, summarize_run, telling_the_end
     from rl8x.conditions import from_spec
     from rl8x.importing import import_named
 
@@ -49,10 +49,9 @@ def resume(
         if stop:
             options["stop_conditions"] = [from_spec(parse_value(text), find=import_named) for text in stop]
         trainer = make_trainer(run, auto=auto, overrides=apply_overrides({}, words))
-    with refused_runs(trainer):
+    with telling_the_end(trainer, progress), refused_runs(trainer):
         stats = trainer.run(progress=progress, **options)
-    location = None if trainer.tracker.resume_handle is None else str(trainer.tracker.location)
-    summarize_run(stats, location, say_reason=progress == "none")
+        summarize_run(stats, say_reason=progress == "none")
     return 0
 
 
@@ -79,8 +78,10 @@ def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], r
     try:
         return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides)
     except CheckpointError as error:
-        if algorithm is None and "`algorithm=`" in str(error):
-            raise UserError(f"{error} in a script: Trainer.resume({str(checkpoint.path)!r}, algorithm=...)") from error
+        for name in ("algorithm", "tracker"):
+            if f"`{name}=`" in str(error):
+                given = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
+                raise UserError(f"{error}, in a script: {given}") from error
         raise
 
 

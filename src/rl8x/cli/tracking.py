@@ -11,13 +11,22 @@ from rl8x.cli.errors import users_mistakes
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port to listen on.")
 @click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")
-def ui(host: str, port: int, tracking_uri: str | None) -> int:
-    """Serve MLflow's web page on the runs until Ctrl-C."""
-    from rl8x.tracking import serve_ui
+@click.option("--browser/--no-browser", default=True, help="Open the page, where there is a display.  [default: yes]")
+def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
+    """Show MLflow's web page on the runs, those of the newest run's experiment, until Ctrl-C.
 
-    click.echo(f"http://{host}:{port} (Ctrl-C ends it)")
+    Where the runs are kept by a server, its own page is shown.
+    """
+    from rl8x.tracking import open_browser, runs_link, serve_ui
+
     with users_mistakes():
-        return serve_ui(tracking_uri, host, port)
+        link, served = runs_link(tracking_uri, host, port)
+        click.echo(link if served else f"{link} (Ctrl-C ends it)")
+        if not served:
+            return serve_ui(tracking_uri, host, port, link=link if browser else None)
+    if browser:
+        open_browser(link)
+    return 0
 
 
 @click.command("sync")

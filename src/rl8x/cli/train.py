@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -20,7 +21,7 @@ from rl8x.config.files import SUFFIXES
 from rl8x.config.run import ALIASES, renamed_keys
 
 if TYPE_CHECKING:
-    from rl8x.trainers import TrainStats
+    from rl8x.trainers import Trainer, TrainStats
 
 # Fields that have a form of their own on the command line
 _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
@@ -90,9 +91,9 @@ def train(
     if dry_run:
         click.echo(dump_run(run.to_dict()), nl=False)
         return 0
-    with refused_runs(trainer):
+    with telling_the_end(trainer, run.progress), refused_runs(trainer):
         stats = run.train(trainer)
-    summarize_run(stats, str(trainer.tracker.location) if run.tracking else None, say_reason=run.progress == "none")
+        summarize_run(stats, say_reason=run.progress == "none")
     return 0
 
 
@@ -131,12 +132,27 @@ def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], op
     return RunConfig.from_dict(data)
 
 
-def summarize_run(stats: TrainStats, location: str | None, *, say_reason: bool = True) -> None:
-    """Say why a run stopped, with what, and where it is kept.
+@contextlib.contextmanager
+def telling_the_end(trainer: Trainer, progress: str) -> Iterator[None]:
+    """Say where the run is and how to go on with it, however it ends; the trainer has, unless told to be silent."""
+    try:
+        yield
+    except BaseException:
+        _tell_the_end(trainer, progress, err=True)
+        raise
+    _tell_the_end(trainer, progress, err=False)
+
+
+def _tell_the_end(trainer: Trainer, progress: str, *, err: bool) -> None:
+    for line in trainer.ending if progress == "none" else ():
+        click.echo(line, err=err)
+
+
+def summarize_run(stats: TrainStats, *, say_reason: bool = True) -> None:
+    """Say why a run stopped, and with what.
 
     Args:
         stats: Its last row.
-        location: Where it is kept; None where nowhere.
         say_reason: Whether to say why it stopped; the trainer has, unless it was told to be silent.
     """
     if say_reason:
@@ -146,9 +162,6 @@ def summarize_run(stats: TrainStats, location: str | None, *, say_reason: bool =
     for group in ("returns", "horizon_returns"):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
             click.echo(_describe_evaluation(stats, group))
-    if location:
-        click.echo(f"kept in     {location}")
-        click.echo("look at it  rl8x ui")
 
 
 def _describe_evaluation(stats: TrainStats, group: str) -> str:

@@ -9,8 +9,9 @@ stop_conditions:
   - wall_time: 10m
 """
 
-from rl8x.config.files import apply_overrides, dump_run, load_run_file, parse_value
+from rl8x.config.files import apply_overrides, load_run_file, parse_value
 from rl8x.config.run import RunConfig, algorithm_configs
+from rl8x.plain_yaml import dump_run
 
 __all__ = [
     "RunConfig",

@@ -1,13 +1,11 @@
 """Reading run files and `key=value` overrides into plain data.
 
-Nothing in a run file is evaluated. YAML is read in its version 1.2: `3e-4` is a number, `no` is a word, `010` is ten,
-and a key that occurs twice is an error.
+Nothing in a run file is evaluated. A key that occurs twice is an error.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,62 +13,10 @@ from typing import Any, Final
 
 import yaml
 
+from rl8x.plain_yaml import MAX_DEPTH, Loader
+
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json")
-_MAX_DEPTH: Final = 32
 _MAX_VALUES: Final = 100_000
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema, where PyYAML reads 1.1: `3e-4` as text, `no` as false, `1:30` as 90."""
-
-    yaml_implicit_resolvers: Final = {}  # type: ignore[misc]
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} occurs twice", key.start_mark
-                )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
-        return node
-
-
-def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(node.value)
-
-
-def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    return float(re.sub(r"\.(inf|nan)", r"\1", node.value.lower()))
-
-
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+(_[0-9]+)*", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-    ("merge", r"<<", ["<"]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$", re.ASCII), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what `_Loader` would not read as text."""
-
-    yaml_implicit_resolvers: Final = _Loader.yaml_implicit_resolvers  # type: ignore[misc]
-
-
-def dump_run(data: Mapping[str, Any]) -> str:
-    """Write plain data as YAML that `load_run_file` reads as the same."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
 
 
 def load_run_file(path: str | Path) -> dict[str, Any]:
@@ -116,7 +62,7 @@ def _parse(text: str, suffix: str) -> Any:
 
 def _parse_yaml(text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -142,7 +88,7 @@ def _check_plain(value: Any, where: str) -> None:
 
     def walk(value: Any, path: str, depth: int) -> None:
         budget[0] -= 1
-        if depth > _MAX_DEPTH or budget[0] < 0:
+        if depth > MAX_DEPTH or budget[0] < 0:
             raise ValueError(f"{where}: {path or 'the file'} is nested too deeply or too large.")
         if isinstance(value, dict):
             for name, item in value.items():

@@ -38,8 +38,10 @@ class RunConfig:
         "", "Environment: a built-in name (`rl8x envs` lists them), a Gymnasium id, or a dotted path to a class."
     )
     env_kwargs: dict[str, Any] = option({}, "Keyword arguments of the environment's constructor, such as time_limit.")
-    env_config: dict[str, Any] = option(
-        {}, "Values of the environment's parameters: numbers, or distributions such as {length: {uniform: [0.25, 1]}}."
+    env_config: dict[str, Any] | None = option(
+        None,
+        "Values of the environment's parameters: numbers, or distributions such as {length: {uniform: [0.25, 1]}}. "
+        "{}: the defaults. None: no change, which in a new run are the defaults too.",
     )
     eval_env_config: dict[str, Any] | None = option(None, "The same for evaluations. None: as in training.")
     algorithm: str = option("PPO", "Algorithm: a built-in name or a dotted path to an AlgorithmConfig class.")
@@ -167,18 +169,17 @@ class RunConfig:
 
     def make_trainer(self) -> Trainer:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
-        from rl8x.envs.parameters import resolve_config
         from rl8x.trainers import Trainer
+        from rl8x.trainers.params import plain_configs
         from rl8x.trainers.run import check_conditions
 
         algorithm = self.make_algorithm()
-        for config in (self.env_config, self.eval_env_config or {}):
-            made = algorithm.env
-            resolve_config(
-                config, made.parameters, owner=type(made).__name__, num_envs=made.num_envs, device=made.device
-            )
         chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_bad_numbers")}
         trainer = Trainer(algorithm, tracker=self.make_tracker(), checkpoints=self.make_checkpoints(), **chosen)
+        evaluator = trainer.evaluator
+        plain_configs(
+            algorithm.env, None if evaluator is None else evaluator.env, self.env_config, self.eval_env_config
+        )
         trainer.saving.run_file = self.to_dict()
         check_conditions(trainer, self.conditions(), self.steps_per_eval)
         return trainer
@@ -206,7 +207,7 @@ class RunConfig:
         """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""
         progress: Any = self.progress
         return trainer.run(
-            env_config=self.env_config or None,
+            env_config=self.env_config,
             eval_env_config=self.eval_env_config,
             steps_per_eval=self.steps_per_eval,
             stop_conditions=self.conditions(),

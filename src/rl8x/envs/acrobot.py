@@ -24,7 +24,7 @@ START_SPREAD = 0.1
 
 
 class Links(NamedTuple):
-    """What the equations of motion need of the parameters; each 0-d or `[num_envs]`."""
+    """What the equations of motion need of the parameters, `[num_envs]` each."""
 
     inertia: Tensor
     """m1 c1^2 + m2 (l1^2 + c2^2) + 2 I: of both links about the upper joint, without the coupling."""
@@ -133,7 +133,7 @@ class Acrobot(Env):
         """Apply the torque for one Runge-Kutta step of fourth order."""
         torque = (actions - 1) * parameters["torque"]
         links = Links.of(parameters)
-        dt = parameters["dt"].unsqueeze(-1) if parameters["dt"].ndim else parameters["dt"]
+        dt = parameters["dt"].unsqueeze(-1)
         start, half = state["physics"], dt * 0.5
         slope_1 = derivatives(start, torque, links)
         slope_2 = derivatives(start + half * slope_1, torque, links)

@@ -123,7 +123,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             state: As `initial_state` or this function returned it; must not be changed in place.
             actions: `[num_envs]` int64 for discrete actions, `[num_envs, size]` float32 for continuous ones, and a dict
                 of tensors for a `Dict` or a `Tuple`, whose keys are "0", "1", ...
-            parameters: 0-d where one value serves all copies, else `[num_envs]`.
+            parameters: float32 `[num_envs]` each, whether one value serves all copies or each has its own.
             noise: `[num_envs, step_noise]` in [0, 1).
         """
         raise NotImplementedError(f"{type(self).__name__} must define transition()")
@@ -154,8 +154,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def program_key(self) -> Hashable:
         """What a compiled or captured `advance` has built in: where it differs, compile or capture again."""
-        shapes = tuple((name, value.ndim) for name, value in self._config.fixed.items())
-        return type(self), self.num_envs, str(self.device), self.time_limit, shapes, tuple(self._config.drawn.items())
+        return type(self), self.num_envs, str(self.device), self.time_limit, tuple(self._config.drawn.items())
 
     def noise(self, horizon: int) -> Tensor:
         """Draw the noise of `horizon` steps from the environment's generator, `[horizon, num_envs, noise_width]`.
@@ -262,9 +261,22 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """The `env_config` in force, in plain JSON form; empty for the defaults."""
         return dict(self._config.given)
 
-    def plain_config(self, config: EnvConfig) -> dict[str, object]:
-        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes."""
-        return dict(self._resolve(config).given)
+    @property
+    def next_config(self) -> dict[str, Any]:
+        """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
+        return dict((self._next_config or self._config).given)
+
+    def plain_config(
+        self, config: EnvConfig, *, called: str = "env_config", copies: str = "num_envs"
+    ) -> dict[str, object]:
+        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
+
+        Args:
+            config: As `configure` takes it.
+            called: What the user calls it, for error messages.
+            copies: What the user calls the number of copies.
+        """
+        return dict(self._resolve(config, called, copies).given)
 
     def configure(self, config: EnvConfig | None) -> None:
         """Check an `env_config`; it takes effect at the next `reset`.
@@ -334,10 +346,15 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the future depends on; load it and the same actions lead to the same bits."""
+        carry = self.carry
+        if carry is not None:
+            # What the configuration says anyway is left out.
+            drawn = {name: value for name, value in carry["parameters"].items() if name in self._config.drawn}
+            carry = map_tensors(carry | {"parameters": drawn}, Tensor.clone)
         return {
             "generator": self.generator.get_state(),
             "generator_device": self.device.type,
-            "carry": None if self.carry is None else map_tensors(self.carry, Tensor.clone),
+            "carry": carry,
             "config": dict(self._config.given),
             "next_config": None if self._next_config is None else dict(self._next_config.given),
         }
@@ -362,7 +379,10 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         following = state_dict["next_config"]
         self._config = self._resolve(state_dict["config"])
         self._next_config = None if following is None else self._resolve(following)
-        self.carry = None if carry is None else map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
+        if carry is not None:
+            carry = map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
+            carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
+        self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
@@ -402,11 +422,18 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         else:
             self.generator.manual_seed(operator.index(seed))
 
-    def _resolve(self, config: EnvConfig) -> ResolvedConfig:
+    def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors on the environment's device."""
-        # A tensor's device has its index ("cuda:0"), by which constants are found again.
-        device, owner = self._no_noise.device, type(self).__name__
-        return resolve_config(config, self.parameters, owner=owner, num_envs=self.num_envs, device=device)
+        return resolve_config(
+            config,
+            self.parameters,
+            owner=type(self).__name__,
+            num_envs=self.num_envs,
+            # A tensor's device has its index ("cuda:0"), by which constants are found again.
+            device=self._no_noise.device,
+            called=called,
+            copies=copies,
+        )
 
 
 def _apart(obs: Observation, state: Mapping[str, Tensor]) -> Observation:

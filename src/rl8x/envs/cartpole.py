@@ -59,8 +59,7 @@ def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Mapping[str, 
     theta_acc = (parameters["gravity"] * sin - cos * temp) / (length * (4.0 / 3.0 - pole_share * cos.square()))
     x_acc = temp - lever * theta_acc * cos
     rates = torch.stack((x_dot, x_acc, theta_dot, theta_acc), dim=-1)
-    tau = parameters["tau"]
-    return torch.addcmul(physics, rates, tau.unsqueeze(-1) if tau.ndim else tau)
+    return torch.addcmul(physics, rates, parameters["tau"].unsqueeze(-1))
 
 
 class CartPole(Env):

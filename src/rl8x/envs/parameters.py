@@ -6,17 +6,20 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x import randomization
-from rl8x.randomization import ParameterDistribution
+from rl8x.randomization import Choice, Grid, ParameterDistribution
 
 ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
 EnvConfig: TypeAlias = Mapping[str, ParameterValue]
+
+# Characters up to which a run's params show a value as it is
+_SHOWN_LENGTH: Final = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,7 @@ class ResolvedConfig:
 
     Attributes:
         given: The configuration in plain JSON form.
-        fixed: Values that a reset does not change: 0-d where one serves all copies, else `[num_envs]`.
+        fixed: Values that a reset does not change, float32 `[num_envs]`; one memory where one serves all copies.
         drawn: Distributions to draw from at each reset, in the order of their noise columns.
     """
 
@@ -65,7 +68,14 @@ class ResolvedConfig:
 
 
 def resolve_config(
-    config: EnvConfig, parameters: Mapping[str, Parameter], *, owner: str, num_envs: int, device: torch.device
+    config: EnvConfig,
+    parameters: Mapping[str, Parameter],
+    *,
+    owner: str,
+    num_envs: int,
+    device: torch.device,
+    called: str = "env_config",
+    copies: str = "num_envs",
 ) -> ResolvedConfig:
     """Check an `env_config` against the parameters of an environment and turn it into tensors.
 
@@ -75,6 +85,8 @@ def resolve_config(
         owner: Name of the environment, for error messages.
         num_envs: Number of copies.
         device: Where the tensors go.
+        called: What the user calls the configuration, for error messages.
+        copies: What the user calls the number of copies.
 
     Returns:
         The checked configuration.
@@ -83,42 +95,98 @@ def resolve_config(
         ValueError: If a name is unknown or a value is out of bounds or of the wrong shape.
     """
     if not isinstance(config, Mapping):
-        raise TypeError(f"{owner}: env_config must be a mapping from parameter names to values; got {config!r}.")
+        raise TypeError(f"{owner}: {called} must be a mapping from parameter names to values; got {config!r}.")
     for name in config:
         if name not in parameters:
-            raise ValueError(_unknown_name(name, parameters, owner))
+            raise ValueError(_unknown_name(name, parameters, f"{owner}: {called}"))
     resolved = ResolvedConfig({}, {}, {})
     for name, parameter in parameters.items():
         value = config.get(name, parameter.default)
         try:
-            given = _resolve_value(value, name, parameter, resolved, num_envs, device)
+            given = _resolve_value(value, name, parameter, resolved, num_envs, device, copies)
         except ValueError as error:
-            raise ValueError(f"{owner}: env_config[{name!r}] {error}") from None
+            raise ValueError(f"{owner}: {called}[{name!r}] {error}") from None
         if name in config:
             resolved.given[name] = given
     return resolved
 
 
+def inherited_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
+    """Fit a training's configuration to an evaluation's number of copies.
+
+    Of values for each copy, and of a `Grid` of more values than there are copies, the copies take evenly spaced ones.
+
+    Args:
+        config: In plain JSON form, as `Env.config` is.
+        num_envs: Number of copies.
+    """
+    fitted = {}
+    for name, value in config.items():
+        grid = value.get("grid") if isinstance(value, Mapping) else None
+        values = grid if grid is not None and len(grid) > num_envs else value
+        if isinstance(values, list) and len(values) != num_envs:
+            values = [values[(2 * i + 1) * len(values) // (2 * num_envs)] for i in range(num_envs)]
+        fitted[name] = values
+    return fitted
+
+
+def shown_value(value: object) -> object:
+    """Return a value in plain JSON form as a run's params show it.
+
+    A number stays one; the others become a text such as `Uniform(0.25, 1.0)` or `200 values from 0.25 to 1.0`.
+    """
+    if isinstance(value, Mapping):
+        distribution = randomization.from_dict(value)
+        text = repr(distribution)
+        if len(text) <= _SHOWN_LENGTH or not isinstance(distribution, Choice | Grid):
+            return text
+        low, high = distribution.support
+        weighted = ", weighted" if isinstance(distribution, Choice) and distribution.weights is not None else ""
+        return f"{type(distribution).__name__} of {len(distribution.values)} values from {low} to {high}{weighted}"
+    if isinstance(value, list):
+        text = repr(value)
+        return text if len(text) <= _SHOWN_LENGTH else f"{len(value)} values from {min(value)} to {max(value)}"
+    return value
+
+
+def _check_grid(grid: Grid, num_envs: int, copies: str) -> None:
+    """Raise where a grid has more values than there are copies."""
+    if len(grid.values) > num_envs:
+        raise ValueError(
+            f"is a Grid of {len(grid.values)} values, but there are {num_envs} copies (`{copies}`), and each value "
+            f"needs one. Use {copies}={len(grid.values)} or more, or draw from the values with Choice."
+        )
+
+
 def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:
     if not parameters:
-        return f"{owner}: env_config has {name!r}, but this environment has no parameters."
+        return f"{owner} has {name!r}, but this environment has no parameters."
     near = difflib.get_close_matches(str(name), parameters, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     legal = ", ".join(f"{key} in {parameter.bounds}" for key, parameter in parameters.items())
-    return f"{owner}: env_config has no parameter {name!r}.{hint} Legal are {legal}."
+    return f"{owner} has no parameter {name!r}.{hint} Legal are {legal}."
 
 
 def _resolve_value(
-    value: object, name: str, parameter: Parameter, resolved: ResolvedConfig, num_envs: int, device: torch.device
+    value: object,
+    name: str,
+    parameter: Parameter,
+    resolved: ResolvedConfig,
+    num_envs: int,
+    device: torch.device,
+    copies: str,
 ) -> object:
     """Add one value to `resolved` and return its plain JSON form."""
     if isinstance(value, Mapping):
         value = randomization.from_dict(value)
     if not isinstance(value, ParameterDistribution):
-        numbers = _numbers(value, num_envs)
+        numbers = _numbers(value, num_envs, copies)
         _check_bounds(numbers, parameter)
-        resolved.fixed[name] = numbers.to(device, torch.float32)
+        # From one dimension, so that a single copy's has stride 1.
+        resolved.fixed[name] = numbers.to(device, torch.float32).reshape(-1).expand(num_envs)
         return numbers.tolist()
+    if isinstance(value, Grid):
+        _check_grid(value, num_envs, copies)
     clipped = value.clipped(parameter.low, parameter.high)
     low, high = clipped.support
     if low < parameter.low or high > parameter.high:
@@ -131,7 +199,7 @@ def _resolve_value(
     return value.to_dict()
 
 
-def _numbers(value: object, num_envs: int) -> Tensor:
+def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
     """Return a number or `num_envs` numbers as a float64 tensor on the CPU."""
     need = f"must be a number, {num_envs} numbers (one a copy) or a distribution"
     if isinstance(value, str) or value is None:
@@ -142,7 +210,12 @@ def _numbers(value: object, num_envs: int) -> Tensor:
         numbers = tensor.detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{need}; got {value!r}.") from None
-    if numbers.shape not in ((), (num_envs,)):
+    if numbers.ndim == 1 and len(numbers) != num_envs:
+        raise ValueError(
+            f"has {len(numbers)} values for {num_envs} copies (`{copies}`). Give one value for each copy, a number or "
+            "a distribution."
+        )
+    if numbers.ndim > 1:
         raise ValueError(f"{need}; got shape {list(numbers.shape)}.")
     return numbers.clone()
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env
-from rl8x.spaces import check_supported, map_tensors, named_parts, sample_actions, torch_dtype
+from rl8x.keys import ACTION_MASK
+from rl8x.spaces import check_mask, check_supported, map_tensors, named_parts, only_legal, sample_actions, torch_dtype
 
 STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
@@ -59,10 +60,11 @@ class _Probe:
         reset_noise = noise[:, env.step_noise : env.step_noise + env.reset_noise]
         state = self.call("initial_state", parameters, reset_noise, pure=True)
         self.check_state(state, "initial_state", None)
-        self.check_observation(self.call("observe", state, parameters, pure=True), env.single_observation_space, "")
+        obs = self.call("observe", state, parameters, pure=True)
+        self.check_observation(obs, env.single_observation_space, "")
         fresh = state
         for t in range(STEPS):
-            actions = sample_actions(env.single_action_space, self.num_envs, self.generator)
+            actions = self.actions(obs)
             step_noise = self.noise()[:, : env.step_noise]
             before = state
             result = self.call("transition", state, actions, parameters, step_noise, pure=t < PURITY_STEPS)
@@ -70,6 +72,16 @@ class _Probe:
             self.check_observation(self.call("observe", state, parameters), env.single_observation_space, "")
             self.check_metrics(self.call("measure", state, parameters))
             state = {key: _where(terminated, fresh[key], value) for key, value in state.items()}
+            obs = self.call("observe", state, parameters)
+
+    def actions(self, obs: Any) -> Any:
+        """Draw random actions, those that an action mask allows where the observation has one."""
+        space, seen = self.env.single_action_space, self.env.single_observation_space
+        actions = sample_actions(space, self.num_envs, self.generator)
+        if not isinstance(seen, spaces.Dict) or ACTION_MASK not in seen.spaces:
+            return actions
+        check_mask(seen[ACTION_MASK], space, ACTION_MASK)
+        return only_legal(actions, obs[ACTION_MASK], space)
 
     def noise(self) -> Tensor:
         """Draw the noise of one step from the probe's generator."""

@@ -15,5 +15,7 @@ from rl8x.tracking.runs import find_run as find_run
 from rl8x.tracking.spool_sync import SpoolReport as SpoolReport
 from rl8x.tracking.spool_sync import SyncReport as SyncReport
 from rl8x.tracking.spool_sync import sync as sync
+from rl8x.tracking.ui import open_browser as open_browser
+from rl8x.tracking.ui import runs_link as runs_link
 from rl8x.tracking.ui import serve_ui as serve_ui
 from rl8x.tracking.ui import ui_command as ui_command

@@ -80,6 +80,15 @@ def locate(tracking_uri: str | None = None) -> Location:
     return Location(uri)
 
 
+def is_default(location: Location) -> bool:
+    """Say whether a command of rl8x that is started in this folder finds a store without being told its URI."""
+    # In a process that has MLflow the variable may have been set by mlflow.set_tracking_uri(), which the shell has not.
+    uri = None if "mlflow" in sys.modules else os.environ.get("MLFLOW_TRACKING_URI")
+    with contextlib.suppress(TrackingError):
+        return (locate(uri) if uri else _default_location()).uri == location.uri
+    return False
+
+
 def _default_location() -> Location:
     root = mlruns_dir()
     database = root / "mlflow.db"

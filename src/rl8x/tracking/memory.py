@@ -23,8 +23,8 @@ class Row(NamedTuple):
 class MemoryTracker:
     """Keeps one run in memory.
 
-    `rows`, `params`, `tags`, `texts`, `artifacts` (names) and `status` (None before `start()`, then "RUNNING", then
-    what `finish` was told) can be read at any time. `start()` without `resume` begins anew.
+    `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names) and `status` (None before `start()`, then
+    "RUNNING", then what `finish` was told) can be read at any time. `start()` without `resume` begins anew.
     """
 
     def __init__(self) -> None:
@@ -35,6 +35,7 @@ class MemoryTracker:
         self.rows: list[Row] = []
         self.params: dict[str, object] = {}
         self.tags: dict[str, str] = {}
+        self.description: str | None = None
         self.texts: dict[str, str] = {}
         self.artifacts: list[str] = []
         self.status: str | None = None
@@ -85,6 +86,10 @@ class MemoryTracker:
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
         self.tags.update({name: str(value) for name, value in tags.items()})
+
+    def describe(self, text: str) -> None:
+        """Keep the description."""
+        self.description = text
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Keep one row, without what a resumed run already had at this step, as often as it had it.

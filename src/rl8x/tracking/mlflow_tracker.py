@@ -20,6 +20,7 @@ from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import OPS, Op, Spool
 from rl8x.tracking.store_process import StoreProcess
+from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import FIRST_CONTACT_S, Writer
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class MLflowTracker:
         self._last_spool: Spool | None = None
         self._sender: Sender | None = None
         self._writer: Writer | None = None
+        self._outage = ""
         self._metric_names = NameTable()
         self._keeps_status = False
         self._last_time = 0
@@ -101,6 +103,13 @@ class MLflowTracker:
     def spool_folder(self) -> Path | None:
         """Name the folder that has what is not in the store yet."""
         return None if self._last_spool is None else self._last_spool.folder
+
+    def whereabouts(self) -> Whereabouts | None:
+        """Say where the last run is, what of it has not arrived, and why; None where there was none."""
+        spool, location = self._last_spool, self._location
+        if spool is None or location is None:
+            return None
+        return Whereabouts(location, spool.ack, spool.unsent(), spool.folder, self._outage)
 
     # Beginning and end.
 
@@ -131,6 +140,7 @@ class MLflowTracker:
         if importlib.util.find_spec("mlflow") is None:
             raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
         self._pid = os.getpid()
+        self._outage = ""
         self._metric_names = NameTable()
         first = [_params_op(params), _tags_op({**self._tags, **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
@@ -229,6 +239,7 @@ class MLflowTracker:
             )
         finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
             writer.stop()
+            self._outage = writer.reason
         if not arrived:
             _log.warning(
                 "tracking: not all of the run has reached %s; it is in %s, and `rl8x sync` sends it",
@@ -287,6 +298,10 @@ class MLflowTracker:
         """Set tags; a tag set before is replaced."""
         if tags:
             self._append(_tags_op(tags))
+
+    def describe(self, text: str) -> None:
+        """Describe the run on its page, in Markdown; a description that the user gave or changed stays."""
+        self._append({"op": "describe", "text": text})
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.

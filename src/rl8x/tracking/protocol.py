@@ -59,6 +59,9 @@ class Tracker(Protocol):
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; a tag set before is replaced."""
 
+    def describe(self, text: str) -> None:
+        """Describe the run, in Markdown; replaces what was said before, but no description that the user wrote."""
+
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row of metrics at a step of the clock."""
 
@@ -97,6 +100,9 @@ class NullTracker:
         """Do nothing."""
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Do nothing."""
+
+    def describe(self, text: str) -> None:
         """Do nothing."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

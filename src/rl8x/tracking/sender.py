@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import shutil
 from collections import Counter
@@ -27,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
 STATUS_TAG = "rl8x.status"
+NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
+NOTE_DIGEST_TAG = "rl8x.description"
 ARTIFACT_TRIES = 3
+NAME_TRIES = 3
 _CUT = " ... (the whole value is the artifact {})"
 
 
@@ -67,6 +72,7 @@ class Sender:
         self._lines = 0
         self._artifact_tries = 0
         self._rejected: Op | None = None
+        self._name_tries = 0
 
     @property
     def store(self) -> Store:
@@ -89,6 +95,7 @@ class Sender:
         """
         try:
             self._ensure_run()
+            self._learn_name()
             self._points, self._lines = [], 0
             if self.known is not None:
                 self.known.forget_unsent()
@@ -141,6 +148,14 @@ class Sender:
         else:
             self.store.check_run(run_id)
         self.spool.acknowledge(run_id=run_id, attempted=False)
+
+    def _learn_name(self) -> None:
+        """Ask how the store calls the run: it is told to the user at the end, and no row waits for it."""
+        if self.spool.ack.run_name is None and self._name_tries < NAME_TRIES:
+            self._name_tries += 1
+            with contextlib.suppress(StoreDownError, StoreRefusedError):
+                name = self.store.run_name(self.run_id)
+                self.spool.acknowledge(run_name=name.text, name_is_free=name.is_free)
 
     def _delete_ghosts(self, run_id: str) -> None:
         """Delete empty runs of this spool: a create that seemed lost may have been answered too late."""
@@ -236,6 +251,14 @@ class Sender:
     def _apply_tags(self, op: Op) -> None:
         for some in _pieces({name: text[:MAX_TAG_LENGTH] for name, text in op["tags"].items()}, MAX_PARAMS):
             self.store.set_tags(self.run_id, some)
+
+    def _apply_describe(self, op: Op) -> None:
+        """Renew the description, unless what is there is not what was last written here."""
+        present = self.store.tags(self.run_id)
+        if present.get(NOTE_TAG) and _digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
+            return
+        text = op["text"][:MAX_TAG_LENGTH]
+        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: _digest(text)})
 
     def _apply_text(self, op: Op) -> None:
         self._try_artifact(op, lambda: self.store.log_text(self.run_id, op["text"], artifact_name(op["to"])))
@@ -344,6 +367,10 @@ class KnownPoints:
         for point in self._unsent:
             self._left[point.name][point.step] += 1
         self._unsent = []
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _pieces(items: Mapping[str, str], size: int) -> list[dict[str, str]]:

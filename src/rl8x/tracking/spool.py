@@ -39,6 +39,7 @@ MAX_MEMORY_LINES = 20_000
 READ_BYTES = 1 << 20
 COMPACT_BYTES = 16 << 20
 _RETRY_S = 1.0
+_ROW = b'{"op":"m"'
 
 Op = dict[str, Any]
 
@@ -55,6 +56,8 @@ class Ack:
         offset: Bytes of `ops.jsonl` that the store has.
         generation: The generation of `ops.jsonl` that `offset` counts in.
         run_id: The run in the store.
+        run_name: Its name there.
+        name_is_free: No other run of the store had this name.
         attempted: A run was asked for; it may be there although no answer came.
         resumed: Rows from here on may repeat what the run already has.
         finished: The run's status is what it is to be.
@@ -63,9 +66,26 @@ class Ack:
     offset: int = 0
     generation: int = 0
     run_id: str | None = None
+    run_name: str | None = None
+    name_is_free: bool = False
     attempted: bool = False
     resumed: bool = False
     finished: bool = False
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """What of a spool has not arrived.
+
+    Attributes:
+        num_rows: Rows on the disk, which `rl8x sync` can send.
+        num_others: Params, tags, artifacts and the status, on the disk too.
+        num_lost: Lines that only the memory of this process has, or that were dropped from it.
+    """
+
+    num_rows: int = 0
+    num_others: int = 0
+    num_lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +178,7 @@ class Spool:
         if len(self._memory) - self._lent >= MAX_MEMORY_LINES:
             if not self._dropped:
                 _log.warning("tracking: %d rows wait in memory; the oldest are dropped now", MAX_MEMORY_LINES)
-            metrics = (i for i in range(self._lent, len(self._memory)) if self._memory[i].startswith(b'{"op":"m"'))
+            metrics = (i for i in range(self._lent, len(self._memory)) if self._memory[i].startswith(_ROW))
             del self._memory[next(metrics, self._lent)]
             self._dropped += 1
         self._memory.append(line)
@@ -239,6 +259,16 @@ class Spool:
         """Say whether anything has not been acknowledged."""
         with self._guard:
             return bool(self._memory) or self.ack.offset < self._end
+
+    def unsent(self) -> Unsent:
+        """Count what has not been acknowledged; reads the rest of the file."""
+        num_rows = num_others = 0
+        with self._guard, contextlib.suppress(OSError), open(self.folder / OPS, "rb") as file:
+            file.seek(self.ack.offset)
+            for line in file:
+                is_row = line.startswith(_ROW)
+                num_rows, num_others = num_rows + is_row, num_others + (not is_row)
+        return Unsent(num_rows, num_others, len(self._memory) + self._dropped)
 
     def mark(self) -> tuple[int, int]:
         """Return a mark of all that was appended so far, for `passed`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rl8x.tracking.location import Location
 SPOOL_TAG = "rl8x.spool_id"
 MAX_METRICS = 1000
 MAX_PARAMS = 100
+_DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
 
 
@@ -49,6 +51,13 @@ class RunSpec(NamedTuple):
     start_time: int
 
 
+class RunName(NamedTuple):
+    """How a store calls a run, and whether it calls no other run so."""
+
+    text: str
+    is_free: bool
+
+
 class Store(Protocol):
     """A place for runs. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else."""
 
@@ -64,6 +73,9 @@ class Store(Protocol):
     def check_run(self, run_id: str) -> None:
         """Raise `RunGoneError` unless the run is there and active."""
 
+    def run_name(self, run_id: str) -> RunName:
+        """Read a run's name."""
+
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
 
@@ -72,6 +84,9 @@ class Store(Protocol):
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
@@ -183,14 +198,26 @@ class MLflowStore:
             with short_requests(self._timeout_s + extra_time_s):
                 return function(*args, **kwargs)
         except MlflowException as error:
-            text = _short(error)
+            text = self._explained(error) or _short(error)
             if error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"):
                 raise StoreRefusedError(text) from error
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 raise RunGoneError(text) from error
             raise StoreDownError(text) from error
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
-            raise StoreDownError(f"{type(error).__name__}: {_short(error)}") from error
+            raise StoreDownError(self._explained(error) or f"{type(error).__name__}: {_short(error)}") from error
+
+    def _explained(self, error: Exception) -> str | None:
+        """Say in one line what is wrong with a database and what to do, where an error says that of one."""
+        schemas = re.search(r"schema \(found version (\w+), but expected (\w+)\)", str(error))
+        if schemas is not None:
+            return (
+                f"its tables are those of another version of MLflow (schema {schemas[1]}, here {schemas[2]}): use that "
+                f"version, or back the database up and run `mlflow db upgrade {self._location.shown}`"
+            )
+        if self._location.database is not None and re.search(_DAMAGED, str(error)):
+            return f"{self._location.database} is damaged or no database: move it away, and a new one is made"
+        return None
 
     def find_runs(self, spec: RunSpec) -> list[str]:
         """List the runs that were made for a spool, the oldest first."""
@@ -235,6 +262,14 @@ class MLflowStore:
         if run.info.lifecycle_stage != "active":
             raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
+    def run_name(self, run_id: str) -> RunName:
+        """Read a run's name."""
+        name = str(self._call(self._client.get_run, run_id).info.run_name or "")
+        if not name or "'" in name:
+            return RunName(name, False)
+        experiment_ids = [experiment.experiment_id for experiment in self.experiments()]
+        return RunName(name, len(self.search(experiment_ids, f"attributes.run_name = '{name}'")) == 1)
+
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
         from mlflow.entities import Metric
@@ -250,6 +285,10 @@ class MLflowStore:
         from mlflow.entities import Param
 
         self._call(self._client.log_batch, run_id, params=[Param(*item) for item in params.items()])
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
+        return dict(self._call(self._client.get_run, run_id).data.tags)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
@@ -291,9 +330,13 @@ class MLflowStore:
         """List the active experiments."""
         return list(self._call(self._client.search_experiments, max_results=1000))
 
-    def search(self, experiment_ids: list[str], query: str) -> list[Any]:
-        """Search for runs, the newest first, at most 1000."""
-        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=1000))
+    def search(self, experiment_ids: list[str], query: str, *, max_results: int = 1000) -> list[Any]:
+        """Search for runs, the newest first."""
+        return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
+
+    def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
+        """Set a tag of an experiment."""
+        self._call(self._client.set_experiment_tag, experiment_id, name, value)
 
 
 def _short(error: Exception) -> str:

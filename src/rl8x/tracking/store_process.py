@@ -22,6 +22,7 @@ from rl8x.tracking.store import (
     MLflowStore,
     Point,
     RunGoneError,
+    RunName,
     RunSpec,
     Store,
     StoreDownError,
@@ -99,6 +100,10 @@ class StoreProcess:
         """Raise `RunGoneError` unless the run is there and active."""
         self._ask("check_run", run_id)
 
+    def run_name(self, run_id: str) -> RunName:
+        """Read a run's name."""
+        return RunName(*self._ask("run_name", run_id))
+
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
         self._ask("log_points", run_id, points)
@@ -110,6 +115,10 @@ class StoreProcess:
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
         self._ask("log_params", run_id, params)
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        """Read a run's tags."""
+        return dict(self._ask("tags", run_id))
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
@@ -192,8 +201,10 @@ _CALLS: dict[str, Callable[..., Any]] = {
 _AS_THEY_ARE = (
     "delete_run",
     "check_run",
+    "run_name",
     "params",
     "log_params",
+    "tags",
     "set_tags",
     "log_text",
     "set_status",

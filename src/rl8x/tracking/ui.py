@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
+import webbrowser
+from urllib.parse import urlsplit
 
 from rl8x.tracking.location import Location, locate
+from rl8x.tracking.page import runs_page, server_address
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.store import MLflowStore, StoreDownError
+from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
 
 DEFAULT_PORT = 5000
 
@@ -45,21 +52,67 @@ def _own_store(tracking_uri: str | None) -> Location:
     return location
 
 
-def serve_ui(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> int:
-    """Serve the UI until it is interrupted; returns its exit status. A store that is not there is made first.
+def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
+    """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
+
+    Args:
+        tracking_uri: The store; default the one that `MLflowTracker` would use.
+        host: Address at which `serve_ui` will listen.
+        port: Port at which it will.
+
+    Returns:
+        The link to the runs, and whether a server is there already: the one that keeps them.
 
     Raises:
         TrackingError: The store cannot be used.
     """
-    command = ui_command(tracking_uri, host, port)
+    location = locate(tracking_uri)
+    if not location.uri.startswith(("http://", "https://")):
+        ui_command(tracking_uri, host, port)
     try:
-        MLflowStore(locate(tracking_uri))
-    except StoreDownError as error:
+        return runs_page(MLflowStore(location), server_address(location, host, port)), location.remote
+    except (StoreDownError, StoreRefusedError) as error:
         raise TrackingError(f"cannot open the store: {error}") from error
-    process = subprocess.Popen(command, env=ui_environment())
+
+
+def serve_ui(
+    tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, link: str | None = None
+) -> int:
+    """Serve the UI until it is interrupted; returns its exit status.
+
+    Args:
+        tracking_uri: The store; default the one that `MLflowTracker` would use.
+        host: Address to listen at.
+        port: Port to listen at.
+        link: Opened in a browser, where there is one, as soon as the server answers.
+
+    Raises:
+        TrackingError: The store cannot be used.
+    """
+    process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment())
+    if link is not None:
+        threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
     try:
         return process.wait()
     except KeyboardInterrupt:  # the terminal has interrupted the server as well
         process.terminate()
         process.wait()
         return 0
+
+
+def open_browser(link: str) -> bool:
+    """Open a link in a browser where there is a display; a browser in the terminal would be in the way."""
+    if sys.platform not in ("darwin", "win32") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    with contextlib.suppress(webbrowser.Error, OSError):
+        return webbrowser.open(link)
+    return False
+
+
+def _open_when_served(process: subprocess.Popen[bytes], link: str) -> None:
+    address = urlsplit(link)
+    while process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((str(address.hostname), address.port or 80), 1):
+            open_browser(link)
+            return
+        time.sleep(0.5)

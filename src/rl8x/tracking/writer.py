@@ -51,6 +51,7 @@ class Writer:
         self._progress = threading.Condition()
         self._stopping = False
         self._failures = 0
+        self._reason = ""
         self._settled = False
         sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
@@ -60,6 +61,11 @@ class Writer:
     def down(self) -> bool:
         """Say whether the last try failed."""
         return self._failures > 0
+
+    @property
+    def reason(self) -> str:
+        """Say why the last try failed; empty where it has not."""
+        return self._reason if self.down else ""
 
     def wait(
         self, done: Callable[[], bool], timeout_s: float, outage_timeout_s: float, first_contact_s: float = 0.0
@@ -136,5 +142,6 @@ class Writer:
                 self._spool.folder,
             )
         self._failures += 1
+        self._reason = reason
         longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._failures - 1, 10))
         return longest * random.uniform(0.5, 1.0)

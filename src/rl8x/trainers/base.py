@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,11 @@ from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.conditions import Condition
 from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config
+from rl8x.plain_yaml import dump_run
 from rl8x.stats import Stats
 from rl8x.tracking.protocol import NullTracker, Tracker
-from rl8x.trainers import bad_numbers
+from rl8x.trainers import bad_numbers, description
 from rl8x.trainers.bad_numbers import OnBadNumbers
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics, returned_metrics
 from rl8x.trainers.evaluation import (
@@ -33,9 +34,9 @@ from rl8x.trainers.evaluation import (
     EvaluationNames,
     check_evaluation_name,
     config_name,
-    fitted_config,
     make_evaluator,
 )
+from rl8x.trainers.params import ToldParams
 from rl8x.trainers.progress import Progress
 from rl8x.trainers.resume import resume
 from rl8x.trainers.run import Run, StopConditions
@@ -74,6 +75,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     Attributes:
         saving: Its checkpoints.
         stop_reason: Why the last `run()` stopped.
+        ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         check_callbacks(callbacks, self.metric_names)
         self.callbacks = tuple(callbacks)
         self.stop_reason: str | None = None
+        self.ending: list[str] = []
         self._eval_row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
         self._tracking_ms = 0.0
@@ -107,6 +110,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._only_adds = False
         self._resume_tags: dict[str, str] = {}
         self._run_params: dict[str, Any] = {}
+        self._told = ToldParams(self)
+        self._run_file: dict[str, Any] | None = None
         self._eval_env_config: Mapping[str, Any] | None = None
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
@@ -138,7 +143,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             algorithm: Built as the saved one was; None builds it from what the checkpoint says, which needs an
                 environment and a model that are attributes of modules.
             overrides: Hyperparameters to be different from now on; the tracked run tells them.
-            tracker: Where params and metrics go; None is where they went.
+            tracker: Where params and metrics go; None is where they went, which MLflow and `NullTracker` can be asked
+                for again: any other tracker must be given.
             eval_env: As the constructor takes it; `...` is as it was.
             callbacks: As the constructor takes them.
             checkpoints: As the constructor takes them; `...` is as they were, in the same folder.
@@ -164,6 +170,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         return self.algorithm.counters
 
     @property
+    def last_evaluation(self) -> Mapping[str, float]:
+        """The metrics of the last evaluation, under `eval/`; empty before the first."""
+        return dict(self._eval_row)
+
+    @property
     def metric_names(self) -> frozenset[str]:
         """Every metric that a row of this trainer may have."""
         env = self.algorithm.env
@@ -182,7 +193,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """Collect experience and update the policy once; track the row of metrics.
 
         Args:
-            env_config: Values for the environment's parameters, applied where a reset is due.
+            env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
+                that training had before, whatever an evaluation had in between.
 
         Returns:
             The row, with the latest evaluation's metrics beside it.
@@ -237,6 +249,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._guard.before_step()
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
+            self._told.note_config()
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
@@ -250,16 +263,16 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         row.update(algorithm.memory_stats())
         self._track(row)
         self._guard.after_step(bad)
+        algorithm.watch(row)
         return row
 
     def _evaluate(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
         """Evaluate; returns the metrics without `eval/`."""
+        if self.evaluator is not None:
+            config = self._own_eval_config() if env_config is None else self._plain_eval_config(env_config)
+            return dict(self.evaluator.evaluate(config, deterministic=deterministic))
         if env_config is None:
             env_config = self._eval_env_config
-        if self.evaluator is not None:
-            config = self.algorithm.env.config if env_config is None else env_config
-            config = fitted_config(config, self.evaluator.env.num_envs)
-            return dict(self.evaluator.evaluate(config, deterministic=deterministic))
         self._check_eval_turn(env_config)
         if self._warns_of_horizons:
             self._warns_of_horizons = False
@@ -272,14 +285,26 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         stats = self.algorithm.evaluate(env_config=env_config, deterministic=deterministic)
         return self._evaluation_names.renamed(stats)
 
+    def _plain_eval_config(self, env_config: Mapping[str, Any]) -> dict[str, object]:
+        """Check an `env_config` for an evaluation, and return it in plain form."""
+        if self.evaluator is None:
+            return self.algorithm.env.plain_config(env_config)
+        return self.evaluator.env.plain_config(env_config, copies="num_eval_envs")
+
+    def _own_eval_config(self) -> dict[str, object]:
+        """Return what the run evaluates under, in plain form: its `eval_env_config`, else what training has."""
+        if self._eval_env_config is not None:
+            return self._plain_eval_config(self._eval_env_config)
+        if self.evaluator is None:
+            return self.algorithm.env.next_config
+        return inherited_config(self.algorithm.env.config, self.evaluator.env.num_envs)
+
     def _config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
         """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
         if env_config is None:
             return None
-        env = self.algorithm.env if self.evaluator is None else self.evaluator.env
-        own = self.algorithm.env.config if self._eval_env_config is None else self._eval_env_config
-        plain, own_plain = (env.plain_config(fitted_config(config, env.num_envs)) for config in (env_config, own))
-        return None if plain == own_plain else config_name(plain)
+        plain = self._plain_eval_config(env_config)
+        return None if plain == self._own_eval_config() else config_name(plain)
 
     def _check_eval_turn(self, env_config: Mapping[str, Any] | None) -> None:
         every, collects = self.algorithm.horizons_per_env_reset, self.state[keys.COLLECTS]
@@ -289,11 +314,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
                 f"`horizons_per_env_reset` = {every}; it is {collects}. Call `step()` {every - collects % every} more "
                 "time(s), or give the trainer an `eval_env`."
             )
-        if every < 0 and collects > 0 and env_config is not None:
+        if every < 0 and env_config is not None:
             raise ValueError(
-                "An `env_config` for this evaluation would never apply: the training environment was reset once, at "
-                "the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use "
-                "horizons_per_env_reset=1."
+                "An `env_config` for this evaluation would never apply, or go on in training: the training environment "
+                "is reset once, at the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, "
+                "or use horizons_per_env_reset=1."
             )
 
     def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
@@ -328,8 +353,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
 
         Args:
-            env_config: Values for the environment's parameters, applied at each reset.
-            eval_env_config: The same for evaluations; None evaluates under the training's.
+            env_config: Values for the environment's parameters, applied at each reset; None changes nothing.
+            eval_env_config: The same for evaluations, with as many values as they have copies where it has one for
+                each. None evaluates under the training's; of its values for each copy, evaluations with another number
+                of copies take evenly spaced ones.
             steps_per_eval: An evaluation after every so many steps; None is never. Where the training environment is
                 used, it must be a multiple of `horizons_per_env_reset`.
             stop_conditions: The run stops when any of these is met. Without one it goes on until interrupted.
@@ -352,6 +379,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         run = Run(self, options, self.saving.restored)
         self.saving.restored = None
         self._run_params, self._eval_env_config = run.params, run.options["eval_env_config"]
+        self._told.begin(run)
+        self._run_file = description.run_file(self, run)
         return run.execute(progress)
 
     def __iter__(self) -> Iterator[TrainStats]:
@@ -378,9 +407,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             if not (trains and self._only_adds):
                 return
             self._finish_tracking("FINISHED")
-        self._only_adds = self._resume is not None and not trains
+        fresh = self._resume is None
+        self._only_adds = not fresh and not trains
         self.tracker.start(
-            params=self.params,
+            params=self._told.first(),
             tags=self._tags(),
             resume=self._resume,
             repeats=self._repeats,
@@ -388,6 +418,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         )
         self._resume, self._repeats = self.tracker.resume_handle, False
         self._tracked = True
+        if not self._only_adds:
+            self.tracker.describe(description.describe(self))
+        if fresh and self._run_file is not None:
+            self.tracker.log_text(dump_run(self._run_file), description.RUN_FILE)
 
     def _track(self, row: Mapping[str, float], *, trains: bool = True) -> None:
         self._start_tracking(trains=trains)
@@ -406,6 +440,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         if self.stop_reason is not None:
             self.tracker.set_tags({"rl8x.stop_reason": self.stop_reason})
         self.tracker.set_tags(self.algorithm.tags)
+        if not self._only_adds:
+            self.tracker.describe(description.describe(self, status))
         self.tracker.finish(status)
 
     def close(self) -> None:
@@ -418,6 +454,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         return {
             **self.algorithm.params,
             **self._run_params,
+            **self._told.of_configs(),
             "eval_env": "training environment" if self.evaluator is None else type(self.evaluator.env).__name__,
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
@@ -425,7 +462,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         }
 
     def _tags(self) -> dict[str, str]:
-        return {"rl8x.version": __version__, "rl8x.command": " ".join(sys.argv), **self._resume_tags}
+        return {"rl8x.version": __version__, "rl8x.command": description.command(), **self._resume_tags}
 
     # -- saving
 

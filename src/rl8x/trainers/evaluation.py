@@ -243,17 +243,6 @@ def check_evaluation_name(name: str) -> None:
         )
 
 
-def fitted_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
-    """Fit an `env_config` with values for each copy to another number of copies, taking evenly spaced ones of them."""
-    fitted: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, list | tuple) and len(value) != num_envs:
-            fitted[name] = [value[i * len(value) // num_envs] for i in range(num_envs)]
-        else:
-            fitted[name] = value
-    return fitted
-
-
 def make_evaluator(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
 ) -> EpisodeEvaluator | None:

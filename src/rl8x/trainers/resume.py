@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find
@@ -18,6 +18,8 @@ from rl8x.trainers.saving import CheckpointsLike
 if TYPE_CHECKING:
     from rl8x.trainers.base import GenericTrainerBase
 
+# Trackers that can be made again where no other is given
+TRACKERS: Final = ("MLflowTracker", "NullTracker")
 TrainerT = TypeVar("TrainerT", bound="GenericTrainerBase[Any]")
 
 
@@ -38,13 +40,13 @@ def resume(
     about, overrides = checkpoint.about, dict(overrides or {})
     try:
         options, run = dict(about["trainer"]), about["run"]
+        own_tracker = _tracker(run) if tracker is None else tracker
         if algorithm is None:
             algorithm = build_algorithm(about["build"], overrides)
         changed = _changed(about["build"], algorithm, overrides)
         if checkpoints is ...:
             checkpoints = _saved_options(checkpoint)
         options["eval_env"] = _eval_env(options, eval_env)
-        own_tracker = _tracker(run) if tracker is None else tracker
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     except (KeyError, TypeError) as error:
@@ -89,12 +91,19 @@ def _eval_env(options: Mapping[str, Any], given: Any) -> Any:
     return options["eval_env"]
 
 
-def _tracker(run: Mapping[str, Any]) -> Tracker | None:
+def _tracker(run: Mapping[str, Any]) -> Tracker:
     """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
     if run["tracker"] == "NullTracker":
         return NullTracker()
-    if run["tracker"] != "MLflowTracker":
-        return None
+    if run["tracker"] == "MemoryTracker":
+        raise CheckpointError(
+            "the run was kept by a MemoryTracker, in memory that may be gone: pass `tracker=`, the same one to go on "
+            "in it or another to begin a tracked run there"
+        )
+    if run["tracker"] not in TRACKERS:
+        raise CheckpointError(
+            f"the run was kept by a {run['tracker']} ({run['location']}), which rl8x cannot make: pass `tracker=`"
+        )
     location = str(run["location"])
     if user_tracking_uri() is not None or ":***@" in location:
         return MLflowTracker()

@@ -6,7 +6,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
@@ -23,8 +23,10 @@ from rl8x.conditions import (
 )
 from rl8x.conditions.base import FromCallable
 from rl8x.importing import import_named
+from rl8x.tracking.protocol import Status
 from rl8x.trainers.callbacks import declared_metrics
-from rl8x.trainers.evaluation import fitted_config
+from rl8x.trainers.ending import ending
+from rl8x.trainers.params import plain_configs
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.stats import TrainStats
@@ -47,6 +49,10 @@ class Run:
             them; `...` is None, or what `saved` has.
         saved: `state_dict()` of a run to go on with.
 
+    Attributes:
+        options: As they were given, or as `saved` has them.
+        plain: The same with both configurations in plain JSON form.
+
     Raises:
         ValueError: If the options do not fit the trainer or each other.
     """
@@ -64,11 +70,11 @@ class Run:
         self._met: list[Condition] = []
         self._last: TrainStats | None = None
         self._check(resumed=saved is not None)
+        self.plain = self.options | self._plain_configs()
         for condition in self.conditions:
             condition.start()
         if saved is not None:
             self._go_on(saved)
-        self._plain = self._plain_options()
 
     def _conditions(
         self, given: StopConditions | Condition | EllipsisType | None, saved: Mapping[str, Any] | None
@@ -108,19 +114,17 @@ class Run:
         met = [(each, entry) for each, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
         return bool(met) and all(entry["spec"] is None and not each(saved["row"]) for each, entry in met)
 
-    def _plain_options(self) -> dict[str, Any]:
-        trainer, options = self.trainer, dict(self.options)
-        if options["env_config"] is not None:
-            options["env_config"] = trainer.algorithm.env.plain_config(options["env_config"])
-        if options["eval_env_config"] is not None:
-            env = trainer.algorithm.env if trainer.evaluator is None else trainer.evaluator.env
-            options["eval_env_config"] = env.plain_config(fitted_config(options["eval_env_config"], env.num_envs))
-        return options
+    def _plain_configs(self) -> dict[str, Any]:
+        evaluator = self.trainer.evaluator
+        eval_env = None if evaluator is None else evaluator.env
+        names = ("env_config", "eval_env_config")
+        configs = plain_configs(self.trainer.algorithm.env, eval_env, *(self.options[name] for name in names))
+        return dict(zip(names, configs, strict=True))
 
     @property
     def params(self) -> dict[str, Any]:
-        """The options as the tracked run shows them."""
-        shown = {f"run.{name}": value for name, value in self.options.items()}
+        """The options as the tracked run shows them; each value of a configuration has a param of its own."""
+        shown = {f"run.{name}": self.options[name] for name in ("steps_per_eval", "max_steps")}
         return {**shown, "run.stop_conditions": [repr(condition) for condition in self.conditions]}
 
     def state_dict(self) -> dict[str, Any]:
@@ -136,7 +140,7 @@ class Run:
         ]
         last = self._last
         return {
-            "options": self._plain,
+            "options": self.plain,
             "steps": self.steps,
             "conditions": conditions,
             "row": None if last is None else dict(last),
@@ -150,7 +154,7 @@ class Run:
         trainer = self.trainer
         self._steps_before, self._env_steps = self.steps, trainer.state[keys.ENV_STEPS]
         reporter = ProgressReporter(progress, self._total_steps())
-        status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED"
+        status: Status = "FINISHED"
         with SignalGuard(quiet=reporter.mode == "none") as signals:
             try:
                 stats = self._run(reporter, signals)
@@ -164,12 +168,31 @@ class Run:
                 raise
             finally:
                 reporter.close()
-                trainer.saving.end()
-                trainer._finish_tracking(status)
-            reporter.say(f"stopped after {trainer.state[keys.STEPS]:,} steps: {trainer.stop_reason}")
+                try:
+                    trainer.saving.end()
+                    trainer._finish_tracking(status)
+                finally:
+                    self._report(reporter, status)
             if signals.stop is not None:
                 raise signals.exception()
         return stats
+
+    def _report(self, reporter: ProgressReporter, status: Status) -> None:
+        """Say how the run ended and how to go on; of one that failed before its first step the error says enough."""
+        trainer, finished = self.trainer, status == "FINISHED"
+        if status == "FAILED" and trainer.state[keys.COLLECTS] == 0:
+            return
+        limit = self.options["max_steps"] if self._steps_left is not None and self._steps_left <= 0 else None
+        trainer.ending = ending(
+            trainer,
+            max_steps=limit if finished else None,
+            met=finished and (bool(self._met) or limit is None),
+            callables=any(_spec(condition) is None for condition in self.conditions),
+        )
+        reason = " ".join(str(trainer.stop_reason).split())
+        verb = "failed" if status == "FAILED" else "stopped"
+        for line in (f"{verb} after {trainer.state[keys.STEPS]:,} steps: {reason:.300}", *trainer.ending):
+            reporter.say(line)
 
     @property
     def _steps_left(self) -> int | None:
@@ -191,6 +214,7 @@ class Run:
     def _run(self, reporter: ProgressReporter, signals: SignalGuard) -> TrainStats:
         trainer, saving = self.trainer, self.trainer.saving
         trainer._start_tracking()
+        trainer._told.update()
         if self._last is not None:  # killed after its end was saved, before the tracked run knew
             trainer.stop_reason = self._last.stop_reason
             return self._last

@@ -72,6 +72,11 @@ class Saving:
             return spool.parent.parent / "checkpoints" / spool.name
         return None if self._where_tracked else mlruns_dir() / "checkpoints" / self.key
 
+    @property
+    def needs_algorithm(self) -> bool:
+        """Whether neither checkpoints nor a run file say how the algorithm is built."""
+        return self.run_file is None and bool(self._build is not None and self._build["problems"])
+
     # -- while it runs
 
     def begin(self, run: Run | None) -> None:

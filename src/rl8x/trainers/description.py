@@ -1,0 +1,159 @@
+"""A run in words, for its page in MLflow, and as the run file that makes it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rl8x import algorithms, keys
+from rl8x.checkpoint.build import describe_algorithm
+from rl8x.conditions import to_spec
+from rl8x.envs import GymnasiumEnv, registry
+from rl8x.importing import dotted_path, import_named
+from rl8x.tracking.location import without_password
+
+if TYPE_CHECKING:
+    from rl8x.trainers.base import GenericTrainerBase
+    from rl8x.trainers.run import Run
+
+RUN_FILE: Final = "run.yaml"
+_MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000
+_ALWAYS: Final = ("num_envs", "horizon", "seed")
+_ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupted"}
+
+
+def command() -> str:
+    """Return the command line of this process, as one could type it, without passwords in URIs."""
+    program, *words = sys.argv or [""]
+    ours = Path(program).name == "rl8x" or Path(program).parts[-3:] == ("rl8x", "cli", "main.py")
+    return shlex.join(without_password(word) for word in ("rl8x" if ours else program, *words))
+
+
+def describe(trainer: GenericTrainerBase[Any], status: str | None = None) -> str:
+    """Describe a run in Markdown: what is trained and how, how it ended, and how to go on with it.
+
+    Args:
+        trainer: What runs.
+        status: How the run ended; None while it runs.
+    """
+    algorithm = trainer.algorithm
+    task = f"**{type(algorithm).__name__} on {_code(type(algorithm.env).__name__)}**"
+    lines = [f"{task}: {', '.join(f'{name} {_code(value)}' for name, value in _hyperparameters(trainer).items())}"]
+    if status is not None:
+        lines.append(_ending(trainer, status))
+    if "".join(sys.argv[:1]) not in ("", "-c"):
+        lines.append(_code(command()))
+    if trainer.saving.directory is not None:
+        folder = shlex.quote(str(trainer.saving.directory.absolute()))  # right also where the store is not at hand
+        lines.append(f"To go on with it: {_code(f'rl8x resume {folder}')}")
+    return "\n\n".join(lines)
+
+
+def _hyperparameters(trainer: GenericTrainerBase[Any]) -> dict[str, Any]:
+    """Return the size of the run, and what was set to something other than its default."""
+    config = trainer.algorithm.config
+    shown = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in _ALWAYS or value != _default(field):
+            shown[field.name] = trainer.algorithm.seed if field.name == "seed" else value
+    return {name: value.__name__ if isinstance(value, type) else value for name, value in shown.items()}
+
+
+def _ending(trainer: GenericTrainerBase[Any], status: str) -> str:
+    state, row = trainer.state, trainer.last_evaluation
+    reason = "" if trainer.stop_reason is None else f": {_code(trainer.stop_reason)}"
+    lines = [f"{_ENDED[status]} after {state[keys.STEPS]:,} steps, {state[keys.ENV_STEPS]:,} env steps{reason}."]
+    for name in ("returns", "horizon_returns"):
+        mean, std = (row.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
+        if mean is not None and std is not None:
+            lines.append(f"Last evaluation: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
+    return " ".join(lines)
+
+
+def _code(value: object) -> str:
+    """Write any text so that Markdown shows it as it is: in a fence of more backticks than it has in a row."""
+    text = " ".join(str(value).split()) or " "
+    text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]} ..."
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if text[0] == "`" or text[-1] == "`" else f"{fence}{text}{fence}"
+
+
+# The run file.
+
+
+def run_file(trainer: GenericTrainerBase[Any], run: Run) -> dict[str, Any] | None:
+    """Return the run file that a run was made from, or that makes the same run; None where no file can say it."""
+    if trainer.saving.run_file is not None:
+        data = dict(trainer.saving.run_file)
+        if data.get("tracking_uri"):
+            data["tracking_uri"] = without_password(data["tracking_uri"])
+        return data
+    build = describe_algorithm(trainer.algorithm)
+    parts = (_env_part(build), _algorithm_part(trainer, build), _run_part(trainer, run))
+    if trainer.callbacks or build["problems"] or any(part is None for part in parts):
+        return None
+    return {name: value for part in parts if part is not None for name, value in part.items()}
+
+
+def _env_part(build: Mapping[str, Any]) -> dict[str, Any] | None:
+    env = build["env"]
+    if env is None or not _plain(env["kwargs"]):
+        return None
+    name, args = env["class"], env["args"]
+    if args:
+        is_id = len(args) == 1 and isinstance(args[0], str) and re.search(r"-v\d+$", args[0]) is not None
+        if not is_id or import_named(name) is not GymnasiumEnv:
+            return None
+        name = args[0]
+    elif registry.BUILTIN.get(build["env_class"]) is import_named(name):
+        name = build["env_class"]
+    if name.startswith("__main__."):
+        return None
+    return {"env": name, **({"env_kwargs": env["kwargs"]} if env["kwargs"] else {})}
+
+
+def _algorithm_part(trainer: GenericTrainerBase[Any], build: Mapping[str, Any]) -> dict[str, Any] | None:
+    config, path = trainer.algorithm.config, build["config_class"]
+    if path is None or path.startswith("__main__."):
+        return None
+    name = type(config).__name__
+    algorithm = name.removesuffix("Config") if getattr(algorithms, name, None) is type(config) else path
+    values = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value != _default(field):
+            values[field.name] = dotted_path(value) if isinstance(value, type) else build["config"].get(field.name)
+    return {"algorithm": algorithm, "algorithm_config": values} if _plain(values) else None
+
+
+def _run_part(trainer: GenericTrainerBase[Any], run: Run) -> dict[str, Any] | None:
+    options = {**trainer.options, **run.plain}
+    try:
+        options["stop_conditions"] = [to_spec(condition) for condition in run.conditions]
+    except ValueError:
+        return None
+    if options["eval_env"] == "given" or not _plain(options):
+        return None
+    usual = {"eval_env": "auto", "on_bad_numbers": "stop"}
+    return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value is plain data that names nothing of this process's script, and no class inside other data."""
+    if isinstance(value, dict):
+        return all(_plain(name) and name != "$class" and _plain(item) for name, item in value.items())
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    if isinstance(value, str):
+        return not value.startswith("__main__.")
+    return value is None or isinstance(value, bool | int | float)

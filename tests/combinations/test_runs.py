@@ -1,0 +1,305 @@
+"""Whole runs of features combined at random, and what must hold of each of them.
+
+Each run trains a few steps, is evaluated, saved, killed and resumed. `make fuzz MINUTES=120` draws others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import shutil
+import tempfile
+import time
+import traceback
+import uuid
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from tests.combinations.cases import Case, cases
+from tests.trainers.test_resume import Killed, killed_at, weights
+
+from rl8x import keys
+from rl8x.envs.parameters import resolve_config
+from rl8x.execution import CompiledProgram
+from rl8x.tracking import MemoryTracker, MLflowTracker
+from rl8x.trainers import NonFiniteError, Trainer
+
+EXAMPLES = 100
+MINUTES = float(os.environ.get("RL8X_FUZZ_MINUTES", "0"))
+DOCUMENTED_WARNINGS = (
+    "a Gymnasium simulator's state cannot be saved",
+    "evaluation episodes had not ended",
+    "not finite at step",
+)
+
+
+def check(case: Case, database: Path) -> None:
+    """Train as the case says, in several ways, and compare them."""
+    if case.refusal is not None:
+        with pytest.raises(ValueError, match=case.refusal):
+            trained(case)
+        return
+    straight = trained(case)
+    check_rows(straight)
+    check_params(case, straight)
+    check_counters(case, straight)
+    check_untouched_by_evaluation(case, straight)
+    folder = Path(tempfile.mkdtemp(prefix="rl8x-combinations-"))
+    try:
+        check_resumed(case, straight, folder, database if case.mlflow else None)
+    finally:
+        shutil.rmtree(folder)
+
+
+def trained(case: Case, trainer: Trainer | None = None, **options) -> Trainer:
+    """Run to the end, with each step's physics looked at; an end by bad numbers is an end like any other."""
+    trainer = case.make_trainer() if trainer is None else trainer
+    watch_parameters(case, trainer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            trainer.run(**(options or case.run_options()))
+        except NonFiniteError:
+            assert case.bad, "a number is not finite that was not asked for"
+        finally:
+            trainer.tracker.flush()
+    for warning in caught:
+        if issubclass(warning.category, RuntimeWarning):
+            assert any(text in str(warning.message) for text in DOCUMENTED_WARNINGS), str(warning.message)
+    return trainer
+
+
+def watch_parameters(case: Case, trainer: Trainer) -> None:
+    """Check after each collect that the copies had the training's physics, whatever evaluations had."""
+    algorithm, collect = trainer.algorithm, trainer.algorithm.collect
+    config = case.run["env_config"] or {}
+
+    def collect_and_look(**options):
+        stats = collect(**options)
+        env = algorithm.env
+        expected = resolve_config(
+            config, env.parameters, owner="expected", num_envs=env.num_envs, device=torch.device("cpu")
+        )
+        actual = env.carry["parameters"]
+        for name, value in expected.fixed.items():
+            assert torch.equal(actual[name].expand(env.num_envs), value.expand(env.num_envs)), (
+                name,
+                actual[name],
+                value,
+            )
+        for name, distribution in expected.drawn.items():
+            low, high = distribution.support
+            assert bool(((actual[name] >= low - 1e-6) & (actual[name] <= high + 1e-6)).all()), (name, actual[name])
+        return stats
+
+    if case.kind != "gymnasium":
+        algorithm.collect = collect_and_look
+
+
+def rows(tracker: MemoryTracker) -> dict[tuple[int, str], list[float]]:
+    """All points of a run but times and memory, by step and name."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for step, row in tracker.rows:
+        for name, value in row.items():
+            if not name.startswith(("profiling/", "memory/")):
+                found.setdefault((step, name), []).append(value)
+    return found
+
+
+def same(left: object, right: object) -> bool:
+    """Compare rows exactly, NaN being equal to NaN."""
+    return repr(left) == repr(right)
+
+
+def check_rows(trainer: Trainer) -> None:
+    """Metrics have names that the trainer foretold, the clock goes forward, and what is finite says so."""
+    tracker = trainer.tracker
+    told = {name for _, row in tracker.rows for name in row}
+    assert told <= trainer.metric_names, sorted(told - trainer.metric_names)
+    steps = [step for step, _ in tracker.history("algorithm/steps")]
+    assert steps == sorted(steps)
+    points = rows(tracker)
+    for (step, name), means in points.items():
+        group = name.removesuffix("/mean")
+        low, high = (points.get((step, f"{group}/{figure}"), [math.nan])[-1] for figure in ("min", "max"))
+        if group != name and math.isfinite(low) and math.isfinite(high):
+            slack = 1e-4 * max(1.0, abs(low), abs(high))
+            assert low - slack <= means[-1] <= high + slack, (name, low, means, high)
+
+
+def check_params(case: Case, trainer: Trainer) -> None:
+    """The params are the hyperparameters and the physics that were trained with."""
+    params = trainer.tracker.params
+    for name, value in case.config.items():
+        if isinstance(value, str | int | float) and name != "execution":
+            assert params[name] == value, name
+    for name, value in case.config["model_config"].items():
+        assert params[f"model_config.{name}"] == value, name
+    assert params["env.time_limit"] == case.time_limit
+    if case.kind != "gymnasium":
+        scale = (case.run["env_config"] or {}).get("scale", 1.0)
+        shown = "Uniform(0.2, 0.3)" if isinstance(scale, dict) else scale
+        assert str(params["env_config.scale"]) == str(shown)
+        assert params["env_config.drift"] == 0.0
+
+
+def check_counters(case: Case, trainer: Trainer, before: dict[str, int] | None = None) -> None:
+    """Counters equal a recount from what the simulator itself logged, or from the shape of the rollouts."""
+    state, config = trainer.state, case.config
+    gone = {name: state[name] - (before or {}).get(name, 0) for name in state}
+    evaluated = gone[keys.COLLECTS] - gone[keys.STEPS]
+    horizon = config["num_envs"] * config["horizon"]
+    if case.own_evaluation:
+        assert evaluated == 0
+    if case.kind == "gymnasium":
+        logs = [copy.unwrapped.log for copy in trainer.algorithm.env.vector_env.envs]
+        transitions, episodes = sum(log.transitions for log in logs), sum(log.episodes for log in logs)
+        if evaluated:
+            assert gone[keys.ENV_STEPS] < transitions
+        else:
+            assert gone[keys.ENV_STEPS] == transitions
+        if evaluated == 0 and case.reset_every < 0:
+            assert gone[keys.ENV_EPISODES] == episodes
+        return
+    assert gone[keys.ENV_STEPS] == gone[keys.STEPS] * horizon
+    if case.kind == "logged":
+        log = trainer.algorithm.env.log
+        assert gone[keys.ENV_STEPS] + evaluated * horizon == log.transitions
+        if evaluated == 0 and case.reset_every < 0:
+            assert gone[keys.ENV_EPISODES] == log.episodes
+
+
+def check_untouched_by_evaluation(case: Case, trainer: Trainer) -> None:
+    """An evaluation in an environment of its own leaves no trace in training."""
+    if not case.own_evaluation or not trainer.state[keys.STEPS]:
+        return
+    options = case.run_options() | {
+        "stop_conditions": None,
+        "steps_per_eval": None,
+        "max_steps": trainer.state[keys.STEPS],
+    }
+    twin = trained(case, **options)
+    mine = {key: points for key, points in rows(trainer.tracker).items() if not key[1].startswith(keys.EVAL_PREFIX)}
+    assert same(mine, rows(twin.tracker))
+    assert torch.equal(weights(trainer).nan_to_num(9.0), weights(twin).nan_to_num(9.0))
+
+
+def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | None) -> None:
+    """Killed in the middle of a step and resumed, a run ends in the uninterrupted one's bits, with each point once."""
+    tracker = MemoryTracker()
+    if database is not None:
+        uri = f"sqlite:///{database}"
+        tracker = MLflowTracker(experiment_name=uuid.uuid4().hex, tracking_uri=uri, spool_dir=folder / "spool")
+    first = case.make_trainer(
+        tracker=tracker, checkpoints=folder / "checkpoints", callbacks=[killed_at(case.killed_at)]
+    )
+    with contextlib.suppress(Killed):
+        trained(case, first)
+    second_tracker = tracker
+    if database is not None:
+        second_tracker = MLflowTracker(tracking_uri=uri, spool_dir=folder / "spool")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        second = Trainer.resume(
+            folder / "checkpoints",
+            algorithm=case.build() if case.kind == "gymnasium" or case.bad else None,
+            tracker=second_tracker,
+        )
+    before = dict(second.state)
+    trained(case, second, progress="none")
+    assert same(second.stop_reason, straight.stop_reason) or case.kind == "gymnasium", second.stop_reason
+    if case.kind == "gymnasium":
+        if second.state[keys.STEPS] > before[keys.STEPS]:
+            check_counters(case, second, before)
+        return
+    assert second.state == straight.state
+    assert torch.equal(weights(second).nan_to_num(9.0), weights(straight).nan_to_num(9.0))
+    if database is None:
+        assert same(sorted(rows(tracker).items()), sorted(rows(straight.tracker).items()))
+    else:
+        check_in_mlflow(second, straight, database)
+
+
+def check_in_mlflow(trainer: Trainer, straight: Trainer, database: Path) -> None:
+    """What MLflow gives back is what an uninterrupted run said: each point once, params, status."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{database}")
+    run = client.get_run(trainer.tracker.run_id)
+    expected = rows(straight.tracker)
+    for name in {name for _, name in expected}:
+        history = client.get_metric_history(run.info.run_id, name)
+        points = sorted((point.step, stored(point.value)) for point in history)
+        assert same(
+            points,
+            sorted((step, stored(value)) for (step, at), values in expected.items() if at == name for value in values),
+        ), name
+    failed = straight.stop_reason is not None and straight.stop_reason.startswith("NonFiniteError")
+    assert run.info.status == ("FAILED" if failed else "FINISHED")
+    params = {name: str(value) for name, value in straight.tracker.params.items()}
+    assert run.data.params == params
+
+
+def stored(value: float) -> float:
+    """SQL stores keep infinities as the largest number."""
+    return math.copysign(1.7976931348623157e308, value) if math.isinf(value) else value
+
+
+@pytest.fixture(scope="module")
+def database(mlflow_template, tmp_path_factory):
+    path = tmp_path_factory.mktemp("combinations") / "mlruns" / "mlflow.db"
+    path.parent.mkdir()
+    shutil.copyfile(mlflow_template, path)
+    return path
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_features_combined(half, database, monkeypatch):
+    """Compiled programs are recorded as ever and run as they are recorded: only C++ is left out, but in a few."""
+    compile_really = CompiledProgram._compile
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(as_recorded))
+    if not MINUTES:
+        drawn(half, EXAMPLES, lambda case: check(case, database))()
+        return
+    faults: dict[str, str] = {}
+    begin, count = time.monotonic(), 0
+
+    def collect(case: Case) -> None:
+        nonlocal count
+        count += 1
+        really = count % 50 == 0
+        monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(compile_really if really else as_recorded))
+        try:
+            check(case, database)
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            fault = f"{type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error!s:.200}"
+            if fault not in faults:
+                faults[fault] = repr(case)
+                print(f"\n{fault}\n{case!r}", flush=True)
+
+    while time.monotonic() - begin < MINUTES * 60:
+        drawn(random.randrange(2**62), 50, collect, phases=[Phase.generate])()
+    print(f"\n{count} runs, {len(faults)} faults")
+    assert not faults, f"{len(faults)} faults in {count} runs: {faults}"
+
+
+def as_recorded(record: Callable[..., object], _: object) -> Callable[..., object]:
+    """Run a program as it was recorded, without the half a minute that compiling it takes."""
+    return record
+
+
+def drawn(seed: int, examples: int, function: Callable[[Case], None], **options) -> Callable[[], None]:
+    """Return a test that calls a function for so many random cases."""
+    given = hypothesis.given(cases())(function)
+    chosen = settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), **options
+    )
+    return hypothesis.seed(seed)(chosen(given))

@@ -1,0 +1,215 @@
+"""What is said when a run ends, compared with what MLflow's own client finds and with what the named commands do."""
+
+import contextlib
+import re
+import shlex
+import signal
+import sqlite3
+
+import pytest
+from tests.conftest import InProcess
+from tests.trainers.test_resume import LinesTracker, make, run
+from tests.trainers.test_signals import sends
+
+from rl8x import keys
+from rl8x.cli.main import main
+from rl8x.envs import CartPole
+from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
+from rl8x.tracking.store import StoreDownError
+
+
+def tracker(**options):
+    return MLflowTracker(interval_s=0.01, finish_timeout_s=20.0, outage_timeout_s=0.1, **options)
+
+
+def told(capfd):
+    """What was printed since the last look, without the prefix."""
+    return [line.removeprefix("rl8x: ") for line in capfd.readouterr().err.splitlines() if line.startswith("rl8x: ")]
+
+
+def command(line, steps=4):
+    """The words of the command that a line names, with a number for N."""
+    text = line.partition("rl8x ")[2].partition(", N above")[0]
+    return shlex.split(text.replace("--max-steps N", f"--max-steps {steps}"))
+
+
+def steps_in(client, run_id):
+    return [point.step // 32 for point in client.get_metric_history(run_id, "losses/total")]
+
+
+@pytest.mark.parametrize("name", [None, "my run"])
+def test_the_end_of_a_run_names_it_as_mlflow_does_and_what_to_resume(name, mlruns, mlflow_client, capfd):
+    trainer = make(trainer={"tracker": tracker(run_name=name)})
+    trainer.run(max_steps=2, progress="lines")
+    lines = told(capfd)
+    made = mlflow_client.get_run(trainer.tracker.run_id)
+    word = shlex.quote(made.info.run_name)
+    assert lines == [
+        "stopped after 2 steps: max_steps=2",
+        f"run {made.info.run_name} is in sqlite:///{mlruns}/mlflow.db; to look at it: rl8x ui",
+        f"to train on: rl8x resume {word} --max-steps N, N above 2",
+    ]
+    assert trainer.ending == lines[1:]
+    assert made.info.run_name == (name or made.info.run_name) != ""
+    assert main([*command(lines[2]), "--progress", "none"]) == 0
+    assert steps_in(mlflow_client, made.info.run_id) == [1, 2, 3, 4]
+    assert f"rl8x resume {word} --max-steps N, N above 4" in capfd.readouterr().out
+
+
+def test_a_name_that_would_find_another_run_or_a_folder_is_not_said(mlruns, mlflow_client, tmp_path, capfd):
+    (tmp_path / "folder").mkdir()
+    for name in ("twice", "twice", "folder", "-x"):
+        trainer = make(trainer={"tracker": tracker(run_name=name)})
+        run(trainer, max_steps=1)
+        word = "twice" if trainer.tracker.whereabouts().ack.name_is_free and name == "twice" else trainer.tracker.run_id
+        assert f"rl8x resume {word} " in trainer.ending[-1], name
+    assert [run.info.run_name for run in mlflow_client.search_runs(["1"], "attributes.run_name = 'twice'")] == [
+        "twice",
+        "twice",
+    ]
+    assert main([*command(trainer.ending[-1]), "--progress", "none"]) == 0
+    assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, capfd):
+    for callback, error, begin in (
+        (sends(signal.SIGTERM, 2), SystemExit, "stopped after 2 steps: interrupted by SIGTERM"),
+        (fails_at_2, RuntimeError, "failed after 2 steps: RuntimeError: out of luck"),
+    ):
+        trainer = make(trainer={"tracker": tracker(), "callbacks": [callback]})
+        with pytest.raises(error):
+            trainer.run(max_steps=4, progress="lines")
+        lines = [line for line in told(capfd) if "ending after this step" not in line]
+        name = mlflow_client.get_run(trainer.tracker.run_id).info.run_name
+        assert lines[0] == begin
+        saved = 2 if error is SystemExit else 0
+        assert lines[2] == f"to go on from step {saved}: rl8x resume {name}"
+        assert main([*command(lines[2]), "--progress", "none"]) == 0
+        assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
+        capfd.readouterr()
+
+
+def fails_at_2(trainer, stats):
+    if stats[keys.STEPS] == 2:
+        raise RuntimeError("out of\nluck")
+
+
+@pytest.mark.parametrize("spool_dir", [None, "elsewhere"])
+def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
+    spool_dir, mlruns, mlflow_client, monkeypatch, capfd
+):
+    class Goes(InProcess):
+        """A store that is away after two rows."""
+
+        def log_points(self, run_id, points):
+            if any(point.step > 64 for point in points):
+                raise StoreDownError("no answer")
+            self._ask("log_points")(run_id, points)
+
+    def waits(trainer, stats):
+        if stats[keys.STEPS] == 2:
+            assert trainer.tracker.flush(20)
+
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Goes)
+    trainer = make(trainer={"tracker": tracker(spool_dir=spool_dir), "callbacks": [waits], "num_eval_envs": 2})
+    trainer.run(max_steps=4, steps_per_eval=4, progress="lines")
+    lines = told(capfd)
+    run_id = trainer.tracker.run_id
+    assert steps_in(mlflow_client, run_id) == [1, 2]
+    name = mlflow_client.get_run(run_id).info.run_name
+    store = f"sqlite:///{mlruns}/mlflow.db"
+    assert lines[1] == f"3 rows of run {name} did not reach {store} (no answer)"  # steps 3 and 4, one evaluation
+    folder = f"{spool_dir or 'mlruns/spool'}/{trainer.tracker.spool_folder.name}"
+    assert lines[2] == f"to send what waits in {folder}: rl8x sync" + (f" {folder}" if spool_dir else "")
+    assert lines[3].startswith("to train on: rl8x resume ")
+    assert not any("rl8x ui" in line for line in lines)
+    assert main(command(lines[2])) == 0
+    assert "1 sent" in capfd.readouterr().out
+    assert steps_in(mlflow_client, run_id) == [1, 2, 3, 4]
+    assert mlflow_client.get_run(run_id).info.status == "FINISHED"
+    if spool_dir is None:
+        monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+        assert main(command(lines[3], 5)) == 0
+        assert steps_in(mlflow_client, run_id) == [1, 2, 3, 4, 5]
+
+
+def damaged(database):
+    database.write_bytes(b"not a database" * 500)
+
+
+def moved_away(database):
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    database.rename("damaged.db")
+    SqlAlchemyStore._engine_map.pop(f"sqlite:///{database}").dispose()  # a new process has none
+
+
+def of_version(database, version):
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", [version])
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend", "reason"),
+    [
+        (damaged, moved_away, r"/mlflow.db is damaged or no database: move it away, and a new one is made\)"),
+        (
+            lambda database: of_version(database, "bf29a5ff90ea"),
+            lambda database: of_version(database, "dc11669786a5"),
+            r"another version of MLflow \(schema bf29a5ff90ea, here dc11669786a5\): .*`mlflow db upgrade sqlite:",
+        ),
+    ],
+)
+def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, mend, reason, mlruns, capfd):
+    spoil(mlruns / "mlflow.db")
+    trainer = make(trainer={"tracker": tracker()})
+    run(trainer, max_steps=3)
+    assert re.fullmatch(rf"3 rows of run spool-\w+ did not reach sqlite:.*{reason}.*", trainer.ending[0])
+    assert trainer.ending[1].endswith(": rl8x sync")
+    assert command(trainer.ending[2])[1] == f"mlruns/checkpoints/{trainer.tracker.spool_folder.name}"
+    assert main(["sync"]) == 1
+    assert re.search(reason.removesuffix(r"\)"), capfd.readouterr().out)
+    mend(mlruns / "mlflow.db")
+    assert main(command(trainer.ending[1])) == 0
+    assert "1 sent" in capfd.readouterr().out
+
+
+def test_what_the_disk_refused_is_said_to_be_lost(mlruns, tmp_path, monkeypatch):
+    class Away(InProcess):
+        def _ask(self, name):
+            raise StoreDownError("no answer")
+
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    (tmp_path / "file").write_text("")
+    trainer = make(trainer={"tracker": tracker(spool_dir=tmp_path / "file"), "checkpoints": False})
+    run(trainer, max_steps=2)
+    [line] = trainer.ending
+    assert re.fullmatch(r"run spool-\w+ has lost \d+ entries: neither the disk nor the store took them", line)
+
+
+def test_what_a_checkpoint_cannot_say_is_asked_for_in_a_script(mlruns):
+    trainer = make(CartPole(4), trainer={"tracker": LinesTracker(), "checkpoints": "saved", "eval_env": CartPole(2)})
+    run(trainer, stop_conditions=[lambda stats: stats[keys.STEPS] == 2])
+    assert trainer.ending == [
+        f"run {trainer.tracker.run_id} is in lines.txt",
+        "to train on: Trainer.resume('saved', algorithm=..., tracker=..., eval_env=...).run(stop_conditions=[...])",
+    ]
+
+
+def test_where_nothing_is_kept_there_is_nothing_to_say():
+    for quiet in (NullTracker(), MemoryTracker()):
+        trainer = make(trainer={"tracker": quiet})
+        run(trainer, max_steps=1)
+        assert [line for line in trainer.ending if "resume" in line] == []
+    assert trainer.ending == [f"run {trainer.tracker.run_id} is in memory"]
+
+
+def test_the_command_line_says_it_when_silent_too(tmp_path, capfd):
+    words = ["train", "CartPole", "--num-envs", "4", "--horizon", "4", "--no-tracking", "--progress", "none"]
+    folder = tmp_path / "a b"
+    words += [f"checkpoints.directory={folder}", "--stop", "hits_upper_bound: [env/steps, 32]"]
+    assert main(words) == 0
+    out = capfd.readouterr().out.splitlines()
+    assert out[-1] == f"to train on: rl8x resume '{folder}' --stop CONDITION"
