@@ -60,13 +60,13 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
     trainer.run(stop_conditions=[HitsUpperBound("env/steps", task.transitions)], progress="none")
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     result = trainer.eval(deterministic=True)
-    mean = result["eval/episodes/returns/mean"]
+    mean = result["eval/returns/mean"]
     row = {
         "task": name,
         "seed": seed,
         "return_mean": round(mean, 2),
-        "return_min": round(result["eval/episodes/returns/min"], 2),
-        "return_std": round(result["eval/episodes/returns/std"], 2),
+        "return_min": round(result["eval/returns/min"], 2),
+        "return_std": round(result["eval/returns/std"], 2),
         "episodes": int(result["eval/episodes/ended"]),
         "passed": task.passes(mean),
         "wall_s": round(wall, 2),

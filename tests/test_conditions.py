@@ -342,8 +342,13 @@ def test_other_durations_are_refused(duration):
 
 
 class Trainer:
+    """Plays whole episodes: what a horizon's returns are, its evaluations do not measure."""
+
     def __init__(self, *scores):
         self.scores = list(scores)
+
+    def evaluation_name(self, name):
+        return {"returns/mean": None, "episodes/returns/mean": EVAL}.get(name, name)
 
     def evaluate_now(self):
         score = self.scores.pop(0)
@@ -352,30 +357,30 @@ class Trainer:
 
 def test_confirmed_believes_an_evaluation_and_not_the_training():
     # A transient best in training must not stop the run
-    condition = Confirmed(HitsUpperBound("returns/mean", 195))
+    condition = Confirmed(HitsUpperBound("episodes/returns/mean", 195))
     trainer = Trainer(10.0, None, 200.0)
     condition.bind(trainer)
-    stats = [{"returns/mean": value, EVAL: 1000.0} for value in (300.0, 20.0, 195.0, 195.0)]
+    stats = [{"episodes/returns/mean": value, EVAL: 1000.0} for value in (300.0, 20.0, 195.0, 195.0)]
     assert [condition(row) for row in stats] == [False, False, False, True]
     assert trainer.scores == []  # evaluated only where the condition was met
-    assert condition.reason(stats[-1]).endswith(": eval/returns/mean = 200, returns/mean = 195")
+    assert condition.reason(stats[-1]).endswith(": episodes/returns/mean = 195, eval/returns/mean = 200")
 
 
 def test_confirmed_asks_for_as_many_evaluations_as_must_agree():
-    condition = Confirmed(HitsUpperBound("returns/mean", 5), evaluations=3)
+    condition = Confirmed(HitsUpperBound("episodes/returns/mean", 5), evaluations=3)
     trainer = Trainer(5.0, 4.0, 6.0, 6.0, 6.0)
     condition.bind(trainer)
-    row = {"returns/mean": 9.0}
+    row = {"episodes/returns/mean": 9.0}
     assert [condition(row), len(trainer.scores), condition(row), len(trainer.scores)] == [False, 3, True, 0]
 
 
 def test_confirmed_by_another_condition_within_a_composition():
-    plateau = Plateau("returns/mean", patience=1)
+    plateau = Plateau("episodes/returns/mean", patience=1)
     condition = ~HitsLowerBound(keys.STEPS, 0) & Confirmed(plateau, by=HitsUpperBound(EVAL, 7))
     condition.bind(Trainer(6.0, 8.0))
-    rows_ = [{"returns/mean": 1.0, keys.STEPS: step} for step in (1, 2, 3)]
+    rows_ = [{"episodes/returns/mean": 1.0, keys.STEPS: step} for step in (1, 2, 3)]
     assert [condition(row) for row in rows_] == [False, False, True]
-    assert condition.metric_names == {"returns/mean", keys.STEPS, EVAL}
+    assert condition.metric_names == {"episodes/returns/mean", keys.STEPS, EVAL}
     again = from_spec(to_spec(condition))
     assert repr(again) == repr(condition)
     again.load_state_dict(condition.state_dict())
@@ -383,7 +388,8 @@ def test_confirmed_by_another_condition_within_a_composition():
 
 
 def test_confirmed_keeps_counters_beside_evaluation_forms():
-    condition = Confirmed(HitsUpperBound("returns/mean", 5) & HitsUpperBound(keys.ENV_STEPS, 100))
+    condition = Confirmed(HitsUpperBound("episodes/returns/mean", 5) & HitsUpperBound(keys.ENV_STEPS, 100))
+    condition.bind(Trainer())
     assert repr(condition.test) == "And(HitsUpperBound('eval/returns/mean', 5), HitsUpperBound('env/steps', 100))"
 
 
@@ -395,12 +401,27 @@ def test_confirmed_needs_something_that_an_evaluation_can_decide(inner):
         Confirmed(inner)
 
 
+def test_confirmed_refuses_what_evaluations_of_the_trainer_do_not_measure():
+    message = r"no evaluation .* measures what returns/mean is .*Watch episodes/returns/mean, or give `by`"
+    for inner in (HitsUpperBound("returns/mean", 9), HitsUpperBound("returns/mean", 9) | WallTime("1h")):
+        with pytest.raises(ValueError, match=message):
+            (Confirmed(inner) & HitsUpperBound(X, 1)).bind(Trainer())
+        Confirmed(inner, by=HitsUpperBound(EVAL, 9)).bind(Trainer())
+
+
+def test_what_a_condition_waits_for_is_not_what_it_measures_itself():
+    confirmed = Confirmed(HitsUpperBound(X, 1), by=HitsUpperBound(EVAL, 9))
+    assert (confirmed.metric_names, confirmed.awaited_names) == ({X, EVAL}, {X})
+    assert (confirmed & Plateau("a")).awaited_names == {X, "a"}
+    assert Confirmed(HitsUpperBound(EVAL, 1), by=HitsUpperBound("eval/b", 9)).awaited_names == {EVAL}
+
+
 def test_confirmed_needs_a_trainer_that_evaluates():
-    condition = Confirmed(HitsUpperBound("returns/mean", 5))
+    condition = Confirmed(HitsUpperBound("episodes/returns/mean", 5))
     with pytest.raises(TypeError, match="needs a trainer with evaluate_now"):
         condition.bind(object())
     with pytest.raises(RuntimeError, match="pass it to run"):
-        condition({"returns/mean": 9.0})
+        condition({"episodes/returns/mean": 9.0})
     (HitsUpperBound(X, 1) & Plateau(X)).bind(object())  # the others need nothing
 
 
@@ -441,7 +462,7 @@ def test_arguments_of_other_types_are_refused(make):
 def test_unknown_metric_names_are_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"Unknown metric 'return/mean' in And\(.*Nearest: returns/mean"):
         check_names([HitsUpperBound(X, 1) & Plateau("return/mean")], [X, *keys.TRAINER_METRICS])
-    check_names([HitsUpperBound(X, 1) & ~Plateau(EVAL), WallTime(3), NonFinite()], [X, *keys.TRAINER_METRICS])
+    check_names([HitsUpperBound(X, 1) & ~Plateau(EVAL), WallTime(3), NonFinite()], [X, EVAL, *keys.TRAINER_METRICS])
 
 
 def test_what_users_give_becomes_a_list():

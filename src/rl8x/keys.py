@@ -45,6 +45,7 @@ ACTION_MASK: Final = "action_mask"
 """The part of a `Dict` observation that says which actions are legal."""
 
 EVAL_PREFIX: Final = "eval/"
+INFO_PREFIX: Final = "episodes/info/"
 BEST_PREFIX: Final = "best/"
 
 
@@ -55,7 +56,7 @@ def summary(group: str) -> tuple[str, ...]:
 
 def info_metrics(names: Iterable[str]) -> tuple[str, ...]:
     """Name the means over episodes of figures that an environment tells, for example `episodes/info/success/mean`."""
-    return tuple(f"episodes/info/{name}/mean" for name in names)
+    return tuple(f"{INFO_PREFIX}{name}/mean" for name in names)
 
 
 COLLECT_METRICS: Final = (
@@ -73,5 +74,4 @@ PROFILING_METRICS: Final = (
     "profiling/env_steps_per_s",
 )
 MEMORY_METRICS: Final = ("memory/process_mb", "memory/device_mb")
-EVAL_METRICS: Final = tuple(EVAL_PREFIX + name for name in COLLECT_METRICS)
-TRAINER_METRICS: Final = (*COUNTERS, *COLLECT_METRICS, *PROFILING_METRICS, *MEMORY_METRICS, *EVAL_METRICS)
+TRAINER_METRICS: Final = (*COUNTERS, *COLLECT_METRICS, *PROFILING_METRICS, *MEMORY_METRICS)

@@ -202,6 +202,23 @@ def test_ctrl_c_ends_with_130(monkeypatch, capsys):
     assert capsys.readouterr().err.strip().endswith("rl8x: interrupted")
 
 
+STOP = ["train", "CartPole", *SMALL, "--stop"]
+
+
+def test_waiting_for_evaluations_that_nobody_makes_is_one_line_in_a_dry_run_too(capsys):
+    for words in (["--dry-run"], []):
+        assert main([*STOP, "hits_upper_bound: [eval/returns/mean, 9]", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert main([*STOP, "confirmed: {hits_upper_bound: [returns/mean, 9]}"]) == 2
+    assert "Watch episodes/returns/mean, or give `by`" in capsys.readouterr().err
+
+
+def test_the_summary_says_what_an_evaluation_in_the_training_environment_measured(capsys):
+    words = ["--eval-env", "false", "--max-steps", "1", "--steps-per-eval", "1"]
+    assert main(["train", "CartPole", *SMALL, *words]) == 0
+    assert "evaluated   return of a horizon 4 +- 0" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def untrained():
     """Every run is put together and checked, none is built."""

@@ -126,7 +126,7 @@ class FakeStore:
 
     def logged_steps(self, run_id, name):
         self._enter("logged_steps")
-        return {point.step for point in self._run(run_id)["points"] if point.name == name}
+        return [point.step for point in self._run(run_id)["points"] if point.name == name]
 
 
 def values(store_run, name):

@@ -66,3 +66,24 @@ def test_null_tracker_is_a_tracker():
     tracker.log_metrics({"a": 1.0}, 1)
     tracker.finish("FAILED")
     assert tracker.run_id is None
+
+
+def test_going_on_in_the_same_process_drops_nothing_and_may_keep_the_status():
+    tracker = MemoryTracker()
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 1.0}, 1)
+    tracker.finish("KILLED")
+    tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False, keeps_status=True)
+    tracker.log_metrics({"a": 2.0}, 1)
+    assert tracker.status == "KILLED"
+    tracker.finish("FINISHED")
+    assert tracker.status == "KILLED"
+    # Another process that resumes repeats both, and then has something to add.
+    tracker.start(params={}, tags={}, resume=tracker.resume_handle)
+    for value in (1.0, 2.0, 3.0):
+        tracker.log_metrics({"a": value}, 1)
+    tracker.finish("FINISHED")
+    assert tracker.history("a") == [(1, 1.0), (1, 2.0), (1, 3.0)]
+    assert tracker.status == "FINISHED"
+    with pytest.raises(RuntimeError, match="start"):
+        tracker.log_metrics({"a": 1.0}, 1)

@@ -108,6 +108,56 @@ def test_the_users_active_run_is_logged_to_and_not_ended(mlruns, mlflow_client, 
     assert done.data.tags["rl8x.status"] == "KILLED"
 
 
+def test_a_run_that_a_process_goes_on_with_loses_no_point_and_keeps_its_status_where_asked(
+    mlruns, mlflow_client, tmp_path
+):
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={}, tags={})
+    for step in (1, 2, 3):
+        tracker.log_metrics({"a": float(step)}, step)
+    tracker.finish("KILLED")
+    handle, end_time = tracker.resume_handle, mlflow_client.get_run(tracker.run_id).info.end_time
+    tracker.start(params={}, tags={}, resume=handle, repeats=False, keeps_status=True)
+    for _ in range(5):
+        tracker.log_metrics({"a": 3.0}, 3)  # equal values of one step, in one millisecond
+    assert tracker.flush(60)
+    assert mlflow_client.get_run(handle).info.status == "KILLED"
+    tracker.finish("FINISHED")
+    info = mlflow_client.get_run(handle).info
+    assert (info.status, info.end_time) == ("KILLED", end_time)
+    assert history(mlflow_client, handle, "a") == [(1, 1.0), (2, 2.0), *[(3, 3.0)] * 6]
+
+    # A process that resumes from a checkpoint at step 1, and goes on with itself before it has repeated all.
+    again = tracker_of(tmp_path)
+    again.start(params={}, tags={}, resume=handle)
+    again.log_metrics({"a": 2.0}, 2)
+    again.finish("FINISHED")
+    again.start(params={}, tags={}, resume=handle, repeats=False)
+    again.log_metrics({"a": 2.5}, 2)
+    for value in [3.0] * 6 + [3.5]:
+        again.log_metrics({"a": value}, 3)
+    again.finish("FINISHED")
+    expected = [(1, 1.0), (2, 2.0), (2, 2.5), *[(3, 3.0)] * 6, (3, 3.5)]
+    assert history(mlflow_client, handle, "a") == expected
+    assert mlflow_client.get_run(handle).info.status == "FINISHED"
+
+
+def test_going_on_in_the_users_run_does_not_end_it(mlruns, mlflow_client, tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{mlruns}/mlflow.db")
+    tracker = tracker_of(tmp_path)
+    with mlflow.start_run() as run:
+        tracker.start(params={}, tags={})
+        tracker.log_metrics({"a": 1.0}, 1)
+        tracker.finish("FINISHED")
+        tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False)
+        tracker.log_metrics({"a": 1.0}, 1)
+        tracker.finish("FINISHED")
+        assert mlflow_client.get_run(run.info.run_id).info.status == "RUNNING"
+    assert history(mlflow_client, run.info.run_id, "a") == [(1, 1.0), (1, 1.0)]
+
+
 def test_killed_then_synced_then_resumed(mlruns, mlflow_client, tmp_path):
     process = run_script(
         """

@@ -204,7 +204,7 @@ def test_resumed_rows_are_not_doubled(spool, store):
     for step in range(5):
         spool.append(row(step))
     spool.append({"op": "finish", "status": "KILLED", "t": 5})
-    spool.append({"op": "resume", "t": 6})
+    spool.append({"op": "resume", "t": 6, "repeats": True, "keeps_status": False})
     for step in range(3, 8):
         spool.append({**row(step, a=float(step), b=1.0), "t": 2000 + step})
     send(spool, store)
@@ -218,7 +218,7 @@ def test_resumed_rows_are_not_doubled(spool, store):
 def test_resuming_survives_another_kill(spool, store):
     for step in range(5):
         spool.append(row(step))
-    spool.append({"op": "resume", "t": 6})
+    spool.append({"op": "resume", "t": 6, "repeats": True, "keeps_status": False})
     send(spool, store)
     spool.append({**row(4), "t": 2004})
     spool.append({**row(5), "t": 2005})
@@ -244,6 +244,39 @@ def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatc
     assert len(store.run["points"]) == 5
     assert store.calls.count("run_name") == 3
     assert spool.ack.run_name is None
+
+
+def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(spool, store):
+    for time, value in enumerate((1.0, 2.0)):
+        spool.append({**row(7, a=value), "t": 100 + time})
+    send(spool, store)
+    spool.append({"op": "resume", "t": 200, "repeats": True, "keeps_status": False})
+    for time, value in enumerate((1.0, 2.0, 3.0)):
+        spool.append({**row(7, a=value), "t": 300 + time})
+    store.down = True
+    sender = Sender(spool, lambda: store)
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    store.down, store.lose_answers = False, 1  # the third point arrives, but not the answer: all are read again
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    sender.send_some()
+    assert values(store.run, "a") == [(7, 1.0), (7, 2.0), (7, 3.0)]
+
+
+def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the_status(spool, store):
+    spool.append(row(7))
+    spool.append({"op": "finish", "status": "FAILED", "t": 5})
+    spool.append({"op": "resume", "t": 6, "repeats": False, "keeps_status": True})
+    spool.append({**row(7), "t": 2000})
+    sender = send(spool, store)
+    assert len(values(store.run, "a")) == 2
+    assert store.run["status"] == "FAILED"
+    assert sender.known is None
+    assert spool.ack.finished  # where the process ends here, `rl8x sync` leaves the status alone
+    spool.append({"op": "finish", "status": None, "t": 7})
+    send(spool, store)
+    assert store.run["status"] == "FAILED"
 
 
 def test_a_run_of_the_user_keeps_its_status(tmp_path, store):

@@ -313,7 +313,7 @@ def test_a_confirmation_evaluates_under_the_runs_config():
     trainer = make(CartPole, trainer={"num_eval_envs": 2})
     evaluate = trainer.evaluator.evaluate
     trainer.evaluator.evaluate = lambda config, **options: seen.append(dict(config)) or evaluate(config, **options)
-    confirmed = Confirmed(HitsUpperBound("returns/mean", 1.0))
+    confirmed = Confirmed(HitsUpperBound("rewards/mean", 1.0))
     run(trainer, eval_env_config={"length": 0.9}, stop_conditions=[confirmed])
     assert seen[0] == {"length": 0.9}
 

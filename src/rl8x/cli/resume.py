@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.errors import UserError, refused_runs, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, parse_value
 
 if TYPE_CHECKING:
@@ -19,12 +19,19 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
 @click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
 @click.option("--max-steps", type=click.IntRange(min=1), help="End after so many steps, those before among them.")
+@click.option("--steps-per-eval", type=click.IntRange(min=1), help="Evaluate after every so many steps from here on.")
 @click.option("--stop", multiple=True, metavar="CONDITION", help="Stop conditions instead of the run's own.")
 @click.option(
     "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
 )
 def resume(
-    run: str, words: tuple[str, ...], auto: bool, max_steps: int | None, stop: tuple[str, ...], progress: Any
+    run: str,
+    words: tuple[str, ...],
+    auto: bool,
+    max_steps: int | None,
+    steps_per_eval: int | None,
+    stop: tuple[str, ...],
+    progress: Any,
 ) -> int:
     """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
 
@@ -36,12 +43,13 @@ def resume(
     from rl8x.importing import import_named
 
     find_modules_here()
-    options: dict[str, Any] = {} if max_steps is None else {"max_steps": max_steps}
+    given = {"max_steps": max_steps, "steps_per_eval": steps_per_eval}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with users_mistakes():
         if stop:
             options["stop_conditions"] = [from_spec(parse_value(text), find=import_named) for text in stop]
         trainer = make_trainer(run, auto=auto, overrides=apply_overrides({}, words))
-    with telling_the_end(trainer, progress):
+    with telling_the_end(trainer, progress), refused_runs(trainer):
         stats = trainer.run(progress=progress, **options)
         summarize_run(stats, say_reason=progress == "none")
     return 0

@@ -13,7 +13,7 @@ import click
 
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig, PPOConfig
-from rl8x.cli.errors import UserError, is_users_mistake, users_mistakes
+from rl8x.cli.errors import UserError, refused_runs, users_mistakes
 from rl8x.cli.options import GroupedCommand, field_options, given
 from rl8x.cli.resume import resumed
 from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
@@ -91,8 +91,8 @@ def train(
     if dry_run:
         click.echo(dump_run(run.to_dict()), nl=False)
         return 0
-    with telling_the_end(trainer, run.progress):
-        stats = _train(run, trainer)
+    with telling_the_end(trainer, run.progress), refused_runs(trainer):
+        stats = run.train(trainer)
         summarize_run(stats, say_reason=run.progress == "none")
     return 0
 
@@ -132,16 +132,6 @@ def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], op
     return RunConfig.from_dict(data)
 
 
-def _train(run: RunConfig, trainer: Trainer) -> TrainStats:
-    """Run the trainer; what is refused before the first collect is the user's mistake, what breaks later is a bug."""
-    try:
-        return run.train(trainer)
-    except Exception as error:
-        if trainer.state[keys.COLLECTS] == 0 and is_users_mistake(error):
-            raise UserError(str(error)) from error
-        raise
-
-
 @contextlib.contextmanager
 def telling_the_end(trainer: Trainer, progress: str) -> Iterator[None]:
     """Say where the run is and how to go on with it, however it ends; the trainer has, unless told to be silent."""
@@ -169,16 +159,18 @@ def summarize_run(stats: TrainStats, *, say_reason: bool = True) -> None:
         click.echo(f"stopped by {stats.stop_reason}")
     steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
     click.echo(f"trained     {steps:,.0f} steps, {env_steps:,.0f} env steps, {episodes:,.0f} episodes")
-    if f"{keys.EVAL_PREFIX}returns/mean" in stats:
-        click.echo(_describe_evaluation(stats))
+    for group in ("returns", "horizon_returns"):
+        if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
+            click.echo(_describe_evaluation(stats, group))
 
 
-def _describe_evaluation(stats: TrainStats) -> str:
-    low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary("returns"))
-    when = "final" if f"{keys.EVAL_PREFIX}returns/mean" in stats.fresh else "last"
+def _describe_evaluation(stats: TrainStats, group: str) -> str:
+    low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
+    when = "final" if f"{keys.EVAL_PREFIX}{group}/mean" in stats.fresh else "last"
+    what = "return" if group == "returns" else "return of a horizon"
     episodes = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
-    played = f"{episodes:,.0f} whole episodes, " if episodes else ""
-    figures = f"return {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
+    played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
+    figures = f"{what} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
     return f"evaluated   {figures}, {played}deterministic, the {when} policy"
 
 

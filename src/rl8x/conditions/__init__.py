@@ -14,6 +14,7 @@ from rl8x.conditions.base import (
     as_condition,
     as_conditions,
     check_names,
+    parts,
 )
 from rl8x.conditions.confirmed import Confirmed
 from rl8x.conditions.metrics import (
@@ -44,5 +45,6 @@ __all__ = [
     "as_conditions",
     "check_names",
     "from_spec",
+    "parts",
     "to_spec",
 ]

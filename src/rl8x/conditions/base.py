@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from rl8x import keys
@@ -22,6 +22,9 @@ from rl8x import keys
 Stats = Mapping[str, float]
 Verdict = bool | None
 ConditionLike = Any  # a Condition, or any callable on the statistics
+EvaluationName = Callable[[str], str | None]
+"""From a metric of a training row to the one by which an evaluation measures the same; the metric itself where it is
+none of what is collected, None where an evaluation measures nothing of the kind."""
 
 
 class Condition(ABC):
@@ -53,17 +56,24 @@ class Condition(ABC):
         """The metrics that it reads."""
         return {name for child in self.children for name in child.metric_names}
 
+    @property
+    def awaited_names(self) -> set[str]:
+        """The metrics that others must measure: all that it reads, but what it has measured itself."""
+        if not self.children:
+            return self.metric_names
+        return {name for child in self.children for name in child.awaited_names}
+
     def start(self) -> None:
         """Forget everything: a new run begins."""
         for child in self.children:
             child.start()
 
     def bind(self, trainer: object) -> None:
-        """Get to know the trainer whose rows it will see; only `Confirmed` asks it for anything."""
+        """Get to know the trainer whose rows it will see."""
         for child in self.children:
             child.bind(trainer)
 
-    def on_evaluation(self) -> Condition | None:
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The same condition on `eval/*` metrics, or None where one evaluation cannot decide it."""
         return None
 
@@ -138,24 +148,35 @@ class FromCallable(Condition):
     """A plain callable on the statistics as a condition.
 
     Args:
-        function: Called with each row; what it returns is taken as true or false. It may look up `eval/*` and
-            `episodes/*` metrics that the row lacks: then it is not met.
+        function: Called with each row; what it returns is taken as true or false. It may look up metrics that the row
+            lacks and another may have, such as `eval/*` and `episodes/*`: then it is not met.
+
+    Attributes:
+        missed: The metric that it looked up in vain in the last row.
     """
 
     def __init__(self, function: Callable[[Stats], object]) -> None:
         self.function = function
+        self.missed: str | None = None
+        self._known: Collection[str] | None = None
+
+    def bind(self, trainer: object) -> None:
+        """Learn which metrics a row of the trainer may have."""
+        self._known = getattr(trainer, "metric_names", None)
 
     def judge(self, stats: Stats) -> Verdict:
         """Ask the callable."""
+        self.missed = None
         try:
             return bool(self.function(stats))
         except KeyError as error:
             name = error.args[0] if error.args else None
             if not isinstance(name, str) or name in stats:
                 raise
-            if name.startswith((keys.EVAL_PREFIX, "episodes/")):
+            if name in self._known if self._known is not None else name.startswith((keys.EVAL_PREFIX, "episodes/")):
+                self.missed = name
                 return None
-            raise ValueError(_unknown(name, repr(self), list(stats))) from error
+            raise ValueError(_unknown(name, repr(self), list(self._known or stats))) from error
 
     def arguments(self) -> dict[str, Any]:
         """The callable itself."""
@@ -186,9 +207,10 @@ class _Composed(Condition):
         """The conditions, which the constructor takes in order."""
         return {"conditions": self.conditions}
 
-    def on_evaluation(self) -> Condition | None:
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The composition of the parts' evaluation forms; None if one has none."""
-        forms = [form for form in (child.on_evaluation() for child in self.conditions) if form is not None]
+        asked = (child.on_evaluation(evaluation_name) for child in self.conditions)
+        forms = [form for form in asked if form is not None]
         return type(self)(*forms) if len(forms) == len(self.conditions) else None
 
     def __repr__(self) -> str:
@@ -237,9 +259,9 @@ class Not(Condition):
         """The condition that is negated."""
         return {"condition": self.condition}
 
-    def on_evaluation(self) -> Condition | None:
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The negation of the condition's evaluation form."""
-        form = self.condition.on_evaluation()
+        form = self.condition.on_evaluation(evaluation_name)
         return None if form is None else Not(form)
 
     def __invert__(self) -> Condition:
@@ -274,17 +296,18 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
         raise TypeError(f"`stop_conditions` must be a list of conditions; got {conditions!r}.")
     listed = [as_condition(condition) for condition in conditions]
     seen: set[int] = set()
-    for condition in (part for root in listed for part in _parts(root)):
+    for condition in (part for root in listed for part in parts(root)):
         if id(condition) in seen and condition.own_state():
             raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")
         seen.add(id(condition))
     return listed
 
 
-def _parts(condition: Condition) -> Iterable[Condition]:
+def parts(condition: Condition) -> Iterable[Condition]:
+    """Yield a condition and all that it is composed of."""
     yield condition
     for child in condition.children:
-        yield from _parts(child)
+        yield from parts(child)
 
 
 def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
@@ -305,5 +328,9 @@ def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
 
 
 def _unknown(name: str, condition: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)[:8]
-    return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(near) or 'none'}."
+    # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
+    figure, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
+    alike = [other for other in known if other.endswith(figure) and other.startswith(keys.EVAL_PREFIX) == evaluated]
+    near = [match for group in (alike, known) for match in difflib.get_close_matches(name, group, n=3, cutoff=0.4)]
+    listed = list(dict.fromkeys(near))[:3] or sorted(known)[:8]
+    return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(listed) or 'none'}."

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from rl8x import keys
 from rl8x.conditions.base import Condition, ConditionLike, Stats, Verdict, as_condition
 from rl8x.conditions.metrics import checked_count
+
+_GIVE_BY: Final = "`by` is a condition on eval/* metrics, such as by=HitsUpperBound('eval/returns/mean', 100)."
 
 
 @runtime_checkable
@@ -17,6 +19,9 @@ class Evaluator(Protocol):
 
     def evaluate_now(self) -> Mapping[str, float] | None:
         """Evaluate the present policy, log it, and return the fresh `eval/*` metrics; None if it cannot be done now."""
+
+    def evaluation_name(self, name: str) -> str | None:
+        """Name the metric of an evaluation that measures what `name` does in a training row; see `EvaluationName`."""
 
 
 class Confirmed(Condition):
@@ -29,25 +34,29 @@ class Confirmed(Condition):
     Args:
         condition: The condition on the rows, usually on train metrics.
         evaluations: How many evaluations must agree, at least 1.
-        by: The condition on the evaluation's `eval/*` metrics, and the rest of the row. None: `condition` itself with
-            `eval/` before its metrics, so that `HitsUpperBound("returns/mean", 9)` is confirmed by
-            `HitsUpperBound("eval/returns/mean", 9)`. Conditions that count rows have no such form, plain callables
-            neither: give `by`.
+        by: The condition on the evaluation's `eval/*` metrics, and the rest of the row. None: `condition` itself on the
+            metrics by which the trainer's evaluations measure the same. `HitsUpperBound("episodes/returns/mean", 9)` is
+            confirmed by `HitsUpperBound("eval/returns/mean", 9)` where whole episodes are played; a horizon's
+            `returns/*` have nothing of the kind there, and are refused. Conditions that count rows have no such form,
+            plain callables neither: give `by`.
     """
 
     def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
         self.condition = as_condition(condition)
         self.evaluations = checked_count(evaluations, "Confirmed", "evaluations")
         self.by = None if by is None else as_condition(by)
-        test = self.condition.on_evaluation() if self.by is None else self.by
-        if test is None or (self.by is None and not _reads_evaluations(test)):
-            raise ValueError(
-                f"Confirmed: an evaluation cannot decide {self.condition!r}. "
-                "Give `by`, a condition on eval/* metrics such as HitsUpperBound('eval/returns/mean', 100)."
-            )
-        self.test: Condition = test
+        if self.by is None:
+            form = self.condition.on_evaluation(_prefixed)
+            if form is None or not _reads_evaluations(form):
+                raise ValueError(f"Confirmed: an evaluation cannot decide {self.condition!r}; give `by`. {_GIVE_BY}")
+        self.test = self.by
         self._trainer: Evaluator | None = None
         self._measured: Mapping[str, float] = {}
+
+    @property
+    def awaited_names(self) -> set[str]:
+        """Those of the condition; what `by` reads is measured when it is asked."""
+        return self.condition.awaited_names
 
     @property
     def children(self) -> tuple[Condition, ...]:
@@ -59,18 +68,29 @@ class Confirmed(Condition):
 
         Raises:
             TypeError: If it has no `evaluate_now`.
+            ValueError: If its evaluations measure something else than the condition reads.
         """
         super().bind(trainer)
         if not isinstance(trainer, Evaluator):
             raise TypeError(f"Confirmed needs a trainer with evaluate_now(); got {type(trainer).__name__}.")
         self._trainer = trainer
+        if self.by is not None:
+            return
+        self.test = self.condition.on_evaluation(trainer.evaluation_name)
+        if self.test is None:
+            odd = sorted(name for name in self.condition.metric_names if trainer.evaluation_name(name) is None)
+            other = [name for name in ("episodes/returns/mean", "returns/mean") if trainer.evaluation_name(name)]
+            raise ValueError(
+                f"{self!r}: no evaluation of this trainer measures what {' and '.join(odd)} is in a row of training. "
+                f"Watch {' or '.join(other)}, or give `by`. {_GIVE_BY}"
+            )
 
     def judge(self, stats: Stats) -> Verdict:
         """Judge the condition; where it is met, evaluate."""
         verdict = self.condition.judge(stats)
         if verdict is not True:
             return verdict
-        if self._trainer is None:
+        if self._trainer is None or self.test is None:
             raise RuntimeError("Confirmed evaluates through a trainer: pass it to run(), or call bind(trainer) first.")
         for _ in range(self.evaluations):
             measured = self._trainer.evaluate_now()
@@ -87,9 +107,14 @@ class Confirmed(Condition):
 
     def reason(self, stats: Stats) -> str:
         """Say why the condition is met, and what the last evaluation measured."""
-        names = sorted(self.condition.metric_names | self.test.metric_names)
+        names = sorted(self.condition.metric_names | (set() if self.test is None else self.test.metric_names))
         row = _joined(self._measured, stats)
         return f"{self!r}: {', '.join(f'{name} = {row[name]:g}' for name in names if name in row)}"
+
+
+def _prefixed(name: str) -> str:
+    """Name what an evaluation may call a metric, before there is a trainer that knows."""
+    return keys.EVAL_PREFIX + name if name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX) else name
 
 
 def _reads_evaluations(condition: Condition) -> bool:

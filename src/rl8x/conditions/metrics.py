@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rl8x import keys
-from rl8x.conditions.base import Condition, Stats, Verdict
+from rl8x.conditions.base import Condition, EvaluationName, Stats, Verdict
 
 
 def _checked_name(name: object, owner: str) -> str:
@@ -46,10 +46,10 @@ class _Bound(Condition):
         """Name and bound."""
         return {"name": self.name, "bound": self.bound}
 
-    def on_evaluation(self) -> Condition | None:
-        """The same bound on the metric as an evaluation measures it; as it is where evaluations do not measure it."""
-        measured = self.name in keys.COLLECT_METRICS
-        return type(self)(keys.EVAL_PREFIX + self.name if measured else self.name, self.bound)
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
+        """The same bound on the metric by which an evaluation measures the same; None where there is none."""
+        name = evaluation_name(self.name)
+        return None if name is None else type(self)(name, self.bound)
 
 
 class HitsLowerBound(_Bound):
@@ -215,7 +215,7 @@ class NonFinite(Condition):
         """The names given."""
         return {"names": self.names}
 
-    def on_evaluation(self) -> Condition | None:
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The same condition: it watches what an evaluation measures too."""
         return NonFinite(self.names)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rl8x.conditions.base import Condition, Stats, Verdict
+from rl8x.conditions.base import Condition, EvaluationName, Stats, Verdict
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION: Final = re.compile(r"(?:(\d+(?:\.\d+)?)\s*([dhms])\s*)", re.ASCII)
@@ -71,7 +71,7 @@ class WallTime(Condition):
         """The duration as given."""
         return {"duration": self.duration}
 
-    def on_evaluation(self) -> Condition | None:
+    def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The condition itself: an evaluation does not change the time."""
         return self
 

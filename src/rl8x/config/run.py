@@ -15,7 +15,7 @@ from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.config import check_names as check_hyperparameters
 from rl8x.algorithms.config import check_names_in, check_options, option
-from rl8x.conditions import Condition, as_conditions, check_names, from_spec
+from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.importing import import_named, is_dotted
 
@@ -171,6 +171,7 @@ class RunConfig:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
         from rl8x.trainers import Trainer
         from rl8x.trainers.params import plain_configs
+        from rl8x.trainers.run import check_conditions
 
         algorithm = self.make_algorithm()
         chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_bad_numbers")}
@@ -180,7 +181,7 @@ class RunConfig:
             algorithm.env, None if evaluator is None else evaluator.env, self.env_config, self.eval_env_config
         )
         trainer.saving.run_file = self.to_dict()
-        check_names(self.conditions(), trainer.metric_names)
+        check_conditions(trainer, self.conditions(), self.steps_per_eval)
         return trainer
 
     def _env_maker(self) -> Any:

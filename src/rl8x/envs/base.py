@@ -26,10 +26,11 @@ because equal noise is what makes different ways of execution comparable.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Hashable, Mapping
 from types import EllipsisType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import gymnasium
 import torch
@@ -42,6 +43,9 @@ from rl8x.envs.steps import Actions, Carry, Observation, State, Step
 from rl8x.spaces import map_tensors
 
 __all__ = ["Actions", "Carry", "Env", "EnvConfig", "Observation", "Parameter", "ParameterValue", "State", "Step"]
+
+MAX_EVAL_ENVS: Final = 128
+"""Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
 class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
@@ -380,6 +384,28 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
         self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())
+
+    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
+        """Make an environment like this one that shares nothing with it, to evaluate in.
+
+        Args:
+            num_envs: Number of copies; None leaves it to the environment.
+            seed: Seeds the new one's generator.
+
+        Returns:
+            A copy, with as many copies of the task and under the same configuration, in which nothing has begun. None
+            where it cannot be copied, or not with another number of copies.
+        """
+        if num_envs not in (None, self.num_envs):
+            return None
+        apart: dict[int, Any] = {id(self.carry): None, id(self.generator): torch.Generator(self.device)}
+        try:
+            twin = copy.deepcopy(self, apart)
+        except Exception:  # whatever a simulator raises that cannot be copied
+            return None
+        twin.carry = None
+        twin._seed(seed)
+        return twin
 
     def _tensors(self, actions: Any) -> Actions:
         """Return actions as `advance` takes them: tensors on the device, dicts in place of tuples."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Carry, Env, Observation, Step
+from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.spaces import map_tensors
 
 
@@ -57,6 +57,7 @@ class BraxEnv(Env):
         except ImportError as error:
             raise RuntimeError("BraxEnv needs JAX. Install it with: pip install 'rl8x[brax]'") from error
         self.jax = jax
+        self._copied = env
         size = env.observation_size
         self.single_observation_space = _observation_space(size)
         self.single_action_space = spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
@@ -120,6 +121,11 @@ class BraxEnv(Env):
         """Take over the seeding; the next call must be `reset`."""
         super().load_state_dict(state_dict)
         self._simulated = None
+
+    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
+        """Compile the same pure functions for other copies, at most 128 unless told how many."""
+        count = num_envs or min(self.num_envs, MAX_EVAL_ENVS)
+        return type(self)(self._copied, count, device=self.device, seed=seed, time_limit=self.time_limit)
 
     def _key(self) -> Any:
         seed = torch.randint(2**31 - 1, (), generator=self.generator, device=self.device)

@@ -11,6 +11,7 @@ taken: after `load_state_dict` it starts new episodes.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import sys
@@ -27,7 +28,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
-from rl8x.envs.base import Actions, Carry, Env, Observation, Step
+from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.spaces import check_supported, map_spaces, map_tensors, named_parts
 
@@ -77,6 +78,10 @@ class GymnasiumEnv(Env):
         """
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
+        self._made_from: tuple[Source, dict[str, Any]] | None = None
+        if not is_vectorised(env):
+            options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
+            self._made_from = env, {**options, **copy.copy(kwargs)}
         self.vector_env = _vectorised(env, num_envs, time_limit, vectorization, kwargs)
         default = AutoresetMode.NEXT_STEP if isinstance(self.vector_env, VectorEnv) else AutoresetMode.SAME_STEP
         metadata = self.vector_env.metadata or {}
@@ -215,6 +220,25 @@ class GymnasiumEnv(Env):
             stacklevel=2,
         )
 
+    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
+        """Make the copies again by the same id or function and arguments, at most 128 unless told how many.
+
+        None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
+        had twice. A subclass with a constructor of its own is copied.
+        """
+        if self._made_from is None:
+            return None
+        if type(self).__init__ is not GymnasiumEnv.__init__:
+            return super().another(num_envs, seed=seed)
+        source, options = self._made_from
+        try:
+            twin = type(self)(source, num_envs or min(self.num_envs, MAX_EVAL_ENVS), seed=seed, **options)
+        except Exception:  # whatever a simulator raises of which there can be one only
+            return None
+        # A function that returns the same environment each time makes nothing that may be played in beside this.
+        shared = _single_copies(self.vector_env) & _single_copies(twin.vector_env)
+        return None if shared else twin
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the copies and their processes."""
         self.vector_env.close(**kwargs)
@@ -290,6 +314,11 @@ def _vectorised(
     make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit)
     kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
     return kind([make_one] * num_envs, **vector_kwargs)
+
+
+def _single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
+    """Identify the copies that a vector environment steps in this process."""
+    return {id(copy.unwrapped) for copy in getattr(vector_env, "envs", ())}
 
 
 def _is_of_tensors(obs: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Carry, Env, Observation, Step
+from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.spaces import check_supported
 
@@ -81,6 +81,7 @@ class VmasEnv(Env):
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
         self._next_seed: int | None = None
+        self._made_from = scenario, {"metrics": metrics, **kwargs}
         limit = 200 if isinstance(time_limit, EllipsisType) else time_limit
         super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
         self.worlds = make_env(
@@ -138,6 +139,15 @@ class VmasEnv(Env):
     def state_dict(self) -> dict[str, Any]:
         """Return the seeding; the worlds' own state is not taken."""
         return super().state_dict() | {"carry": None}
+
+    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
+        """Make other worlds of a scenario that VMAS knows by name, at most 128 copies unless told how many."""
+        scenario, options = self._made_from
+        if not isinstance(scenario, str):
+            return None  # it keeps its world
+        most = max(self.num_agents, MAX_EVAL_ENVS // self.num_agents * self.num_agents)
+        count = num_envs or min(self.num_envs, most)
+        return type(self)(scenario, count, device=self.device, seed=seed, time_limit=self.time_limit, **options)
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Lay the agents' rows one after the other, `[num_envs, ...]` float32, a copy."""

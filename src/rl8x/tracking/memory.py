@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,8 @@ class MemoryTracker:
         self.texts: dict[str, str] = {}
         self.artifacts: list[str] = []
         self.status: str | None = None
-        self._known: set[tuple[int, str]] = set()
+        self._known: Counter[tuple[int, str]] = Counter()
+        self._open = self._keeps_status = False
 
     @property
     def resume_handle(self) -> str | None:
@@ -50,8 +52,16 @@ class MemoryTracker:
         """Say where the run is kept."""
         return "memory"
 
-    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
-        """Begin a run, or go on with the one that is here.
+    def start(
+        self,
+        *,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        resume: str | None = None,
+        repeats: bool = True,
+        keeps_status: bool = False,
+    ) -> None:
+        """Begin a run, or go on with the one that is here, as the protocol says.
 
         Raises:
             TrackingError: `resume` names another run.
@@ -61,8 +71,11 @@ class MemoryTracker:
             self.run_id = uuid.uuid4().hex
         elif resume != self.run_id:
             raise TrackingError(f"this MemoryTracker has run {self.run_id!r}; it cannot go on with {resume!r}")
-        self._known = {(row.step, name) for row in self.rows for name in row.metrics}
-        self.status = "RUNNING"
+        if repeats:
+            self._known = Counter((row.step, name) for row in self.rows for name in row.metrics)
+        self._open, self._keeps_status = True, keeps_status
+        if not keeps_status:
+            self.status = "RUNNING"
         self.log_params(params)
         self.set_tags(tags)
 
@@ -79,17 +92,23 @@ class MemoryTracker:
         self.description = text
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep one row, without what a resumed run already had at this step.
+        """Keep one row, without what a resumed run already had at this step, as often as it had it.
 
         Raises:
             RuntimeError: The run has not been started, or is over.
         """
-        if self.status != "RUNNING":
+        if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")
         at = metric_step(step)
-        row = {k: metric_value(k, v) for k, v in metrics.items() if (at, k) not in self._known}
+        row = {k: metric_value(k, v) for k, v in metrics.items() if not self._repeated((at, k))}
         if row:
             self.rows.append(Row(at, row))
+
+    def _repeated(self, point: tuple[int, str]) -> bool:
+        known = self._known[point] > 0
+        if known:
+            self._known[point] -= 1
+        return known
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep the name that the file would have.
@@ -120,7 +139,9 @@ class MemoryTracker:
         """
         if status not in STATUSES:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
-        self.status = status
+        self._open = False
+        if not self._keeps_status:
+            self.status = status
 
     def history(self, name: str) -> list[tuple[int, float]]:
         """List the (step, value) pairs of one metric, in the order in which they were logged."""

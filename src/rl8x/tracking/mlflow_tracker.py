@@ -74,9 +74,11 @@ class MLflowTracker:
         self._location: Location | None = None
         self._spool: Spool | None = None
         self._last_spool: Spool | None = None
+        self._sender: Sender | None = None
         self._writer: Writer | None = None
         self._outage = ""
         self._metric_names = NameTable()
+        self._keeps_status = False
         self._last_time = 0
         self._pid = os.getpid()
 
@@ -111,13 +113,23 @@ class MLflowTracker:
 
     # Beginning and end.
 
-    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
+    def start(
+        self,
+        *,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        resume: str | None = None,
+        repeats: bool = True,
+        keeps_status: bool = False,
+    ) -> None:
         """Begin a run, or go on with one; returns at once, and what takes time happens in the writer's thread.
 
         Args:
             params: Hyperparameters, by name.
             tags: Tags of the run, by name.
-            resume: `resume_handle` of a run to go on with. Metrics that it has at a step are not logged there again.
+            resume: `resume_handle` of a run to go on with.
+            repeats: Whether what follows may repeat what that run has; what it has is then not logged again.
+            keeps_status: Whether that run is over, and its status stays as it is.
 
         Raises:
             RuntimeError: A run has been started and not finished.
@@ -131,22 +143,32 @@ class MLflowTracker:
         self._outage = ""
         self._metric_names = NameTable()
         first = [_params_op(params), _tags_op({**self._tags, **tags})]
-        spool, fresh = self._open_spool(resume)
+        going_on = resume is not None and not repeats and resume == self.resume_handle
+        spool, fresh = self._open_spool(resume, self._last_spool if going_on else None)
         assert self._location is not None
+        if resume is not None:
+            spool.append({"op": "resume", "t": self._now(), "repeats": repeats, "keeps_status": keeps_status})
         for op in first:
             spool.append(op)
         self._spool = self._last_spool = spool
+        self._keeps_status = keeps_status
         store = StoreProcess(self._location, request_timeout_s=self._request_timeout_s)
         own_tags = set(first[1]["tags"])
         prepare = (lambda: _add_source_tags(spool, store, own_tags)) if fresh and spool.header["owns"] else None
-        sender = Sender(spool, lambda: store, fresh=fresh)
+        known = self._sender.known if going_on and self._sender is not None else None
+        self._sender = sender = Sender(spool, lambda: store, fresh=fresh, known=known)
         self._writer = Writer(
             sender, self._location.shown, interval_s=self._interval_s, prepare=prepare, release=store.close
         )
         atexit.register(self._at_exit)
 
-    def _open_spool(self, resume: str | None) -> tuple[Spool, bool]:
-        """Make the spool of a new run, or open or make the one of a run to resume."""
+    def _open_spool(self, resume: str | None, before: Spool | None) -> tuple[Spool, bool]:
+        """Make the spool of a new run, or open or make the one of a run to resume.
+
+        Args:
+            resume: The run to resume.
+            before: The spool that this tracker had for that run.
+        """
         root = self._spool_root()
         header = self._header()
         active = None if resume is not None else user_run_id(self._tracking_uri)
@@ -162,7 +184,10 @@ class MLflowTracker:
             self._location = locate(uri)
             fresh = False
         else:
-            self._location = locate(self._tracking_uri)
+            if before is None or self._location is None:
+                self._location = locate(self._tracking_uri)
+            else:
+                header["owns"] = before.header["owns"]
             header["uri"] = self._location.shown
             if resume is not None and resume.startswith(HANDLE_PREFIX):
                 header["spool_id"] = resume.removeprefix(HANDLE_PREFIX)
@@ -171,8 +196,6 @@ class MLflowTracker:
                 header["run_id"] = resume
             spool = Spool.create(root, header)
             fresh = resume is None
-        if resume is not None:
-            spool.append({"op": "resume", "t": self._now()})
         return spool, fresh
 
     def _spool_root(self) -> Path:
@@ -208,7 +231,7 @@ class MLflowTracker:
         spool, writer = self._spool, self._writer
         self._spool = self._writer = None
         atexit.unregister(self._at_exit)
-        spool.append({"op": "finish", "status": status, "t": self._now()})
+        spool.append({"op": "finish", "status": None if self._keeps_status else status, "t": self._now()})
         spool.sync_to_disk()
         try:
             arrived = writer.wait(
@@ -318,8 +341,11 @@ class MLflowTracker:
             spool.append(op)
 
     def _now(self) -> int:
-        """Return milliseconds since 1970, never less than before: the clock of a computer may be set back."""
-        self._last_time = max(self._last_time, time.time_ns() // 1_000_000)
+        """Return milliseconds since 1970, always more than before.
+
+        The clock of a computer may be set back, and MLflow takes two equal values of one step and time for one.
+        """
+        self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
 
 

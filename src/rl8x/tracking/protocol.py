@@ -33,13 +33,24 @@ class Tracker(Protocol):
     def location(self) -> str:
         """Say where the run is kept, in words for a user."""
 
-    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
+    def start(
+        self,
+        *,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        resume: str | None = None,
+        repeats: bool = True,
+        keeps_status: bool = False,
+    ) -> None:
         """Begin a run, or go on with one.
 
         Args:
             params: Hyperparameters, by name.
             tags: Tags of the run, by name.
-            resume: `resume_handle` of the run to go on with. What that run already has at a step is not logged twice.
+            resume: `resume_handle` of the run to go on with.
+            repeats: Whether what follows may repeat what that run has, as after a kill; what it has already is then
+                not logged twice. False where the process that logged it goes on: all that follows is new.
+            keeps_status: Whether that run is over, and only something is added to it: its status stays as it is.
         """
 
     def log_params(self, params: Mapping[str, object]) -> None:
@@ -74,7 +85,15 @@ class NullTracker:
     resume_handle: str | None = None
     location: str = "nowhere (tracking is off)"
 
-    def start(self, *, params: Mapping[str, object], tags: Mapping[str, str], resume: str | None = None) -> None:
+    def start(
+        self,
+        *,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        resume: str | None = None,
+        repeats: bool = True,
+        keeps_status: bool = False,
+    ) -> None:
         """Do nothing."""
 
     def log_params(self, params: Mapping[str, object]) -> None:

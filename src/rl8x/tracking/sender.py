@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -45,16 +46,27 @@ class Sender:
         spool: What to send.
         connect: Makes the store, when it is first needed.
         fresh: The spool has just been made, so that the store cannot have a run for it.
+        known: What the run had when it was resumed, where another spool of this process began with that.
+
+    Attributes:
+        known: What the run had when it was resumed; None where it was not, or nothing has been compared yet.
     """
 
-    def __init__(self, spool: Spool, connect: Callable[[], Store], *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        connect: Callable[[], Store],
+        *,
+        fresh: bool = False,
+        known: KnownPoints | None = None,
+    ) -> None:
         self.spool = spool
         self.on_arrival: Callable[[], None] = lambda: None
         self.num_rows = 0
         self._connect = connect
         self._store: Store | None = None
         self._fresh = fresh
-        self._known: KnownPoints | None = None
+        self.known = known
         self._points: list[Point] = []
         self._upto: int | None = None
         self._lines = 0
@@ -85,6 +97,8 @@ class Sender:
             self._ensure_run()
             self._learn_name()
             self._points, self._lines = [], 0
+            if self.known is not None:
+                self.known.forget_unsent()
             for op, offset in self.spool.read().ops:
                 if op["op"] == "m":
                     self._gather(op, offset)
@@ -158,10 +172,10 @@ class Sender:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._reject(op, f"not a row: {error!r}")
             points = []
-        if self.spool.ack.resumed:
-            if self._known is None:
-                self._known = KnownPoints(self.store, self.run_id)
-            points = [point for point in points if not self._known.has(point.name, point.step)]
+        if self.spool.ack.resumed and self.known is None:
+            self.known = KnownPoints(self.run_id, self.store.last_steps(self.run_id))
+        if self.known is not None:
+            points = [point for point in points if not self.known.take(point, self.store)]
         if self._points and len(self._points) + len(points) > MAX_METRICS:
             self._send_points()
         self._points += points
@@ -174,6 +188,8 @@ class Sender:
         for begin in range(0, len(self._points), MAX_METRICS):
             self._log_points(self._points[begin : begin + MAX_METRICS])
         self._done(self._upto, self._lines)
+        if self.known is not None:
+            self.known.confirm()
         self.num_rows += self._lines
         self._points, self._lines = [], 0
 
@@ -279,13 +295,17 @@ class Sender:
             shutil.rmtree(self._file(op).parent, ignore_errors=True)
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
-        self._known = None
-        if self._owns:
+        repeats, keeps_status = op["repeats"], op["keeps_status"]
+        resumed = repeats or self.spool.ack.resumed or self.known is not None
+        if repeats:
+            self.known = None
+        if self._owns and not keeps_status:
             self.store.set_status(self.run_id, "RUNNING", None)
-        return {"resumed": True, "finished": False}
+        return {"resumed": resumed, "finished": keeps_status}
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
-        self.finish(str(op["status"]), int(op["t"]))
+        if op["status"] is not None:
+            self.finish(str(op["status"]), int(op["t"]))
         return {"finished": True}
 
     @property
@@ -308,21 +328,45 @@ class Sender:
 
 
 class KnownPoints:
-    """What a resumed run already had: a run that goes on from a checkpoint repeats the rows after it."""
+    """What a run had when it was resumed, each point once: a run that goes on from a checkpoint repeats what followed.
 
-    def __init__(self, store: Store, run_id: str) -> None:
-        self._store = store
-        self._run_id = run_id
-        self._last = store.last_steps(run_id)
-        self._steps: dict[str, set[int]] = {}
+    A point beyond those that the run had, such as a further evaluation at the same step, is new.
 
-    def has(self, name: str, step: int) -> bool:
-        """Say whether the run had this metric at this step. Reads a metric's history only where it may matter."""
-        if step > self._last.get(name, -(2**63)) or name not in self._last:
+    Args:
+        run_id: The run.
+        last_steps: The last step of each metric that it has.
+    """
+
+    def __init__(self, run_id: str, last_steps: Mapping[str, int]) -> None:
+        self.run_id = run_id
+        self._last = last_steps
+        self._left: dict[str, Counter[int]] = {}
+        self._unsent: list[Point] = []
+
+    def take(self, point: Point, store: Store) -> bool:
+        """Say whether the run had this point, which counts as repeated then.
+
+        A metric's history is read only where it may matter.
+        """
+        if point.name not in self._last or point.step > self._last[point.name]:
             return False
-        if name not in self._steps:
-            self._steps[name] = self._store.logged_steps(self._run_id, name)
-        return step in self._steps[name]
+        if point.name not in self._left:
+            self._left[point.name] = Counter(store.logged_steps(self.run_id, point.name))
+        known = self._left[point.name][point.step] > 0
+        if known:
+            self._left[point.name][point.step] -= 1
+            self._unsent.append(point)
+        return known
+
+    def confirm(self) -> None:
+        """Note that the rows which were compared have been acknowledged: they will not be compared again."""
+        self._unsent = []
+
+    def forget_unsent(self) -> None:
+        """Put back what was taken for rows that have not been acknowledged, and are read again."""
+        for point in self._unsent:
+            self._left[point.name][point.step] += 1
+        self._unsent = []
 
 
 def _digest(text: str) -> str:

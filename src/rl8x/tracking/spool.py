@@ -60,7 +60,7 @@ class Ack:
         name_is_free: No other run of the store had this name.
         attempted: A run was asked for; it may be there although no answer came.
         resumed: Rows from here on may repeat what the run already has.
-        finished: The final status has arrived.
+        finished: The run's status is what it is to be.
     """
 
     offset: int = 0

@@ -103,8 +103,8 @@ class Store(Protocol):
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
 
-    def logged_steps(self, run_id: str, name: str) -> set[int]:
-        """Read the steps at which a run has a metric."""
+    def logged_steps(self, run_id: str, name: str) -> list[int]:
+        """Read the steps at which a run has a metric, one for each point."""
 
 
 _guard = threading.Lock()
@@ -322,9 +322,9 @@ class MLflowStore:
         steps = {point.key: int(point.step) for point in getattr(data, "_metric_objs", ())}
         return {name: steps.get(name, 2**63) for name in data.metrics}
 
-    def logged_steps(self, run_id: str, name: str) -> set[int]:
-        """Read the steps at which a run has a metric."""
-        return {point.step for point in self._call(self._client.get_metric_history, run_id, name)}
+    def logged_steps(self, run_id: str, name: str) -> list[int]:
+        """Read the steps at which a run has a metric, one for each point."""
+        return [point.step for point in self._call(self._client.get_metric_history, run_id, name)]
 
     def experiments(self) -> list[Any]:
         """List the active experiments."""

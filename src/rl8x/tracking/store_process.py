@@ -140,9 +140,9 @@ class StoreProcess:
         """Read the last step of each metric that a run has."""
         return dict(self._ask("last_steps", run_id))
 
-    def logged_steps(self, run_id: str, name: str) -> set[int]:
-        """Read the steps at which a run has a metric."""
-        return set(self._ask("logged_steps", run_id, name))
+    def logged_steps(self, run_id: str, name: str) -> list[int]:
+        """Read the steps at which a run has a metric, one for each point."""
+        return list(self._ask("logged_steps", run_id, name))
 
 
 def _start(location: Location, request_timeout_s: int) -> subprocess.Popen[bytes]:
@@ -197,7 +197,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "create_run": lambda store, spec: store.create_run(RunSpec(*spec)),
     "log_points": lambda store, run_id, points: store.log_points(run_id, [Point(*point) for point in points]),
     "log_artifact": lambda store, run_id, path, to: store.log_artifact(run_id, Path(path), to),
-    "logged_steps": lambda store, run_id, name: sorted(store.logged_steps(run_id, name)),
 }
 _AS_THEY_ARE = (
     "delete_run",
@@ -210,6 +209,7 @@ _AS_THEY_ARE = (
     "log_text",
     "set_status",
     "last_steps",
+    "logged_steps",
 )
 
 

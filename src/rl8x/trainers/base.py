@@ -28,7 +28,14 @@ from rl8x.stats import Stats
 from rl8x.tracking.protocol import NullTracker, Tracker
 from rl8x.trainers import bad_numbers, description
 from rl8x.trainers.bad_numbers import OnBadNumbers
-from rl8x.trainers.evaluation import EpisodeEvaluator, make_evaluator
+from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics, returned_metrics
+from rl8x.trainers.evaluation import (
+    EpisodeEvaluator,
+    EvaluationNames,
+    check_evaluation_name,
+    config_name,
+    make_evaluator,
+)
 from rl8x.trainers.params import ToldParams
 from rl8x.trainers.progress import Progress
 from rl8x.trainers.resume import resume
@@ -40,7 +47,6 @@ from rl8x.trainers.timing import Timer
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 EvalEnv = str | bool | Env | Callable[..., Env] | None
-Callback = Callable[["GenericTrainerBase[Any]", TrainStats], None]
 
 
 class GenericTrainerBase(Generic[AlgorithmT]):
@@ -51,17 +57,20 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         tracker: Where params and metrics go; None is MLflow, or nothing where MLflow is not installed.
         eval_env: Where `eval()` plays. True, an instance or a factory: an environment of its own, in which whole
             episodes are played at any time. False or None: the training environment, under the rule of
-            `horizons_per_env_reset`. `"auto"`: an own one for episodic tasks, the training environment for tasks that
-            never end.
+            `horizons_per_env_reset`. `"auto"`: an own one for episodic tasks, made as the training's or a copy of it,
+            the training environment for tasks that never end. Whole episodes are `eval/returns/*`; where an episodic
+            task is played in the training environment, the sums over its horizons are `eval/horizon_returns/*`.
         num_eval_envs: Copies, and so episodes, of an own evaluation environment that the trainer makes; None is the
-            training's number, at most 128.
+            training's number, at most 128, but that of an instance that can only be copied.
         checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
             saves. None saves by the defaults where the tracker keeps the run on a disk, in a folder beside it.
         on_bad_numbers: What happens when observations, actions, rewards, losses, gradients or weights are not finite.
             `"stop"` ends the run as FAILED with a diagnosis. `"skip"` takes back the step's update, and `"rollback"`
             goes back to the weights of the last checkpoint; both then go on, in new episodes where what was gathered
             was bad, and stop after ten such steps in a row.
-        callbacks: Called with the trainer and each row of statistics, after it was tracked.
+        callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
+            see it. One with an attribute `metric_names`, a list of names, may return values for them by name: they are
+            tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
 
     Attributes:
         saving: Its checkpoints.
@@ -82,15 +91,23 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     ) -> None:
         self.algorithm = algorithm
         self.tracker = default_tracker() if tracker is None else tracker
-        self.callbacks = tuple(callbacks)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
+        played_in = algorithm.env if self.evaluator is None else self.evaluator.env
+        self._evaluation_names = EvaluationNames(played_in, whole_episodes=self.evaluator is not None)
+        self._warns_of_horizons = self.evaluator is None and eval_env == "auto" and algorithm.env.episodic
+        self.callbacks: tuple[Callback, ...] = ()
+        check_callbacks(callbacks, self.metric_names)
+        self.callbacks = tuple(callbacks)
         self.stop_reason: str | None = None
         self.ending: list[str] = []
         self._eval_row: dict[str, float] = {}
+        self._evaluated: dict[str, float] = {}
         self._tracking_ms = 0.0
         self._tracked = False
         # A second run() of a trainer goes on in the same tracked run; another trainer with the same tracker begins one.
         self._resume: str | None = None
+        self._repeats = False
+        self._only_adds = False
         self._resume_tags: dict[str, str] = {}
         self._run_params: dict[str, Any] = {}
         self._told = ToldParams(self)
@@ -160,9 +177,15 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     @property
     def metric_names(self) -> frozenset[str]:
         """Every metric that a row of this trainer may have."""
-        told = keys.info_metrics(self.algorithm.env.metric_names)
-        evaluated = (keys.EVAL_PREFIX + name for name in told)
-        return frozenset((*keys.TRAINER_METRICS, *self.algorithm.metrics, *told, *evaluated))
+        env = self.algorithm.env
+        names = {*keys.TRAINER_METRICS, *self.algorithm.metrics, *keys.info_metrics(env.metric_names)}
+        evaluated = {keys.EVAL_PREFIX + name for name in self._evaluation_names.measured}
+        declared = {name for callback in self.callbacks for name in declared_metrics(callback)}
+        return frozenset(names | evaluated | declared)
+
+    def evaluation_name(self, name: str) -> str | None:
+        """Name the metric of an evaluation that measures what `name` does in a training row; None where none does."""
+        return self._evaluation_names.of(name)
 
     # -- one step, one evaluation
 
@@ -179,20 +202,35 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         row = self._step(env_config)
         return self._finish_row(row, frozenset(row))
 
-    def eval(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> EvalStats:
+    def eval(
+        self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True, name: str | None = None
+    ) -> EvalStats:
         """Evaluate the present policy and track the metrics under `eval/`.
 
         Args:
-            env_config: Values for the environment's parameters in this evaluation.
+            env_config: Values for the environment's parameters in this evaluation; None are those under which the run
+                evaluates, else the training's.
             deterministic: Whether the policy takes its most likely action rather than a sample.
+            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; where `env_config` is not the one under
+                which the run evaluates, they are tracked under a name made of it, such as `eval/gravity 50/...`. What
+                has a name never replaces the run's own evaluation.
 
         Raises:
             RuntimeError: If the training environment is used and is not at a reset.
-            ValueError: If `env_config` could not be applied.
+            ValueError: If `env_config` could not be applied, or MLflow does not take the name.
         """
-        row = self._eval(env_config, deterministic)
-        self._track(row)
-        return EvalStats(row)
+        if name is not None:
+            check_evaluation_name(name)
+        tracked_name = self._config_name(env_config) if name is None else name
+        with Timer(self.algorithm.device) as timer:
+            stats = self._evaluate(env_config, deterministic)
+        spent = {"profiling/eval_ms": timer.elapsed_ms}
+        own, tracked = (_in_group(stats, group) for group in (name, tracked_name))
+        if tracked_name is None:
+            self._eval_row = own
+        self._track(tracked | spent, trains=False)
+        self._evaluated |= tracked | spent
+        return EvalStats(own | spent)
 
     def save(self) -> Path | None:
         """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.
@@ -200,7 +238,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         Returns:
             The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
         """
-        self._start_tracking()
+        self._start_tracking(trains=False)
         self.saving.begin(None)
         self.saving.save()
         return self.saving.end()
@@ -228,22 +266,38 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         algorithm.watch(row)
         return row
 
-    def _eval(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
-        with Timer(self.algorithm.device) as timer:
-            if self.evaluator is not None:
-                env = self.evaluator.env
-                if env_config is None:
-                    config = inherited_config(self.algorithm.env.config, env.num_envs)
-                else:
-                    config = env.plain_config(env_config, copies="num_eval_envs")
-                stats = dict(self.evaluator.evaluate(config, deterministic=deterministic))
+    def _evaluate(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
+        """Evaluate; returns the metrics without `eval/`."""
+        if env_config is None:
+            env_config = self._eval_env_config
+        if self.evaluator is not None:
+            env = self.evaluator.env
+            if env_config is None:
+                config = inherited_config(self.algorithm.env.config, env.num_envs)
             else:
-                self._check_eval_turn(env_config)
-                stats = dict(self.algorithm.evaluate(env_config=env_config, deterministic=deterministic))
-        row = {keys.EVAL_PREFIX + name: value for name, value in stats.items()}
-        row["profiling/eval_ms"] = timer.elapsed_ms
-        self._eval_row = {name: value for name, value in row.items() if name.startswith(keys.EVAL_PREFIX)}
-        return row
+                config = env.plain_config(env_config, copies="num_eval_envs")
+            return dict(self.evaluator.evaluate(config, deterministic=deterministic))
+        self._check_eval_turn(env_config)
+        if self._warns_of_horizons:
+            self._warns_of_horizons = False
+            warnings.warn(
+                f"{type(self.algorithm.env).__name__} can neither be copied nor made again: evaluations play in the "
+                "training environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. "
+                "Give the trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
+                stacklevel=3,
+            )
+        stats = self.algorithm.evaluate(env_config=env_config, deterministic=deterministic)
+        return self._evaluation_names.renamed(stats)
+
+    def _config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
+        """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
+        if env_config is None:
+            return None
+        env = self.algorithm.env if self.evaluator is None else self.evaluator.env
+        own = self._eval_env_config
+        own = inherited_config(self.algorithm.env.config, env.num_envs) if own is None else own
+        plain = env.plain_config(env_config)
+        return None if plain == env.plain_config(own) else config_name(plain)
 
     def _check_eval_turn(self, env_config: Mapping[str, Any] | None) -> None:
         every, collects = self.algorithm.horizons_per_env_reset, self.state[keys.COLLECTS]
@@ -263,7 +317,12 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
         stats = TrainStats({**self._eval_row, **row}, fresh)
         for callback in self.callbacks:
-            callback(self, stats)
+            self._evaluated, evaluation = {}, self._eval_row
+            returned = returned_metrics(callback, callback(self, stats), self._evaluated)
+            new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
+            if new:
+                self._track(new)
+            stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
         return stats
 
     # -- running
@@ -327,23 +386,38 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         every = self.algorithm.horizons_per_env_reset
         if self.evaluator is None and every > 0 and self.state[keys.COLLECTS] % every:
             return None
-        return self.eval(env_config=self._eval_env_config)
+        return self.eval()
 
     # -- tracking
 
-    def _start_tracking(self) -> None:
+    def _start_tracking(self, *, trains: bool = True) -> None:
+        """Begin the tracked run, or go on with it.
+
+        Args:
+            trains: Whether training goes on; what is only added to a run that is over leaves its status alone.
+        """
         if self._tracked:
-            return
+            if not (trains and self._only_adds):
+                return
+            self._finish_tracking("FINISHED")
         fresh = self._resume is None
-        self.tracker.start(params=self._told.first(), tags=self._tags(), resume=self._resume)
-        self._resume = self.tracker.resume_handle
+        self._only_adds = self._resume is not None and not trains
+        self.tracker.start(
+            params=self._told.first(),
+            tags=self._tags(),
+            resume=self._resume,
+            repeats=self._repeats,
+            keeps_status=self._only_adds,
+        )
+        self._resume, self._repeats = self.tracker.resume_handle, False
         self._tracked = True
-        self.tracker.describe(description.describe(self))
+        if trains:
+            self.tracker.describe(description.describe(self))
         if fresh and self._run_file is not None:
             self.tracker.log_text(dump_run(self._run_file), description.RUN_FILE)
 
-    def _track(self, row: Mapping[str, float]) -> None:
-        self._start_tracking()
+    def _track(self, row: Mapping[str, float], *, trains: bool = True) -> None:
+        self._start_tracking(trains=trains)
         begin = time.perf_counter()
         self.tracker.log_metrics(row, self.state[self.algorithm.clock])
         self._tracking_ms = (time.perf_counter() - begin) * 1e3
@@ -359,7 +433,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         if self.stop_reason is not None:
             self.tracker.set_tags({"rl8x.stop_reason": self.stop_reason})
         self.tracker.set_tags(self.algorithm.tags)
-        self.tracker.describe(description.describe(self, status))
+        if not self._only_adds:
+            self.tracker.describe(description.describe(self, status))
         self.tracker.finish(status)
 
     def close(self) -> None:
@@ -398,6 +473,12 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])
         self._eval_row = dict(state["eval_row"])
+
+
+def _in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:
+    """Put the metrics of an evaluation under `eval/`, or under its name there."""
+    prefix = keys.EVAL_PREFIX if group is None else f"{keys.EVAL_PREFIX}{group}/"
+    return {prefix + name: value for name, value in stats.items()}
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a bar on a terminal, a line now and then elsewhere, nothing on request."""
+"""What a user sees while a run goes on: a bar on a terminal, lines now and then elsewhere, nothing on request."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rl8x import keys
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
 _SECONDS_PER_LINE: Final = 10.0
-_SHOWN: Final = (
-    ("return", ("episodes/returns/mean", "returns/mean")),
-    ("length", ("episodes/lengths/mean",)),
-    ("eval", ("eval/episodes/returns/mean", "eval/returns/mean")),
-    ("kl", ("monitors/kl_div",)),
-)
+# What counts first: a terminal of 80 columns cuts the rest off. Steps of the trainer have no rate of their own, since
+# that of the environment says as much.
+_BAR: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_COUNT: Final = "{n_fmt} steps [{elapsed}{postfix}]"
+_EPISODE_RETURN: Final = "episodes/returns/mean"
+_EVALUATED: Final = ("eval/returns/mean", "eval/horizon_returns/mean")
 
 
 class ProgressReporter:
@@ -41,17 +41,26 @@ class ProgressReporter:
         self.mode = mode
         self._bar: Any = None
         if mode == "bar":
-            self._bar = tqdm(total=total_steps, unit="step", dynamic_ncols=True, smoothing=0.1, file=sys.stderr)
+            form = _COUNT if total_steps is None else _BAR
+            self._bar = tqdm(total=total_steps, bar_format=form, dynamic_ncols=True, smoothing=0.1, file=sys.stderr)
         self._last_line = time.monotonic()
+        self._episode_return: float | None = None
 
-    def update(self, stats: Mapping[str, float]) -> None:
-        """Show one row."""
+    def update(self, stats: Mapping[str, float], total_steps: int | None = None) -> None:
+        """Show one row.
+
+        Args:
+            stats: The row.
+            total_steps: Steps after which the run ends, as far as is known by now.
+        """
+        self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
-            self._bar.set_postfix_str(describe(stats), refresh=False)
+            self._bar.total = total_steps
+            self._bar.set_postfix_str(describe(stats, self._episode_return), refresh=False)
             self._bar.update()
         elif self.mode == "lines" and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
-            self.say(f"step {stats[keys.STEPS]:,.0f}, {describe(stats)}")
+            self.say(f"step {stats[keys.STEPS]:,.0f}, {describe(stats, self._episode_return)}")
 
     def say(self, message: str) -> None:
         """Print a message without tearing the bar."""
@@ -66,14 +75,33 @@ class ProgressReporter:
             self._bar.close()
 
 
-def describe(stats: Mapping[str, float]) -> str:
-    """Put the figures that say most about a run in one line."""
-    parts = [f"env steps {stats[keys.ENV_STEPS]:,.0f}"] if keys.ENV_STEPS in stats else []
-    for label, names in _SHOWN:
-        for name in names:
-            if name in stats:
-                parts.append(f"{label} {stats[name]:.4g}")
-                break
+def describe(stats: Mapping[str, float], episode_return: float | None = None) -> str:
+    """Put the figures that say most about a run in one line, what says most first.
+
+    Args:
+        stats: A row.
+        episode_return: The latest mean return of episodes, which is shown once there is one, since a horizon's is
+            another quantity.
+    """
+    parts = []
     if "profiling/env_steps_per_s" in stats:
-        parts.append(f"{stats['profiling/env_steps_per_s']:,.0f}/s")
+        parts.append(f"{_short(stats['profiling/env_steps_per_s'])}/s")
+    parts += [f"eval {stats[name]:.4g}" for name in _EVALUATED if name in stats]
+    if episode_return is not None:
+        parts.append(f"return {episode_return:.4g}")
+    elif "returns/mean" in stats:
+        parts.append(f"horizon return {stats['returns/mean']:.4g}")
+    if keys.ENV_STEPS in stats:
+        parts.append(f"env steps {_short(stats[keys.ENV_STEPS])}")
+    for label, name in (("length", "episodes/lengths/mean"), ("kl", "monitors/kl_div")):
+        if name in stats:
+            parts.append(f"{label} {stats[name]:.3g}")
     return ", ".join(parts)
+
+
+def _short(number: float) -> str:
+    """Write a count in three digits: 950, 8.19k, 1.23M."""
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return f"{number:.3g}"

@@ -55,7 +55,9 @@ def resume(
     trainer.saving.restore(checkpoint)
     trainer.saving.run_file = about.get("run_file")
     trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
-    trainer._resume = _handle(run, trainer.tracker)
+    trainer._resume, trainer._repeats = _handle(run, trainer.tracker), True
+    if trainer.saving.restored is not None:
+        trainer._eval_env_config = trainer.saving.restored["options"]["eval_env_config"]
     trainer._resume_tags = {"rl8x.resumed_from": checkpoint.path.name}
     if changed:
         trainer._resume_tags["rl8x.resumed_with"] = json.dumps(changed, default=str)

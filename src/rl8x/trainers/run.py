@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError
-from rl8x.conditions import Condition, as_conditions, check_names, from_spec, to_spec
+from rl8x.conditions import (
+    Condition,
+    Confirmed,
+    HitsUpperBound,
+    Or,
+    as_conditions,
+    check_names,
+    from_spec,
+    parts,
+    to_spec,
+)
+from rl8x.conditions.base import FromCallable
 from rl8x.importing import import_named
 from rl8x.tracking.protocol import Status
+from rl8x.trainers.callbacks import declared_metrics
 from rl8x.trainers.ending import ending
 from rl8x.trainers.params import plain_configs
 from rl8x.trainers.progress import Progress, ProgressReporter
@@ -49,6 +62,8 @@ class Run:
     ) -> None:
         self.trainer = trainer
         self.steps = 0
+        self._steps_before = 0
+        self._env_steps = 0
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
         self.conditions = self._conditions(options["stop_conditions"], saved)
@@ -57,7 +72,6 @@ class Run:
         self._check(resumed=saved is not None)
         self.plain = self.options | self._plain_configs()
         for condition in self.conditions:
-            condition.bind(trainer)
             condition.start()
         if saved is not None:
             self._go_on(saved)
@@ -138,7 +152,8 @@ class Run:
     def execute(self, progress: Progress) -> TrainStats:
         """Run, and end the tracked run with the right status whatever happens."""
         trainer = self.trainer
-        reporter = ProgressReporter(progress, self._steps_left)
+        self._steps_before, self._env_steps = self.steps, trainer.state[keys.ENV_STEPS]
+        reporter = ProgressReporter(progress, self._total_steps())
         status: Status = "FINISHED"
         with SignalGuard(quiet=reporter.mode == "none") as signals:
             try:
@@ -184,6 +199,18 @@ class Run:
         limit: int | None = self.options["max_steps"]
         return None if limit is None else limit - self.steps
 
+    def _total_steps(self) -> int | None:
+        """Steps of this `run()` by which it ends: by `max_steps`, or a bound on `env/steps` at the present rate."""
+        algorithm, steps = self.trainer.algorithm, self.steps - self._steps_before
+        limit: int | None = self.options["max_steps"]
+        totals = [] if limit is None else [limit - self._steps_before]
+        gained = self.trainer.state[keys.ENV_STEPS] - self._env_steps
+        per_step = gained / steps if gained > 0 else algorithm.config.num_envs * algorithm.config.horizon
+        for bound in _bounds(self.conditions, keys.ENV_STEPS):
+            left = math.ceil((bound - self.trainer.state[keys.ENV_STEPS]) / per_step)
+            totals.append(steps + max(left, 0 if steps else 1))
+        return min(totals, default=None)
+
     def _run(self, reporter: ProgressReporter, signals: SignalGuard) -> TrainStats:
         trainer, saving = self.trainer, self.trainer.saving
         trainer._start_tracking()
@@ -203,7 +230,7 @@ class Run:
                 raise signals.exception()
             stats = self._step()
             self._last = stats if stats.stop_reason is not None else None
-            reporter.update(stats)
+            reporter.update(stats, self._total_steps())
             is_best = saving.improved(stats)
             if stats.stop_reason is not None:
                 trainer.stop_reason = stats.stop_reason
@@ -221,15 +248,24 @@ class Run:
         row = trainer._step(self.options["env_config"])
         self.steps += 1
         if every is not None and self.steps % every == 0:
-            row = row | trainer.eval(env_config=self.options["eval_env_config"]) | trainer.state
+            row = row | trainer.eval() | trainer.state
         stats = trainer._finish_row(row, frozenset(row))
         # Every condition sees every row: one that counts must not miss any because another was met.
         self._met = [condition for condition in self.conditions if condition(stats)]
+        if every is None:
+            self._check_callables()
         reasons = [condition.reason(stats) for condition in self._met]
         if self._steps_left is not None and self._steps_left <= 0:
             reasons.append(f"max_steps={self.options['max_steps']}")
         stats.stop_reason = "; ".join(reasons) or None
         return stats
+
+    def _check_callables(self) -> None:
+        """Refuse plain callables that wait for evaluations which nobody makes: what they read shows at a row only."""
+        made = {*self.trainer._eval_row, *(name for each in self.trainer.callbacks for name in declared_metrics(each))}
+        for part in (part for condition in self.conditions for part in parts(condition)):
+            if isinstance(part, FromCallable) and part.missed is not None and not _evaluates(self.conditions):
+                _check_evaluated(part, {part.missed} - made)
 
     # -- checks
 
@@ -240,7 +276,7 @@ class Run:
                 raise ValueError(f"`{name}` must be a whole number, at least 1, or None; got {value!r}.")
         if self.trainer.evaluator is None and self.options["steps_per_eval"] is not None:
             self._check_evaluation(self.options["steps_per_eval"], resumed)
-        check_names(self.conditions, self.trainer.metric_names)
+        check_conditions(self.trainer, self.conditions, self.options["steps_per_eval"])
 
     def _check_evaluation(self, steps_per_eval: int, resumed: bool) -> None:
         every = self.trainer.algorithm.horizons_per_env_reset
@@ -256,6 +292,53 @@ class Run:
                 "`eval_env_config` would never apply: the training environment is reset once, at the first collect "
                 "(`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
             )
+
+
+def check_conditions(
+    trainer: GenericTrainerBase[Any], conditions: Sequence[Condition], steps_per_eval: int | None
+) -> None:
+    """Make conditions known to the trainer, and refuse those that could never be met.
+
+    Raises:
+        ValueError: At a metric that no row will have, one of evaluations where none will be made, or a `Confirmed` that
+            the trainer's evaluations cannot decide.
+    """
+    check_names(conditions, trainer.metric_names)
+    for condition in conditions:
+        condition.bind(trainer)
+    if steps_per_eval is None and not _evaluates(conditions):
+        made = {name for callback in trainer.callbacks for name in declared_metrics(callback)}
+        for condition in conditions:
+            _check_evaluated(condition, condition.awaited_names - made)
+
+
+def _evaluates(conditions: Sequence[Condition]) -> bool:
+    """Whether a condition evaluates by itself, before there has been an evaluation."""
+    confirmed = [part for each in conditions for part in parts(each) if isinstance(part, Confirmed)]
+    return any(not _of_evaluations(part.awaited_names) for part in confirmed)
+
+
+def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:
+    for name in _of_evaluations(names):
+        raise ValueError(
+            f"{condition!r} reads {name!r}, but this run makes no evaluations: give `steps_per_eval`, such as "
+            "steps_per_eval=10."
+        )
+
+
+def _of_evaluations(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith(keys.EVAL_PREFIX))
+
+
+def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
+    """List the upper bounds on a metric, each of which ends a run by itself."""
+    bounds = []
+    for condition in conditions:
+        if isinstance(condition, Or):
+            bounds += _bounds(condition.children, name)
+        elif isinstance(condition, HitsUpperBound) and condition.name == name:
+            bounds.append(condition.bound)
+    return bounds
 
 
 def _spec(condition: Condition) -> Any:

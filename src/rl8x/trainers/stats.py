@@ -18,6 +18,11 @@ class TrainStats(dict[str, float]):
         self.fresh = frozenset(values) if fresh is None else fresh
         self.stop_reason: str | None = None
 
+    def add(self, values: Mapping[str, float]) -> None:
+        """Take in what was measured after the row."""
+        self.update(values)
+        self.fresh |= values.keys()
+
 
 class EvalStats(dict[str, float]):
-    """The metrics of one evaluation, under the names that they are tracked by (`eval/...`)."""
+    """The metrics of one evaluation, under `eval/`, or `eval/<name>/` where it was given a name."""

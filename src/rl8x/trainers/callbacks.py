@@ -1,0 +1,82 @@
+"""Metrics that callbacks measure: declared by name, so that conditions can ask for them, and tracked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rl8x import keys
+from rl8x.tracking.names import legal_name, metric_value
+from rl8x.trainers.stats import TrainStats
+
+if TYPE_CHECKING:
+    from rl8x.trainers.base import GenericTrainerBase
+
+Callback = Callable[["GenericTrainerBase[Any]", TrainStats], Mapping[str, float] | None]
+
+
+def declared_metrics(callback: object) -> tuple[str, ...]:
+    """Return the metrics that a callback declares in its attribute `metric_names`; none without one."""
+    names: Any = getattr(callback, "metric_names", ())
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"`metric_names` of the callback {_name(callback)} must be a list of names; got {names!r}.")
+    return tuple(names)
+
+
+def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> None:
+    """Check what callbacks declare.
+
+    Args:
+        callbacks: The callbacks.
+        known: Metrics of the trainer's own, which no callback may measure; but `eval/*`, which `trainer.eval()` in a
+            callback does.
+
+    Raises:
+        TypeError: If something is no callable, or declares no names.
+        ValueError: If a name is taken, or is none that MLflow takes.
+    """
+    taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
+    for callback in callbacks:
+        if not callable(callback):
+            raise TypeError(f"A callback is called with the trainer and a row of statistics; got {callback!r}.")
+        for name in declared_metrics(callback):
+            if not isinstance(name, str) or not name.strip("/") or legal_name(name) != name:
+                raise ValueError(f"The callback {_name(callback)} declares {name!r}, which is no name of a metric.")
+            if name in taken:
+                raise ValueError(
+                    f"The callback {_name(callback)} declares {name!r}, which is a metric of {taken[name]}. "
+                    "Give it another name."
+                )
+            taken[name] = f"the callback {_name(callback)}"
+
+
+def returned_metrics(callback: Callback, returned: object, evaluated: Collection[str]) -> dict[str, float]:
+    """Check what a callback returned, and return it as numbers.
+
+    Args:
+        callback: The callback; what one returns that declares nothing means nothing.
+        returned: What it returned.
+        evaluated: Metrics of evaluations that it made; they need not be declared.
+
+    Raises:
+        TypeError: If it is neither None nor a mapping to numbers.
+        ValueError: If it has names that were not declared.
+    """
+    declared = declared_metrics(callback)
+    if not declared or returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"The callback {_name(callback)} must return its metrics by name, or None; got {returned!r}.")
+    for name in returned:
+        if name not in declared and name not in evaluated:
+            near = difflib.get_close_matches(str(name), declared, n=3, cutoff=0.0)
+            raise ValueError(
+                f"The callback {_name(callback)} returned {name!r}, which its `metric_names` do not have. "
+                f"Nearest: {', '.join(near)}."
+            )
+    return {name: metric_value(name, value) for name, value in returned.items()}
+
+
+def _name(callback: object) -> str:
+    return getattr(callback, "__qualname__", None) or type(callback).__name__

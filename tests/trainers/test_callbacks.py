@@ -1,0 +1,128 @@
+import pytest
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import Checkpoints
+from rl8x.conditions import HitsUpperBound, Plateau
+from rl8x.envs import CartPole
+from rl8x.tracking import MemoryTracker, MLflowTracker
+from rl8x.trainers import Trainer
+
+
+def build():
+    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    return PPOConfig(**small, num_sgd_iters=1).build(CartPole)
+
+
+def make(*callbacks, **options):
+    return Trainer(build(), **({"tracker": MemoryTracker(), "callbacks": callbacks, "num_eval_envs": 2} | options))
+
+
+def run(trainer, **options):
+    return trainer.run(progress="none", **options)
+
+
+class Score:
+    """Tells a metric that does not change any more after the third step."""
+
+    metric_names = ("score/mine",)
+
+    def __call__(self, trainer, stats):
+        return {"score/mine": min(3, int(stats[keys.STEPS]))}
+
+
+def test_a_condition_on_a_callbacks_metric_stops_the_run_in_the_row_that_has_it():
+    trainer = make(Score())
+    stats = run(trainer, stop_conditions=[Plateau("score/mine", patience=2)])
+    assert stats[keys.STEPS] == 5
+    assert stats["score/mine"] == 3.0
+    assert "score/mine" in stats.fresh
+    assert trainer.tracker.history("score/mine") == [(32, 1), (64, 2), (96, 3), (128, 3), (160, 3)]
+    assert "score/mine" in trainer.metric_names
+
+
+def test_it_is_in_mlflow_and_a_resumed_run_does_not_double_it(mlruns, mlflow_client, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill(trainer, stats):
+        if stats[keys.STEPS] == 4:
+            raise Killed
+
+    options = {"tracker": MLflowTracker(interval_s=0.05), "checkpoints": Checkpoints(tmp_path / "run", every_steps=2)}
+    trainer = make(Score(), kill, **options)
+    with pytest.raises(Killed):
+        run(trainer, max_steps=5)
+    resumed = Trainer.resume(tmp_path / "run", algorithm=build(), callbacks=[Score()])
+    run(resumed, max_steps=6)
+    history = mlflow_client.get_metric_history(resumed.tracker.run_id, "score/mine")
+    found = [(point.step, point.value) for point in history]
+    assert found == [(32, 1), (64, 2), (96, 3), (128, 3), (160, 3), (192, 3)]
+
+
+class Evaluates:
+    metric_names = ("eval/returns/mean",)
+
+    def __init__(self, returns):
+        self.returns = returns
+
+    def __call__(self, trainer, stats):
+        if stats[keys.STEPS] == 2:
+            evaluation = trainer.eval()
+            return evaluation if self.returns else None
+        return None
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_callback_that_evaluates_makes_evaluations_to_wait_for(returns):
+    trainer = make(Evaluates(returns))
+    stats = run(trainer, stop_conditions=[HitsUpperBound("eval/returns/mean", 0)])
+    assert stats[keys.STEPS] == 2
+    assert "eval/returns/mean" in stats.fresh
+    assert len(trainer.tracker.history("eval/returns/mean")) == 1
+    assert len(trainer.tracker.history("profiling/eval_ms")) == 1
+
+
+def declaring(names, returned=None):
+    def callback(trainer, stats):
+        return returned
+
+    callback.metric_names = names
+    return callback
+
+
+def test_names_that_are_taken_or_no_names_are_refused():
+    with pytest.raises(ValueError, match=r"declares 'returns/mean', which is a metric of the trainer"):
+        make(declaring(["returns/mean"]))
+    with pytest.raises(ValueError, match=r"declares 'score/mine', which is a metric of the callback Score"):
+        make(Score(), declaring(["score/mine"]))
+    for name in ("", "a%", 3):
+        with pytest.raises(ValueError, match="no name of a metric"):
+            make(declaring([name]))
+    with pytest.raises(TypeError, match="must be a list of names; got 'score'"):
+        make(declaring("score"))
+    with pytest.raises(TypeError, match="A callback is called with"):
+        make("score")
+
+
+def test_what_a_callback_returns_is_checked():
+    with pytest.raises(ValueError, match=r"returned 'scor', which its `metric_names` do not have. Nearest: score"):
+        make(declaring(["score"], {"scor": 1.0})).step()
+    with pytest.raises(ValueError, match="returned 'returns/mean'"):
+        make(declaring(["score"], {"returns/mean": 1.0})).step()
+    with pytest.raises(TypeError, match="must return its metrics by name"):
+        make(declaring(["score"], 3.0)).step()
+    with pytest.raises(TypeError, match="'score' must be one number"):
+        make(declaring(["score"], {"score": "high"})).step()
+
+
+def test_what_a_callback_without_metrics_returns_means_nothing():
+    stats = make(lambda trainer, stats: {"returns/mean": -1.0}, lambda trainer, stats: 3).step()
+    assert stats["returns/mean"] >= 0
+
+
+def test_the_best_checkpoint_goes_by_a_callbacks_metric(tmp_path):
+    trainer = make(Score(), checkpoints=Checkpoints(tmp_path / "run", best="score/mine"))
+    run(trainer, max_steps=4)
+    assert trainer.saving.last_good() is not None
+    assert trainer.saving._best["value"] == 3.0

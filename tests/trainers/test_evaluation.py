@@ -1,0 +1,357 @@
+import functools
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import Checkpoints
+from rl8x.conditions import Confirmed, HitsUpperBound
+from rl8x.envs import CartPole, DiscreteDummy, Env, GymnasiumEnv
+from rl8x.randomization import Uniform
+from rl8x.tracking import MemoryTracker, MLflowTracker
+from rl8x.trainers import Trainer
+from rl8x.trainers.evaluation import config_name
+
+
+def build(env=CartPole, **options):
+    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    return PPOConfig(**(small | {"num_sgd_iters": 1} | options)).build(env)
+
+
+def make(env=CartPole, *, trainer=None, **options):
+    return Trainer(build(env, **options), **({"tracker": MemoryTracker()} | (trainer or {})))
+
+
+def run(trainer, **options):
+    return trainer.run(progress="none", **options)
+
+
+class Countdown(gymnasium.Env):
+    """Episodes of five steps, each of reward 1, or `reward`."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self, reward=1.0):
+        type(self).made += 1
+        self.reward, self.steps = reward, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), self.reward, self.steps == 5, False, {"success": True}
+
+
+# -- an environment of its own, from an instance
+
+
+def test_an_instance_of_a_gymnasium_environment_is_evaluated_on_whole_episodes():
+    env = GymnasiumEnv(Countdown, 4, reward=2.0, time_limit=3, metrics={"success": "last"})
+    trainer = make(env)
+    assert trainer.evaluator.env is not env
+    stats = trainer.eval()
+    # A horizon of 8 steps would sum to 16.
+    assert (stats["eval/returns/mean"], stats["eval/episodes/lengths/mean"]) == (6.0, 3.0)
+    assert stats["eval/episodes/info/success/mean"] == 1.0
+    assert trainer.evaluator.env.time_limit == 3
+
+
+def test_an_instance_of_an_id_is_made_again_with_as_many_copies_as_asked_for():
+    env = GymnasiumEnv("CartPole-v1", 4, time_limit=20)
+    trainer = make(env, trainer={"num_eval_envs": 7})
+    assert (trainer.evaluator.env.num_envs, trainer.evaluator.env.time_limit) == (7, 20)
+    assert type(trainer.evaluator.env.vector_env) is type(env.vector_env)
+    assert trainer.eval()["eval/episodes/ended"] == 7
+    assert make(GymnasiumEnv(Countdown, 200), num_envs=200).evaluator.env.num_envs == 128
+
+
+class Walk(Env):
+    """A walk from the starting point, for `steps` steps; counts the starts in Python."""
+
+    single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    single_action_space = gymnasium.spaces.Discrete(2)
+    reset_noise = 1
+    capturable = False
+
+    def __init__(self, num_envs, steps=6, **options):
+        super().__init__(num_envs, time_limit=steps, **options)
+        self.scale = 1.0
+        self.num_starts = 0
+
+    def initial_state(self, parameters, noise):
+        self.num_starts += 1
+        return {"position": noise}
+
+    def transition(self, state, actions, parameters, noise):
+        ended = torch.zeros(self.num_envs, dtype=torch.bool)
+        return {"position": state["position"] + 1}, torch.full((self.num_envs,), self.scale), ended
+
+    def observe(self, state, parameters):
+        return state["position"]
+
+
+def test_an_instance_of_an_own_class_is_copied_as_it_is_and_training_does_not_notice():
+    env, twin = Walk(4, seed=1), Walk(4, seed=1)
+    env.scale = twin.scale = 3.0
+    env.reset()
+    twin.reset()
+    trainer, without = make(env), make(twin, trainer={"eval_env": False})
+    assert trainer.evaluator.env.carry is None
+    starts = env.num_starts
+    assert trainer.eval()["eval/returns/mean"] == 18.0
+    assert env.num_starts == starts
+    run(trainer, steps_per_eval=1, max_steps=3)
+    run(without, max_steps=3)
+    for name in ("returns/mean", "losses/vf"):
+        assert trainer.tracker.history(name) == without.tracker.history(name)
+    first, second = (make(Walk(4, seed=1), seed=seed).evaluator.env for seed in (1, 2))
+    assert not torch.equal(first.reset()[0], second.reset()[0])
+
+
+def test_an_instance_that_can_only_be_copied_has_its_own_number_of_copies():
+    assert make(CartPole(4)).evaluator.env.num_envs == 4
+    with pytest.raises(ValueError, match=r"`num_eval_envs` is 2, but .* an instance of CartPole with 4 copies"):
+        make(CartPole(4), trainer={"num_eval_envs": 2})
+
+
+class Uncopyable(Walk):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.handle = (number for number in range(3))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        lambda: Uncopyable(4),
+        lambda: GymnasiumEnv(gymnasium.make_vec("CartPole-v1", 4)),
+        lambda: GymnasiumEnv(functools.partial(lambda env: env, Countdown()), 4),
+    ],
+    ids=["cannot be copied", "live vector environment", "a function that gives one environment"],
+)
+def test_what_can_neither_be_copied_nor_made_again_has_sums_over_horizons_under_their_own_name(env):
+    trainer = make(env())
+    assert trainer.evaluator is None
+    with pytest.warns(UserWarning, match="can neither be copied nor made again") as caught:
+        stats = run(trainer, steps_per_eval=1, max_steps=2)
+    assert len([each for each in caught if "copied" in str(each.message)]) == 1
+    assert "eval/horizon_returns/mean" in stats
+    assert not any(name.startswith("eval/returns/") for name in stats)
+    with pytest.raises(ValueError, match=r"Unknown metric 'eval/returns/mean' .*eval/horizon_returns/mean"):
+        run(trainer, steps_per_eval=1, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
+    with pytest.raises(ValueError, match="neither be copied nor made again"):
+        make(env(), trainer={"eval_env": True})
+
+
+def test_who_asks_for_the_training_environment_is_not_warned():
+    trainer = make(trainer={"eval_env": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trainer.eval()["eval/horizon_returns/mean"] > 0
+
+
+@pytest.mark.parametrize("env", [lambda: CartPole(4, seed=3), lambda: Walk(4, seed=3)], ids=["built-in", "own"])
+def test_a_run_that_evaluates_in_a_copy_resumes_to_the_same_bits(env, tmp_path):
+    def rows(tracker):
+        timed = ("profiling/", "memory/")
+        return {(row.step, k): v for row in tracker.rows for k, v in row.metrics.items() if not k.startswith(timed)}
+
+    straight = make(env(), trainer={"checkpoints": False})
+    run(straight, steps_per_eval=1, max_steps=6)
+    tracker = MemoryTracker()
+    first = make(env(), trainer={"tracker": tracker, "checkpoints": Checkpoints(tmp_path / "run")})
+    run(first, steps_per_eval=1, max_steps=3)
+    resumed = Trainer.resume(tmp_path / "run", algorithm=build(env()), tracker=tracker)
+    run(resumed, max_steps=6)
+    assert rows(tracker) == rows(straight.tracker)
+
+
+# -- names
+
+
+def names_of(trainer):
+    return {name for name in trainer.metric_names if name.startswith(keys.EVAL_PREFIX)}
+
+
+@pytest.mark.parametrize("options", [{}, {"eval_env": False}], ids=["whole episodes", "horizons"])
+def test_metric_names_are_exactly_what_evaluations_of_episodes_measure(options):
+    trainer = make(GymnasiumEnv(Countdown, 4, metrics=["success"]), trainer=options)
+    trainer.step()
+    assert set(trainer.eval()) == names_of(trainer) | {"profiling/eval_ms"}
+    assert ("eval/episodes/returns/mean" in names_of(trainer)) == (options != {})
+
+
+def test_metric_names_are_exactly_what_evaluations_of_horizons_measure():
+    trainer = make(DiscreteDummy)
+    figures = ("min", "max", "mean", "std")
+    assert names_of(trainer) == {f"eval/{group}/{figure}" for group in ("returns", "rewards") for figure in figures}
+    assert set(trainer.eval()) == names_of(trainer) | {"profiling/eval_ms"}
+    assert set(run(trainer, max_steps=1)) <= trainer.metric_names
+    with pytest.raises(ValueError, match=r"what episodes/returns/mean is .*Watch returns/mean, or give"):
+        run(trainer, stop_conditions=[Confirmed(HitsUpperBound("episodes/returns/mean", 1))])
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [HitsUpperBound("eval/episodes/returns/mean", 1), lambda row: row["eval/episodes/returns/mean"] > 1],
+    ids=["named", "plain callable"],
+)
+def test_the_name_of_before_is_told_the_one_of_now(condition):
+    with pytest.raises(ValueError, match=r"Unknown metric 'eval/episodes/returns/mean' .*Nearest: .*eval/returns/mean"):
+        run(make(), steps_per_eval=1, stop_conditions=[condition])
+
+
+# -- what confirms what
+
+
+def test_a_horizons_sum_is_not_confirmed_by_whole_episodes():
+    trainer = make()
+    with pytest.raises(ValueError, match="measures what returns/mean is"):
+        run(trainer, stop_conditions=[Confirmed(HitsUpperBound("returns/mean", 1))])
+    assert trainer.state[keys.COLLECTS] == 0
+    confirmed = Confirmed(HitsUpperBound("episodes/returns/mean", 1) & ~HitsUpperBound("episodes/lengths/max", 1e6))
+    stats = run(trainer, stop_conditions=[confirmed])
+    test = "And(HitsUpperBound('eval/returns/mean', 1), Not(HitsUpperBound('eval/episodes/lengths/max', 1000000.0)))"
+    assert repr(confirmed.test) == test
+    assert "eval/returns/mean = " in stats.stop_reason
+
+
+def test_figures_of_info_are_confirmed_by_their_own():
+    trainer = make(GymnasiumEnv(Countdown, 4, metrics=["success"]))
+    stats = run(trainer, stop_conditions=[Confirmed(HitsUpperBound("episodes/info/success/mean", 1))])
+    assert "eval/episodes/info/success/mean = 1" in stats.stop_reason
+
+
+def test_sums_over_horizons_confirm_each_other_in_the_training_environment():
+    for options, name in (({"eval_env": False}, "eval/horizon_returns/mean"), ({}, "eval/returns/mean")):
+        trainer = make(CartPole if options else DiscreteDummy, trainer=options)
+        confirmed = Confirmed(HitsUpperBound("returns/mean", -1e9))
+        stats = run(trainer, stop_conditions=[confirmed])
+        ((_, measured),) = trainer.tracker.history(name)
+        assert f"{name} = {measured:g}" in stats.stop_reason
+
+
+def test_several_horizons_in_a_row_measure_the_same_as_one():
+    class Fixed(DiscreteDummy):
+        def transition(self, state, actions, parameters, noise):
+            state, rewards, terminated = super().transition(state, actions, parameters, noise)
+            return state, torch.full_like(rewards, 2.0), terminated
+
+    trainer = make(Fixed, horizons_per_env_reset=3)
+    for name in ("min", "max", "mean"):
+        assert trainer.eval()[f"eval/returns/{name}"] == 16.0
+    assert trainer.step()["returns/mean"] == 16.0
+
+
+# -- names of evaluations
+
+
+def test_an_evaluation_with_a_name_is_tracked_under_it_and_is_not_the_runs_own():
+    trainer = make()
+    own = run(trainer, steps_per_eval=2, max_steps=2)["eval/returns/mean"]
+    stats = trainer.eval(env_config={"length": 2.0}, name="long pole")
+    assert set(stats) - {"profiling/eval_ms"} == {
+        name.replace("eval/", "eval/long pole/") for name in names_of(trainer) if name in trainer._eval_row
+    }
+    (point,) = trainer.tracker.history("eval/long pole/returns/mean")
+    assert point == (64, stats["eval/long pole/returns/mean"])
+    assert trainer.tracker.history("eval/returns/mean") == [(64, own)]
+    assert trainer.step()["eval/returns/mean"] == own
+    assert trainer.eval(name="again")["eval/again/returns/mean"] > 0
+    assert trainer.step()["eval/returns/mean"] == own
+
+
+def test_an_evaluation_under_another_config_is_tracked_under_a_name_made_of_it():
+    trainer = make()
+    run(trainer, steps_per_eval=2, max_steps=2, eval_env_config={"length": 0.7})
+    own = trainer.tracker.history("eval/returns/mean")
+    stats = trainer.eval(env_config={"gravity": 50.0})
+    assert trainer.tracker.history("eval/gravity 50/returns/mean") == [(64, stats["eval/returns/mean"])]
+    trainer.eval(env_config={"length": Uniform(0.25, 1.0), "gravity": 9.0})
+    assert trainer.tracker.history("eval/gravity 9 length uniform 0.25 1/returns/mean")
+    trainer.eval(env_config={})
+    assert trainer.tracker.history("eval/defaults/returns/mean")
+    assert trainer.tracker.history("eval/returns/mean") == own
+    trainer.eval(env_config={"length": 0.7})
+    trainer.eval()
+    assert len(trainer.tracker.history("eval/returns/mean")) == 3
+    trainer.close()
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_names_made_of_configs_are_short_and_legal():
+    assert config_name({"a": 1e-05, "b": -2.0, "c": 10.05}) == "a 1e-05 b -2 c 10.05"
+    many = config_name({"a": [float(n) for n in range(200)]})
+    assert many.startswith("a 200 values ")
+    assert many != config_name({"a": [float(n) for n in range(1, 201)]})
+    assert len(config_name({f"parameter{n}": 0.5 for n in range(50)})) < 170
+
+
+@pytest.mark.parametrize("name", ["", " ", "/a", "a/", "a//b", "a%", "ünï(code)", "..", "x" * 300])
+def test_names_that_mlflow_would_not_take_are_refused(name):
+    with pytest.raises(ValueError, match=r"must be letters, digits, spaces .*got"):
+        make().eval(name=name)
+
+
+@pytest.mark.parametrize("name", ["returns", "episodes/lengths", "horizon_returns", "rewards/x"])
+def test_names_of_metrics_are_refused(name):
+    with pytest.raises(ValueError, match="are metrics of those without a name"):
+        make().eval(name=name)
+
+
+def test_evaluations_between_steps_are_all_there():
+    trainer = make()
+    for _ in range(3):
+        trainer.step()
+        trainer.eval()
+        trainer.eval()
+    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [32, 32, 64, 64, 96, 96]
+
+
+def test_training_on_after_an_evaluation_has_the_runs_status_follow():
+    trainer = make(trainer={"checkpoints": False})
+
+    def fail(trainer, stats):
+        raise RuntimeError("out of luck")
+
+    trainer.callbacks = (fail,)
+    with pytest.raises(RuntimeError, match="luck"):
+        run(trainer, max_steps=2)
+    trainer.eval()
+    trainer.close()
+    assert trainer.tracker.status == "FAILED"
+    trainer.callbacks = ()
+    trainer.eval()
+    trainer.step()
+    assert trainer.tracker.status == "RUNNING"
+    trainer.close()
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_evaluations_after_a_run_are_all_in_mlflow_and_leave_its_result_and_status(mlruns, mlflow_client):
+    trainer = make(trainer={"tracker": MLflowTracker(interval_s=0.05), "num_eval_envs": 2})
+    own = run(trainer, steps_per_eval=2, max_steps=2)["eval/returns/mean"]
+    values = {}
+    for n in range(20):
+        gravity = 5.0 + n / 2
+        values[f"gravity {gravity:g}"] = trainer.eval(env_config={"gravity": gravity})["eval/returns/mean"]
+    values["named"] = trainer.eval(name="named")["eval/named/returns/mean"]
+    trainer.close()
+    run_id = trainer.tracker.run_id
+    for name, value in values.items():
+        (point,) = mlflow_client.get_metric_history(run_id, f"eval/{name}/returns/mean")
+        assert (point.step, point.value) == (64, value)
+    found = mlflow_client.get_run(run_id)
+    assert found.data.metrics["eval/returns/mean"] == own
+    assert len(mlflow_client.get_metric_history(run_id, "eval/returns/mean")) == 1
+    assert found.info.status == "FINISHED"
+    assert len(mlflow_client.search_runs([found.info.experiment_id])) == 1

@@ -1,0 +1,118 @@
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+
+import pytest
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.conditions import HitsUpperBound, WallTime
+from rl8x.envs import CartPole
+from rl8x.tracking import NullTracker
+from rl8x.trainers import Trainer
+from rl8x.trainers.progress import ProgressReporter, describe
+
+
+@contextlib.contextmanager
+def terminal():
+    """Put a terminal of 80 columns in place of standard error; yields what reads the lines that it was sent."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    os.set_blocking(master, False)
+
+    def lines():
+        sent = b""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(master, 1 << 16):
+                sent += chunk
+        return [line for line in re.split(r"[\r\n]+", sent.decode()) if line.strip()]
+
+    with os.fdopen(slave, "w", encoding="utf-8") as stream, contextlib.redirect_stderr(stream):
+        yield lines
+    os.close(master)
+
+
+ROW = {
+    keys.STEPS: 5.0,
+    keys.ENV_STEPS: 1_234_567.0,
+    "profiling/env_steps_per_s": 851_234.5,
+    "returns/mean": -1234.5,
+    "eval/returns/mean": -1150.25,
+    "episodes/lengths/mean": 433.3,
+    "monitors/kl_div": 0.0123456,
+}
+
+
+@pytest.mark.parametrize("total", [None, 100_000])
+def test_evaluation_and_rate_are_seen_at_80_columns(total):
+    with terminal() as lines:
+        reporter = ProgressReporter("bar", total)
+        reporter._bar.update(99_990)
+        reporter._bar.start_t -= 36_000
+        reporter._bar.mininterval = 0
+        reporter.update(ROW, total)
+        reporter.close()
+        line = lines()[-1]
+        assert len(line) <= 80
+        assert "851k/s" in line
+        assert "eval -1150" in line
+        assert "10:00:0" in line
+
+
+def test_a_row_of_a_common_run_is_seen_whole_but_for_what_counts_least():
+    with terminal() as lines:
+        reporter = ProgressReporter("bar", 1000)
+        reporter._bar.mininterval = 0
+        reporter.update(ROW | {"episodes/returns/mean": 321.5}, 1000)
+        reporter.close()
+        line = lines()[-1]
+        assert "851k/s, eval -1150, return 321.5" in line
+        assert "env steps 1.23M, length 433, kl 0.0123" in describe(ROW)
+
+
+def test_one_labelled_return_that_does_not_alternate(capsys, monkeypatch):
+    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_PER_LINE", -1.0)
+    reporter = ProgressReporter("lines")
+    for episodes in ({}, {"episodes/returns/mean": -9.87}, {}, {"episodes/returns/mean": -8.0}):
+        reporter.update(ROW | {"returns/mean": -0.65} | episodes)
+    shown = [re.findall(r"[a-z ]*return -[\d.]+", line) for line in capsys.readouterr().err.splitlines()]
+    assert shown == [[" horizon return -0.65"], [" return -9.87"], [" return -9.87"], [" return -8"]]
+
+
+def make():
+    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    algorithm = PPOConfig(**small, num_sgd_iters=1).build(CartPole)
+    return Trainer(algorithm, tracker=NullTracker(), eval_env=False, checkpoints=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [
+        ({"stop_conditions": [WallTime("1h"), HitsUpperBound(keys.ENV_STEPS, 100)]}, 4),
+        ({"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 128) | WallTime("1h")}, 4),
+        ({"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 100), "max_steps": 3}, 3),
+        ({"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 64), "max_steps": 3}, 2),
+        ({"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 64) & HitsUpperBound(keys.STEPS, 3)}, None),
+    ],
+)
+def test_a_bound_on_env_steps_gives_the_bar_a_total(options, total):
+    with terminal() as lines:
+        make().run(progress="bar", **options)
+        bars = [line for line in lines() if "[" in line and "stopped" not in line]
+        if total is None:
+            assert "3 steps [" in bars[-1]
+        else:
+            assert re.search(rf" {total}/{total} \[\d+:\d+<", bars[-1])
+            assert re.search(rf" 0/{total} \[00:00<\?", bars[0])
+
+
+def test_a_second_run_counts_from_its_beginning():
+    with terminal() as lines:
+        trainer = make()
+        trainer.run(progress="none", max_steps=2)
+        trainer.run(progress="bar", stop_conditions=HitsUpperBound(keys.ENV_STEPS, 160))
+        assert " 3/3 [" in [line for line in lines() if "[" in line][-1]

@@ -1,0 +1,55 @@
+import pytest
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.conditions import Confirmed, HitsUpperBound, Plateau
+from rl8x.envs import CartPole
+from rl8x.tracking import MemoryTracker
+from rl8x.trainers import Trainer
+
+
+def make():
+    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    return Trainer(PPOConfig(**small, num_sgd_iters=1).build(CartPole), tracker=MemoryTracker(), num_eval_envs=2)
+
+
+def run(trainer, **options):
+    return trainer.run(progress="none", **options)
+
+
+SOLVED = HitsUpperBound("eval/returns/mean", 475)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        SOLVED,
+        HitsUpperBound("env/steps", 64) & ~Plateau("eval/returns/mean"),
+        Confirmed(SOLVED, by=HitsUpperBound("eval/returns/min", 1)),
+    ],
+    ids=["bound", "composed", "confirmed only after an evaluation"],
+)
+def test_waiting_for_evaluations_that_nobody_makes_is_refused_before_the_first_step(condition):
+    trainer = make()
+    with pytest.raises(ValueError, match=r"reads 'eval/returns/mean', but .* give `steps_per_eval`") as caught:
+        run(trainer, stop_conditions=[condition], max_steps=2)
+    assert "\n" not in str(caught.value)
+    assert trainer.state[keys.COLLECTS] == 0
+    assert run(trainer, stop_conditions=[condition], max_steps=1, steps_per_eval=1)[keys.STEPS] == 1
+
+
+def test_a_plain_callable_that_waits_for_them_is_refused_at_the_first_row():
+    trainer = make()
+    with pytest.raises(ValueError, match=r"reads 'eval/returns/mean', but .* give `steps_per_eval`"):
+        run(trainer, stop_conditions=[lambda row: row["eval/returns/mean"] > 475])
+    assert trainer.state[keys.STEPS] == 1
+    waits = lambda row: row["eval/returns/mean"] > 0 or row[keys.STEPS] > 9  # noqa: E731
+    assert run(trainer, stop_conditions=[waits], steps_per_eval=2)[keys.STEPS] == 3
+
+
+def test_a_confirmation_evaluates_by_itself():
+    confirmed = Confirmed(HitsUpperBound("episodes/returns/mean", 1), by=HitsUpperBound("eval/returns/mean", 1))
+    assert run(make(), stop_conditions=[confirmed])
+    # What it measures others may read.
+    stats = run(make(), stop_conditions=[Confirmed(HitsUpperBound(keys.STEPS, 2), by=SOLVED), ~SOLVED])
+    assert stats[keys.STEPS] == 3
