@@ -43,7 +43,7 @@ A run file has the same keys, in YAML, TOML or JSON:
   algorithm_config: {num_envs: 4096, lr: 3e-4}
   steps_per_eval: 5
   stop_conditions:
-    - plateau: {name: returns/mean, patience: 20}
+    - plateau: {name: episodes/returns/mean, patience: 20}
     - any: [{wall_time: 10m}, {hits_upper_bound: [env/steps, 1e8]}]
 """
 
@@ -67,9 +67,9 @@ def _groups() -> dict[str, str]:
     "--stop",
     multiple=True,
     metavar="CONDITION",
-    help="End the run when this is met, as in 'wall_time: 1h' or 'plateau: {name: returns/mean}'; may be repeated. "
-    "Kinds: hits_upper_bound, hits_lower_bound, plateau, stops_decreasing, stops_increasing, wall_time, non_finite, "
-    "confirmed, all, any, not.",
+    help="End the run when this is met, as in 'wall_time: 1h' or 'plateau: {name: episodes/returns/mean}'; may be "
+    "repeated. Kinds: hits_upper_bound, hits_lower_bound, plateau, stops_decreasing, stops_increasing, wall_time, "
+    "non_finite, confirmed, all, any, not.",
 )
 @click.option(
     "--resume",

@@ -47,7 +47,7 @@ class RunConfig:
     steps_per_eval: int | None = option(None, "An evaluation after every so many steps. None: never.", low=1)
     max_steps: int | None = option(None, "The run ends after so many steps at the latest. None: no limit.", low=1)
     stop_conditions: Sequence[Any] = option(
-        (), "The run ends when one of these is met, such as {hits_upper_bound: [returns/mean, 475]}."
+        (), "The run ends when one of these is met, such as {hits_upper_bound: [eval/returns/mean, 475]}."
     )
     eval_env: str | bool = option(
         "auto",
