@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ def test_the_first_script_does_what_the_demo_does_and_solves_its_task(
     figures = r"\d[\d,]*"
     assert re.sub(figures, "N", capsys.readouterr().out) == re.sub(figures, "N", promised)
     assert promised.startswith("SOLVED")
+
+
+def test_the_script_of_the_package_solves_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rl8x.__doc__ is not None
+    (code,) = re.findall(r"\n\n((?:    .*\n|\n)+)", rl8x.__doc__)
+    run, init = Trainer.run, PPOConfig.__init__
+    monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=60))
+    monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))
+    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
+    namespace: dict[str, Any] = {}
+    exec(textwrap.dedent(code), namespace)
+    assert namespace["trainer"].stop_reason.startswith("HitsUpperBound('eval/returns/mean', 475): ")
 
 
 @pytest.mark.usefixtures("small")

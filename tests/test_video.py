@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl8x.envs import CartPole, GymnasiumEnv
+from rl8x.envs import Acrobot, AlgoTrading, CartPole, GymnasiumEnv, MountainCar, MountainCarContinuous, Pendulum
 from rl8x.policy import Policy
 from rl8x.video import frames, record_video
 
@@ -48,9 +48,23 @@ def test_the_frames_of_one_episode(deterministic):
 
 
 def test_what_renders_nothing_is_refused():
-    for env in (GymnasiumEnv(Pictures, 1), CartPole(1)):
-        with pytest.raises(ValueError, match="render_mode='rgb_array'"):
-            next(frames(policy_of(env), env))
+    env = GymnasiumEnv(Pictures, 1)
+    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
+        next(frames(policy_of(env), env))
+    with pytest.raises(ValueError, match="AlgoTrading cannot be rendered: give it a `render`"):
+        next(frames(policy_of(env), AlgoTrading(1)))
+
+
+@pytest.mark.parametrize("env_class", [CartPole, Pendulum, MountainCar, MountainCarContinuous, Acrobot])
+def test_the_same_task_that_can_be_rendered_is_named_and_takes_the_policy(env_class):
+    policy = policy_of(env_class(1))
+    with pytest.raises(ValueError, match="cannot be rendered: built-in environments draw nothing") as caught:
+        next(frames(policy, env_class(1)))
+    told = str(caught.value).split("in the same task, ")[1].removesuffix(".")
+    twin = eval(told.replace(', render_mode="rgb_array"', ""))
+    assert twin.observation_space.shape == (1, *policy.observation_space.shape)
+    assert type(twin.single_action_space) is type(policy.action_space)
+    assert np.shape(twin.single_action_space.sample()) == np.shape(policy.action_space.sample())
 
 
 @pytest.mark.parametrize("name", ["a/video.gif", "video.mp4"])

@@ -1,10 +1,11 @@
 """rl8x: train policies on batched tensor environments, tracked in MLflow, stopped by composable conditions.
 
-    from rl8x import PPOConfig, Plateau, Trainer
+    from rl8x import HitsUpperBound, PPOConfig, Trainer
     from rl8x.envs import CartPole
 
-    trainer = Trainer(PPOConfig(num_envs=8192, horizon=32).build(CartPole))
-    trainer.run(steps_per_eval=5, stop_conditions=[Plateau("returns/mean", patience=10, rtol=0.05)])
+    config = PPOConfig(num_envs=64, gamma=0.99, lr=5e-3, sgd_minibatch_size=512)
+    trainer = Trainer(config.build(CartPole))
+    trainer.run(steps_per_eval=5, stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
 
 The names below are loaded when they are first used, so that `import rl8x` is quick; MLflow is loaded when a run starts.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,6 +12,15 @@ import torch
 from rl8x.acting import Cursor, act_and_step
 from rl8x.envs.base import Env
 from rl8x.policy import Policy
+
+# Built-in environments, and Gymnasium's of the same task, observations and actions
+_TWINS: Final = {
+    "CartPole": "CartPole-v1",
+    "Pendulum": "Pendulum-v1",
+    "MountainCar": "MountainCar-v0",
+    "MountainCarContinuous": "MountainCarContinuous-v0",
+    "Acrobot": "Acrobot-v1",
+}
 
 
 def record_video(
@@ -82,6 +91,8 @@ def frames(
 
 def _frame(env: Env) -> np.ndarray:
     """Return the picture of the first copy."""
+    if type(env).render is Env.render:
+        raise ValueError(_draws_nothing(type(env).__name__))
     rendered: Any = env.render() if env.render_mode is not None else None
     if isinstance(rendered, tuple | list):
         rendered = rendered[0]
@@ -92,3 +103,13 @@ def _frame(env: Env) -> np.ndarray:
             f"{type(env).__name__} renders no frames; got {rendered!r:.60}. Make it with render_mode='rgb_array'."
         )
     return frame
+
+
+def _draws_nothing(name: str) -> str:
+    """Say what is possible where an environment has no pictures: Gymnasium's of the same task takes the same policy."""
+    if name not in _TWINS:
+        return (
+            f"{name} cannot be rendered: give it a `render` that returns a picture of each copy, and a `render_mode`."
+        )
+    made = f'GymnasiumEnv("{_TWINS[name]}", 1, render_mode="rgb_array")'
+    return f"{name} cannot be rendered: built-in environments draw nothing. Record the policy in the same task, {made}."

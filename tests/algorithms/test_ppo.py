@@ -5,6 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
 from torch.distributions import Categorical
@@ -505,6 +506,31 @@ def test_an_instance_must_fit_the_config():
         tiny().build(CartPole(4))
     with pytest.raises(TypeError, match="time_limit"):
         tiny().build(CartPole(8), time_limit=3)
+
+
+def test_an_environment_is_found_as_on_the_command_line():
+    built = tiny().build("CartPole-v1", time_limit=9)
+    assert (type(built.env), built.env.num_envs, built.env.time_limit) == (GymnasiumEnv, 8, 9)
+    assert type(tiny().build("rl8x.envs.CartPole").env) is CartPole
+    assert type(tiny().build(CartPoleEnv).env) is GymnasiumEnv
+    with pytest.raises(ValueError, match=r"no built-in environment 'CartPol'\. Did you mean CartPole"):
+        tiny().build("CartPol")
+
+
+def test_one_copy_of_gymnasiums_is_refused_and_a_vector_environment_is_taken():
+    with pytest.raises(
+        TypeError, match=r"'CartPole-v1' is one copy .*Pass its id, or functools\.partial.*GymnasiumEnv"
+    ):
+        tiny().build(gymnasium.make("CartPole-v1"))
+    with pytest.raises(TypeError, match=r"it made TimeLimit\. Let GymnasiumEnv make the copies"):
+        tiny().build(lambda num_envs, **_: gymnasium.make("CartPole-v1"))
+    vector = gymnasium.make_vec("CartPole-v1", 8)
+    algorithm = tiny().build(vector)
+    assert algorithm.env.vector_env is vector
+    algorithm.collect()
+    algorithm.step()
+    with pytest.raises(ValueError, match="`num_envs` is 8, but the environment given has 2 copies"):
+        tiny().build(gymnasium.make_vec("CartPole-v1", 2))
 
 
 def test_params_name_every_hyperparameter():

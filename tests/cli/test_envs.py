@@ -39,3 +39,29 @@ def test_an_unknown_name_is_refused_with_the_nearest(capsys):
     err = capsys.readouterr().err
     assert err.startswith("rl8x: error: no built-in environment 'CartPol'. Did you mean CartPole")
     assert err.count("\n") == 1
+
+
+def test_gymnasiums_and_ones_own_are_described(capsys, tmp_path, monkeypatch):
+    assert main(["envs", "CartPole-v1"]) == 0
+    out = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == "CartPole-v1"
+    assert "cart-pole problem" in out
+    assert "## " not in out
+    assert "action Discrete(2)" in lines
+    assert "episodes end with the task or after 500 steps" in lines
+    assert "env_kwargs sutton_barto_reward=False" in lines
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own_task.py").write_text(
+        'from rl8x.envs import CartPole\n\nclass Cart(CartPole):\n    """A cart of my own."""\n'
+    )
+    assert main(["envs", "my_own_task.Cart"]) == 0
+    out = capsys.readouterr().out
+    assert "A cart of my own." in out
+    assert "rl8x train my_own_task.Cart env_config.gravity=" in out
+    for name, message in (
+        ("CartPoel-v1", "Did you mean CartPole-v1"),
+        ("rl8x.keys.COUNTERS", "An environment is a class"),
+    ):
+        assert main(["envs", name]) == 2
+        assert message in capsys.readouterr().err

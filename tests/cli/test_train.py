@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -121,6 +122,15 @@ def test_help_explains_options_in_groups(capsys):
         assert title in out
     assert "--gamma NUMBER Discount of a reward one step later. [default: 0.95; >= 0; <= 1]" in out
     assert "rl8x train -f run.yaml" in out
+
+
+def test_hyperparameters_need_no_algorithm_config_before_them(capsys):
+    assert (
+        main(["train", "CartPole", *SMALL, "lr=1e-3", "model_config.activation=tanh", "max_steps=2", "--dry-run"]) == 0
+    )
+    run = yaml.safe_load(capsys.readouterr().out)
+    assert (run["algorithm_config"]["lr"], run["max_steps"]) == (1e-3, 2)
+    assert run["algorithm_config"]["model_config"]["activation"] == "tanh"
 
 
 # -- mistakes -------------------------------------------------------------------------------------------

@@ -230,6 +230,22 @@ def test_resuming_survives_another_kill(spool, store):
     assert values(store.run, "a") == [(step, float(step)) for step in range(6)]
 
 
+def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatch):
+    def refuses(run_id):
+        store.calls.append("run_name")
+        raise StoreDownError("not allowed")
+
+    monkeypatch.setattr(store, "run_name", refuses)
+    spool = Spool.create(tmp_path, header())
+    sender = Sender(spool, lambda: store)
+    for step in range(5):
+        spool.append(row(step))
+        sender.send_some()
+    assert len(store.run["points"]) == 5
+    assert store.calls.count("run_name") == 3
+    assert spool.ack.run_name is None
+
+
 def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(spool, store):
     for time, value in enumerate((1.0, 2.0)):
         spool.append({**row(7, a=value), "t": 100 + time})
@@ -261,22 +277,6 @@ def test_what_is_added_by_the_process_that_logged_it_is_all_new_and_may_keep_the
     spool.append({"op": "finish", "status": None, "t": 7})
     send(spool, store)
     assert store.run["status"] == "FAILED"
-
-
-def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatch):
-    def refuses(run_id):
-        store.calls.append("run_name")
-        raise StoreDownError("not allowed")
-
-    monkeypatch.setattr(store, "run_name", refuses)
-    spool = Spool.create(tmp_path, header())
-    sender = Sender(spool, lambda: store)
-    for step in range(5):
-        spool.append(row(step))
-        sender.send_some()
-    assert len(store.run["points"]) == 5
-    assert store.calls.count("run_name") == 3
-    assert spool.ack.run_name is None
 
 
 def test_a_run_of_the_user_keeps_its_status(tmp_path, store):

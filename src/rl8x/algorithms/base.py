@@ -9,18 +9,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import gymnasium
 import torch
 from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms.config import check_names, check_options, option, resolve_device
-from rl8x.envs import Env, resolve
+from rl8x.envs import Env, GymnasiumEnv, env_maker
+from rl8x.envs.gymnasium_env import is_vectorised
 from rl8x.policy import Policy
 from rl8x.stats import Stats
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
-EnvLike = str | type[Env] | Env | Callable[..., Env]
+EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ class AlgorithmConfig(ABC):
         """Make the environment, check that it fits, and return the algorithm.
 
         Args:
-            env: A class, a factory, a built-in name, or an instance.
+            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
+                vector environments.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
         """
 
@@ -185,17 +188,17 @@ def make_env(
         TypeError: If what was given makes no environment.
     """
     device = resolve_device(config.device)
+    if not isinstance(env, Env) and is_vectorised(env):
+        env = GymnasiumEnv(env, device=device, seed=seed)
     if isinstance(env, Env):
         _check_instance(config, env, device, env_kwargs)
         return env, None
-    maker = resolve(env) if isinstance(env, str) else env
-    if not callable(maker):
-        raise TypeError(f"An environment is a class, a factory, a built-in name or an instance; got {env!r}.")
-    factory = functools.partial(maker, **env_kwargs)
+    factory = functools.partial(env_maker(env), **env_kwargs)
     made = factory(config.num_envs, device=device, seed=seed)
     if not isinstance(made, Env):
         raise TypeError(
-            f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Wrap others in rl8x.envs.GymnasiumEnv."
+            f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Let GymnasiumEnv make the "
+            "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
         )
     return made, factory
 

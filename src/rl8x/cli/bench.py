@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import platform
@@ -27,7 +26,6 @@ from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.cli.options import GroupedCommand, field_options, given
 from rl8x.cli.train import read_run
 from rl8x.config import RunConfig
-from rl8x.config.run import ALIASES, HYPERPARAMETER_ALIASES
 
 # What each kind of device has
 MODES: Final = {"cpu": ("eager", "compile"), "cuda": ("eager", "compile", "graph")}
@@ -115,12 +113,11 @@ def bench(
 ) -> int:
     """Measure how fast ENV trains in each execution mode, update and logging included.
 
-    ENV and KEY=VALUE are as in `rl8x train`; hyperparameters need no algorithm_config before them: num_envs=4096. The
-    exit code is 1 if every mode failed.
+    ENV and KEY=VALUE are as in `rl8x train`. The exit code is 1 if every mode failed.
     """
     with users_mistakes():
         chosen = given(options) | ({} if threads is None else {"num_threads": threads})
-        run = read_run(tuple(_under_algorithm(word) for word in words), file, (), chosen)
+        run = read_run(words, file, (), chosen)
         device, pairs = _plan(run, modes, precisions)
     out = None if json_file is None else _writable(json_file)
     rows = _measure(run, pairs, passes, seconds)
@@ -136,17 +133,6 @@ def bench(
 
 bench.params.extend(field_options(_FIELDS))
 bench.params.extend(field_options(_RUN_FIELDS))
-
-
-def _under_algorithm(word: str) -> str:
-    """Put a hyperparameter that is overridden by its bare name where run files have it."""
-    name = re.split(r"[.=]", word, maxsplit=1)[0].strip()
-    of_run = {field.name for field in dataclasses.fields(RunConfig)} | set(ALIASES)
-    if "=" not in word or name in of_run:
-        return word
-    hyperparameters = {field.name for field in dataclasses.fields(PPOConfig)} | set(HYPERPARAMETER_ALIASES)
-    near = difflib.get_close_matches(name, of_run | hyperparameters, n=1)
-    return f"algorithm_config.{word}" if near and near[0] in hyperparameters else word
 
 
 def _plan(run: RunConfig, modes: str | None, precisions: str | None) -> tuple[torch.device, list[tuple[str, str]]]:

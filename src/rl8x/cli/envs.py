@@ -8,35 +8,50 @@ from typing import Any
 
 import click
 
-from rl8x.cli.errors import users_mistakes
+from rl8x.cli.errors import UserError, users_mistakes
 
 
 @click.command("envs")
 @click.argument("name", required=False)
 def envs(name: str | None) -> None:
-    """List the built-in environments, or describe the one called NAME: spaces, episodes, what env_config may set."""
-    from rl8x.envs import BUILTIN, resolve
+    """List the built-in environments, or describe the one called NAME: spaces, episodes, what env_config may set.
 
-    with users_mistakes():
-        if name is not None:
-            click.echo(describe(resolve(name)))
-            return
+    NAME is a built-in name, a Gymnasium id, or a dotted path to a class.
+    """
+    from rl8x.cli.train import find_modules_here
+    from rl8x.envs import BUILTIN
+
+    if name is not None:
+        find_modules_here()
+        with users_mistakes():
+            click.echo(describe(name))
+        return
     click.echo("\n".join(summarize(cls) for cls in BUILTIN.values()))
     click.echo("\n`rl8x envs NAME` tells more; `rl8x train NAME` trains.")
 
 
-def describe(cls: type[Any]) -> str:
-    """Describe an environment in full."""
-    env = cls(1, seed=0)
-    lines = [cls.__name__, "", inspect.getdoc(cls) or "", ""]
+def describe(name: str) -> str:
+    """Describe an environment in full, by what `rl8x train` takes for it."""
+    from rl8x.envs import Env, GymnasiumEnv, env_maker
+
+    env = env_maker(name)(1, seed=0)
+    if not isinstance(env, Env):
+        raise UserError(f"{name!r} makes {type(env).__name__}, which is no rl8x Env.")
+    copies = getattr(env.vector_env, "envs", ()) if isinstance(env, GymnasiumEnv) else ()
+    source = type(copies[0].unwrapped) if copies else type(env)
+    lines = [name, "", _introduction(source), ""]
     lines += [f"observation  {env.single_observation_space}", f"action       {env.single_action_space}"]
     lines += [f"episodes     {_episodes(env).removeprefix('episodes ')}", ""]
+    takes = [str(parameter.replace(annotation=parameter.empty)) for parameter in _arguments(source)]
+    if takes:
+        lines += [f"env_kwargs   {', '.join(takes)}", ""]
+    env.close()
     if not env.parameters:
         return "\n".join([*lines, "env_config can set nothing."])
     rows: list[tuple[str, ...]] = [("env_config", "default", "low", "high", "unit", "")]
-    for name, parameter in env.parameters.items():
+    for parameter_name, parameter in env.parameters.items():
         numbers = (f"{number:g}" for number in (parameter.default, parameter.low, parameter.high))
-        rows.append((name, *numbers, parameter.unit, parameter.description))
+        rows.append((parameter_name, *numbers, parameter.unit, parameter.description))
     example = next(iter(env.parameters))
     bounds = env.parameters[example]
     lines += [
@@ -45,8 +60,23 @@ def describe(cls: type[Any]) -> str:
         "A number for all copies, a list with one for each, or a distribution drawn at each reset:",
     ]
     drawn = f"{{uniform: [{bounds.default / 2:g}, {bounds.default * 2:g}]}}" if bounds.default else "{grid: [...]}"
-    lines.append(f"  rl8x train {cls.__name__} env_config.{example}='{drawn}'")
+    lines.append(f"  rl8x train {name} env_config.{example}='{drawn}'")
     return "\n".join(lines)
+
+
+def _introduction(source: type[Any]) -> str:
+    """Return a class's docstring; of one in sections, as Gymnasium's are, the first alone."""
+    text = inspect.getdoc(source) or ""
+    first, *rest = text.removeprefix("## Description").strip().split("\n## ")
+    return first.strip() if rest else text
+
+
+def _arguments(source: type[Any]) -> list[inspect.Parameter]:
+    """Return what the constructor takes but for what rl8x gives it or every environment takes."""
+    ours = ("num_envs", "device", "seed", "time_limit", "render_mode")
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(source).parameters.values()
+    return [each for each in parameters if each.name not in ours and each.kind not in variable]
 
 
 def summarize(cls: type[Any]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +20,7 @@ from rl8x.cli.options import GroupedCommand, field_options, given
 from rl8x.cli.resume import resumed
 from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
 from rl8x.config.files import SUFFIXES
-from rl8x.config.run import ALIASES, renamed_keys
+from rl8x.config.run import ALIASES, HYPERPARAMETER_ALIASES, renamed_keys
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
@@ -30,7 +32,7 @@ _COMMON_NAMES: Final = {field.name for field in dataclasses.fields(AlgorithmConf
 _EXAMPLES: Final = """\b
 rl8x train CartPole --stop "wall_time: 1m"
 rl8x train CartPole --num-envs 4096 --lr 3e-4 --steps-per-eval 5 --stop "hits_upper_bound: [eval/returns/mean, 475]"
-rl8x train -f run.yaml algorithm_config.lr=1e-3 env_config.length='{uniform: [0.25, 1]}'
+rl8x train -f run.yaml lr=1e-3 env_config.length='{uniform: [0.25, 1]}'
 rl8x train my_module.MyEnv algorithm_config.model_config.hidden_sizes='[64, 64]' --max-steps 100
 rl8x train CartPole --lr 3e-4 --dry-run > run.yaml
 
@@ -41,7 +43,7 @@ A run file has the same keys, in YAML, TOML or JSON:
   algorithm_config: {num_envs: 4096, lr: 3e-4}
   steps_per_eval: 5
   stop_conditions:
-    - plateau: {name: returns/mean, patience: 20}
+    - plateau: {name: episodes/returns/mean, patience: 20}
     - any: [{wall_time: 10m}, {hits_upper_bound: [env/steps, 1e8]}]
 """
 
@@ -65,9 +67,9 @@ def _groups() -> dict[str, str]:
     "--stop",
     multiple=True,
     metavar="CONDITION",
-    help="End the run when this is met, as in 'wall_time: 1h' or 'plateau: {name: returns/mean}'; may be repeated. "
-    "Kinds: hits_upper_bound, hits_lower_bound, plateau, stops_decreasing, stops_increasing, wall_time, non_finite, "
-    "confirmed, all, any, not.",
+    help="End the run when this is met, as in 'wall_time: 1h' or 'plateau: {name: episodes/returns/mean}'; may be "
+    "repeated. Kinds: hits_upper_bound, hits_lower_bound, plateau, stops_decreasing, stops_increasing, wall_time, "
+    "non_finite, confirmed, all, any, not.",
 )
 @click.option(
     "--resume",
@@ -81,8 +83,9 @@ def train(
 ) -> int:
     """Train a policy in ENV: a built-in environment (see `rl8x envs`), a Gymnasium id, or a dotted path to a class.
 
-    KEY=VALUE sets any key of a run file, with dots for what is inside: algorithm_config.lr=3e-4. Later wins: the run
-    file, then KEY=VALUE, then options. Without a stop condition the run goes on until Ctrl-C.
+    KEY=VALUE sets any key of a run file, with dots for what is inside: env_config.length=0.4. Hyperparameters need no
+    algorithm_config before them: lr=3e-4. Later wins: the run file, then KEY=VALUE, then options. Without a stop
+    condition the run goes on until Ctrl-C.
     """
     find_modules_here()
     with users_mistakes():
@@ -116,7 +119,7 @@ def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], op
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
-    data = apply_overrides(data, [word for word in words if "=" in word], ALIASES)
+    data = apply_overrides(data, [_under_algorithm(word) for word in words if "=" in word], ALIASES)
     if envs:
         data["env"] = envs[0]
     if stop:
@@ -130,6 +133,17 @@ def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], op
             data.pop("seed", None)
         data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
     return RunConfig.from_dict(data)
+
+
+def _under_algorithm(word: str) -> str:
+    """Put a hyperparameter that is overridden by its bare name where run files have it."""
+    name = re.split(r"[.=]", word, maxsplit=1)[0].strip()
+    of_run = {field.name for field in dataclasses.fields(RunConfig)} | set(ALIASES)
+    if "=" not in word or name in of_run:
+        return word
+    hyperparameters = {field.name for field in dataclasses.fields(PPOConfig)} | set(HYPERPARAMETER_ALIASES)
+    near = difflib.get_close_matches(name, of_run | hyperparameters, n=1)
+    return f"algorithm_config.{word}" if near and near[0] in hyperparameters else word
 
 
 @contextlib.contextmanager

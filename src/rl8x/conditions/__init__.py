@@ -1,6 +1,6 @@
 """Stop conditions: callables on the train statistics that say when a run ends, composed with `&`, `|` and `~`.
 
-    learned = Plateau("returns/mean", patience=20) & HitsUpperBound("env/steps", 1_000_000)
+    learned = Plateau("episodes/returns/mean", patience=20) & HitsUpperBound("env/steps", 1_000_000)
     trainer.run(stop_conditions=[learned, WallTime("2h")])
 
 The run stops when one of the list is met. Each condition sees every row of statistics, also once another is met.

@@ -3,8 +3,8 @@
 stop_conditions:
   - hits_upper_bound: {name: env/steps, bound: 1000000}
   - all:
-      - plateau: {name: returns/mean, patience: 20}
-      - not: {hits_lower_bound: [returns/mean, 100]}
+      - plateau: {name: episodes/returns/mean, patience: 20}
+      - not: {hits_lower_bound: [episodes/returns/mean, 100]}
   - wall_time: 2h
 """
 
@@ -86,7 +86,7 @@ def _split(spec: object) -> tuple[str, Any]:
         return spec, None
     if not isinstance(spec, Mapping) or len(spec) != 1:
         raise ValueError(
-            "a stop condition is written as one entry, as in {plateau: {name: returns/mean, patience: 10}}; "
+            "a stop condition is written as one entry, as in {plateau: {name: episodes/returns/mean, patience: 10}}; "
             f"got {dict(spec) if isinstance(spec, Mapping) else spec!r}."
         )
     (kind, arguments), *_ = spec.items()

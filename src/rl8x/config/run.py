@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import inspect
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from rl8x.checkpoint import Checkpoints
     from rl8x.trainers import Trainer, TrainStats
 
-_GYMNASIUM_ID: Final = re.compile(r"-v\d+$", re.ASCII)
 # rl8's names for the same
 ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
 HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
@@ -50,7 +47,7 @@ class RunConfig:
     steps_per_eval: int | None = option(None, "An evaluation after every so many steps. None: never.", low=1)
     max_steps: int | None = option(None, "The run ends after so many steps at the latest. None: no limit.", low=1)
     stop_conditions: Sequence[Any] = option(
-        (), "The run ends when one of these is met, such as {hits_upper_bound: [returns/mean, 475]}."
+        (), "The run ends when one of these is met, such as {hits_upper_bound: [eval/returns/mean, 475]}."
     )
     eval_env: str | bool = option(
         "auto",
@@ -186,21 +183,14 @@ class RunConfig:
 
     def _env_maker(self) -> Any:
         """Find what makes the environment, and check that it takes `env_kwargs`."""
-        import gymnasium
+        from rl8x.envs import env_maker
 
-        from rl8x.envs import GymnasiumEnv, resolve
-
-        if _GYMNASIUM_ID.search(self.env):
-            return functools.partial(GymnasiumEnv, self.env)
-        maker = import_named(self.env) if is_dotted(self.env) else resolve(self.env)
-        if isinstance(maker, type) and issubclass(maker, gymnasium.Env):
-            return functools.partial(GymnasiumEnv, maker)
-        if callable(maker):
-            signature = inspect.signature(maker)
-            try:
-                signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
-            except TypeError as error:
-                raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
+        maker = env_maker(self.env)
+        signature = inspect.signature(maker)
+        try:
+            signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
+        except TypeError as error:
+            raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
         return maker
 
     def train(self, trainer: Trainer) -> TrainStats:

@@ -9,7 +9,7 @@ from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
 from rl8x.envs.numpy_env import NumpyEnv
 from rl8x.envs.pendulum import Pendulum
-from rl8x.envs.registry import BUILTIN, make, resolve
+from rl8x.envs.registry import BUILTIN, env_maker, make, resolve
 from rl8x.envs.validation import validate
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Pendulum",
     "State",
     "Step",
+    "env_maker",
     "make",
     "resolve",
     "validate",

@@ -1,17 +1,26 @@
-"""The built-in environments by name."""
+"""Finding what makes an environment: the built-in ones by name, Gymnasium's by id, others by dotted path."""
 
 from __future__ import annotations
 
 import difflib
-from typing import Any
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import gymnasium
 
 from rl8x.envs.acrobot import Acrobot
 from rl8x.envs.algo_trading import AlgoTrading
 from rl8x.envs.base import Env
 from rl8x.envs.cartpole import CartPole, CartPoleInfinite
 from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
+from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
 from rl8x.envs.pendulum import Pendulum
+from rl8x.importing import import_named, is_dotted
+
+_GYMNASIUM_ID: Final = re.compile(r"-v\d+$", re.ASCII)
 
 BUILTIN: dict[str, type[Env]] = {
     cls.__name__: cls
@@ -41,6 +50,39 @@ def resolve(name: str) -> type[Env]:
     by_case = [key for key in BUILTIN if key.lower() == str(name).lower()]
     hint = f"Did you mean {' or '.join(by_case or near)}? " if by_case or near else ""
     raise ValueError(f"no built-in environment {name!r}. {hint}There are {', '.join(BUILTIN)}.")
+
+
+def env_maker(env: object) -> Callable[..., Env]:
+    """Find what makes an environment.
+
+    Args:
+        env: A built-in name, a Gymnasium id, a dotted path, a class of ours or of Gymnasium's, or a factory.
+
+    Returns:
+        What is called with the number of copies, and `device` and `seed` by name.
+
+    Raises:
+        ValueError: If nothing is known or importable by that name.
+        TypeError: If it makes no environments.
+    """
+    if isinstance(env, str):
+        if _GYMNASIUM_ID.search(env):
+            return functools.partial(GymnasiumEnv, env)
+        env = import_named(env) if is_dotted(env) else resolve(env)
+    if isinstance(env, type) and issubclass(env, gymnasium.Env):
+        return functools.partial(GymnasiumEnv, env)
+    if isinstance(env, gymnasium.Env):
+        name = repr(type(env).__name__ if env.spec is None else env.spec.id)
+        raise TypeError(
+            f"{name} is one copy of a Gymnasium environment, and a policy is trained on `num_envs` of them. Pass its "
+            "id, or functools.partial(rl8x.envs.GymnasiumEnv, make_one) with a function that makes a copy."
+        )
+    if not callable(env):
+        raise TypeError(
+            "An environment is a class, a factory, a built-in name, a Gymnasium id, a dotted path, an rl8x Env or a "
+            f"vector environment; got {env!r}."
+        )
+    return env
 
 
 def make(name: str, num_envs: int, **kwargs: Any) -> Env:
