@@ -142,6 +142,21 @@ def test_a_run_that_a_process_goes_on_with_loses_no_point_and_keeps_its_status_w
     assert mlflow_client.get_run(handle).info.status == "FINISHED"
 
 
+def test_a_run_that_had_no_id_yet_is_resumed_where_it_is(mlruns, mlflow_client, tmp_path):
+    tracker = tracker_of(tmp_path, experiment_name="elsewhere")
+    tracker.start(params={}, tags={})
+    handle = f"spool-{tracker.spool_folder.name}"  # as a checkpoint has it that was written before the store answered
+    tracker.log_metrics({"a": 1.0}, 1)
+    tracker.finish("KILLED")
+    again = tracker_of(tmp_path)
+    again.start(params={}, tags={}, resume=handle)
+    for step in (1, 2):
+        again.log_metrics({"a": float(step)}, step)
+    again.finish("FINISHED")
+    assert again.run_id == tracker.run_id
+    assert history(mlflow_client, again.run_id, "a") == [(1, 1.0), (2, 2.0)]
+
+
 def test_going_on_in_the_users_run_does_not_end_it(mlruns, mlflow_client, tmp_path, monkeypatch):
     import mlflow
 

@@ -174,10 +174,10 @@ class Sender:
             points = []
         if self.spool.ack.resumed and self.known is None:
             self.known = KnownPoints(self.run_id, self.store.last_steps(self.run_id))
-        if self.known is not None:
-            points = [point for point in points if not self.known.take(point, self.store)]
         if self._points and len(self._points) + len(points) > MAX_METRICS:
             self._send_points()
+        if self.known is not None:
+            points = [point for point in points if not self.known.take(point, self.store)]
         self._points += points
         self._upto = offset
         self._lines += 1

@@ -220,10 +220,9 @@ class MLflowStore:
         return None
 
     def find_runs(self, spec: RunSpec) -> list[str]:
-        """List the runs that were made for a spool, the oldest first."""
-        experiment_id = self._experiment_id(spec)
+        """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
         query = f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'"
-        runs = self._call(self._client.search_runs, [experiment_id], query, max_results=50)
+        runs = self.search([experiment.experiment_id for experiment in self.experiments()], query)
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: RunSpec) -> str:
