@@ -181,7 +181,7 @@ def configs(draw: Any, kind: str, actions: str, modes: tuple[str, ...]) -> dict[
 
 
 @st.composite
-def cases(draw: Any, modes: tuple[str, ...] = (*["eager"] * 7, "compile")) -> Case:
+def cases(draw: Any, modes: tuple[str, ...] = (*["eager"] * 39, "compile")) -> Case:
     """A run; where something about it must be refused, `Case.refusal` says so."""
     kind = draw(st.sampled_from(["tensors", "logged", "gymnasium"]))
     actions, observations = draw(st.sampled_from(list(ACTIONS))), draw(st.sampled_from(list(OBSERVATIONS)))
