@@ -288,6 +288,29 @@ def test_an_evaluation_under_another_config_is_tracked_under_a_name_made_of_it()
     assert trainer.tracker.status == "FINISHED"
 
 
+def test_an_evaluation_of_a_task_that_never_ends_is_named_by_what_training_does_not_have():
+    trainer = make(DiscreteDummy)
+    for bounds in (9.0, 9.0, 100.0):
+        trainer.eval(env_config={"bounds": bounds})
+    trainer.eval()
+    run(trainer, max_steps=1, env_config={"bounds": 9.0})
+    trainer.eval(env_config={"bounds": 9.0})
+    assert len(trainer.tracker.history("eval/bounds 9/returns/mean")) == 2
+    assert len(trainer.tracker.history("eval/bounds 100/returns/mean")) == 1
+    assert len(trainer.tracker.history("eval/returns/mean")) == 2
+
+
+def test_what_a_run_is_described_as_stays_when_an_evaluation_is_added():
+    trainer = make()
+    run(trainer, max_steps=1)
+    before = trainer.tracker.description
+    assert "Stopped after 1 steps" in before
+    trainer.eval(name="later")
+    assert trainer.tracker.description == before
+    trainer.close()
+    assert trainer.tracker.description == before
+
+
 def test_names_made_of_configs_are_short_and_legal():
     assert config_name({"a": 1e-05, "b": -2.0, "c": 10.05}) == "a 1e-05 b -2 c 10.05"
     many = config_name({"a": [float(n) for n in range(200)]})

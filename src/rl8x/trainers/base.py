@@ -268,15 +268,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     def _evaluate(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
         """Evaluate; returns the metrics without `eval/`."""
+        if self.evaluator is not None:
+            config = self._own_eval_config() if env_config is None else self._plain_eval_config(env_config)
+            return dict(self.evaluator.evaluate(config, deterministic=deterministic))
         if env_config is None:
             env_config = self._eval_env_config
-        if self.evaluator is not None:
-            env = self.evaluator.env
-            if env_config is None:
-                config = inherited_config(self.algorithm.env.config, env.num_envs)
-            else:
-                config = env.plain_config(env_config, copies="num_eval_envs")
-            return dict(self.evaluator.evaluate(config, deterministic=deterministic))
         self._check_eval_turn(env_config)
         if self._warns_of_horizons:
             self._warns_of_horizons = False
@@ -289,15 +285,26 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         stats = self.algorithm.evaluate(env_config=env_config, deterministic=deterministic)
         return self._evaluation_names.renamed(stats)
 
+    def _plain_eval_config(self, env_config: Mapping[str, Any]) -> dict[str, object]:
+        """Check an `env_config` for an evaluation, and return it in plain form."""
+        if self.evaluator is None:
+            return self.algorithm.env.plain_config(env_config)
+        return self.evaluator.env.plain_config(env_config, copies="num_eval_envs")
+
+    def _own_eval_config(self) -> dict[str, object]:
+        """Return what the run evaluates under, in plain form: its `eval_env_config`, else what training has."""
+        if self._eval_env_config is not None:
+            return self._plain_eval_config(self._eval_env_config)
+        if self.evaluator is None:
+            return self.algorithm.env.next_config
+        return inherited_config(self.algorithm.env.config, self.evaluator.env.num_envs)
+
     def _config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
         """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
         if env_config is None:
             return None
-        env = self.algorithm.env if self.evaluator is None else self.evaluator.env
-        own = self._eval_env_config
-        own = inherited_config(self.algorithm.env.config, env.num_envs) if own is None else own
-        plain = env.plain_config(env_config)
-        return None if plain == env.plain_config(own) else config_name(plain)
+        plain = self._plain_eval_config(env_config)
+        return None if plain == self._own_eval_config() else config_name(plain)
 
     def _check_eval_turn(self, env_config: Mapping[str, Any] | None) -> None:
         every, collects = self.algorithm.horizons_per_env_reset, self.state[keys.COLLECTS]
@@ -401,7 +408,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
                 return
             self._finish_tracking("FINISHED")
         fresh = self._resume is None
-        self._only_adds = self._resume is not None and not trains
+        self._only_adds = not fresh and not trains
         self.tracker.start(
             params=self._told.first(),
             tags=self._tags(),
@@ -411,7 +418,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         )
         self._resume, self._repeats = self.tracker.resume_handle, False
         self._tracked = True
-        if trains:
+        if not self._only_adds:
             self.tracker.describe(description.describe(self))
         if fresh and self._run_file is not None:
             self.tracker.log_text(dump_run(self._run_file), description.RUN_FILE)
