@@ -14,6 +14,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.config import nearest_divisor
 from rl8x.algorithms.ppo_losses import LOSS_METRICS, ppo_losses
+from rl8x.checkpoint.tree import decode, encode
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
@@ -321,6 +322,25 @@ def test_reward_scale_survives_the_step():
     train(algorithm, 3)
     assert algorithm.return_moments.count == 3 * 64 * 16
     assert float(algorithm.return_moments.std) > 10
+
+
+@pytest.mark.parametrize(("name", "reference"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
+def test_a_saved_state_holds_moments_by_weight_as_torchs_optimizer_reads_them(name, reference):
+    options = {"optimizer": name, "optimizer_config": {"momentum": 0.9} if name == "sgd" else {}}
+    algorithm = tiny(**options).build(CartPole)
+    train(algorithm, 1)
+    saved = decode(*encode(algorithm.state_dict()))["optimizer"]  # as it comes out of a checkpoint
+    named = dict(algorithm.policy.named_parameters())
+    assert list(saved["state"]) == list(named)
+    optimizer = reference(named.values(), lr=1.0)
+    optimizer.load_state_dict(saved)
+    for weight in named.values():
+        parts = dict(optimizer.state[weight])
+        assert parts.pop("step", 4) == 4
+        assert {part.shape for part in parts.values()} == {weight.shape}
+    other = tiny(**options, model_config={"hidden_sizes": [8]}).build(CartPole)
+    with pytest.raises(ValueError, match=r"of 'model\..+weight' has the shape \[16, 4\], the weight \[8, 4\]"):
+        other.optimizer.load_state_dict(saved)
 
 
 # -- counters, schedules, rules

@@ -82,7 +82,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             config.entropy_coeff if config.entropy_coeff_schedule is None else config.entropy_coeff_schedule
         )
         rule = make_rule(config.optimizer, config.optimizer_config)
-        self.optimizer = FlatOptimizer(self.policy.parameters(), rule, lr=self.lr_schedule(0))
+        self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
         self.updater = Updater(
             self.policy,
             config,
