@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import gymnasium
@@ -564,6 +565,48 @@ def test_params_name_every_hyperparameter():
     assert params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-3], [100, 1e-4]]}
     assert params["model_config.hidden_sizes"] == [16]
     assert params["seed"] == 3
+
+
+class Windy(CartPole):
+    def __init__(self, num_envs, wind=1.0, **options):
+        super().__init__(num_envs, **options)
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "told"),
+    [
+        ("CartPole", {"time_limit": 7}, {"env": "CartPole", "env.time_limit": 7}),
+        (Windy, {"wind": 2.0, "time_limit": 7}, {"env": "Windy", "env.time_limit": 7, "env.kwargs.wind": 2.0}),
+        (functools.partial(Windy, wind=3.0), {}, {"env": "Windy", "env.time_limit": 500, "env.kwargs.wind": 3.0}),
+        (
+            "CartPole-v1",
+            {"sutton_barto_reward": True, "time_limit": 9},
+            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 9}
+            | {"env": "GymnasiumEnv", "env.vectorization": "sync"},
+        ),
+        (
+            functools.partial(GymnasiumEnv, lambda: gymnasium.make("CartPole-v1", sutton_barto_reward=True)),
+            {},
+            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
+            | {"env": "GymnasiumEnv", "env.vectorization": "sync"},
+        ),
+        (
+            lambda: gymnasium.make_vec("CartPole-v1", 8, sutton_barto_reward=True),
+            None,
+            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
+            | {"env": "GymnasiumEnv", "env.vectorization": "CartPoleVectorEnv"},
+        ),
+    ],
+)
+def test_params_tell_the_task(env, kwargs, told):
+    algorithm = tiny().build(env()) if kwargs is None else tiny().build(env, **kwargs)
+    assert {name: value for name, value in algorithm.params.items() if name.split(".")[0] == "env"} == told
+
+
+def test_params_tell_the_arguments_of_model_and_distribution_with_their_defaults():
+    params = tiny(model_config={"activation": "tanh"}).build(Pendulum).params
+    assert (params["model.hidden_sizes"], params["model.activation"]) == ((256, 256), "tanh")
+    assert params["distribution.std"] == "free"
 
 
 def test_every_hyperparameter_is_explained():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -147,6 +148,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         )
         env = self.env
         params.update({"env": type(env).__name__, "env.time_limit": env.time_limit})
+        params.update(flatten_params("env", env.params or {"kwargs": _factory_arguments(self.env_factory)}))
+        for part, arguments in self.policy.arguments.items():
+            params.update(flatten_params(part, arguments))
         params["model.class"] = qualified_name(type(self.policy.model))
         params["model.num_parameters"] = sum(weights.numel() for weights in self.policy.parameters())
         params["distribution.class"] = qualified_name(type(self.policy.distribution))
@@ -220,6 +224,19 @@ def _check_instance(config: AlgorithmConfig, env: Env, device: torch.device, env
 def draw_seed(seed: int | None) -> int:
     """Return the seed given, or draw one."""
     return secrets.randbelow(2**31) if seed is None else seed
+
+
+def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
+    """Return what a factory gives the environment's class, by name; the time limit has a param of its own."""
+    if not isinstance(factory, functools.partial):
+        return {}
+    signature = inspect.signature(factory.func)
+    arguments = dict(signature.bind_partial(*factory.args, **factory.keywords).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    arguments.pop("time_limit", None)
+    return arguments
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:

@@ -455,6 +455,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             **self.algorithm.params,
             **self._run_params,
             **self._told.of_configs(),
+            "num_eval_envs": (self.algorithm if self.evaluator is None else self.evaluator).env.num_envs,
             "eval_env": "training environment" if self.evaluator is None else type(self.evaluator.env).__name__,
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
