@@ -15,7 +15,7 @@ from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.config import check_names as check_hyperparameters
 from rl8x.algorithms.config import check_names_in, check_options, option
-from rl8x.conditions import Condition, as_conditions, check_names, from_spec
+from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.importing import import_named, is_dotted
 
@@ -179,7 +179,7 @@ class RunConfig:
         chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_bad_numbers")}
         trainer = Trainer(algorithm, tracker=self.make_tracker(), checkpoints=self.make_checkpoints(), **chosen)
         trainer.saving.run_file = self.to_dict()
-        check_names(self.conditions(), trainer.metric_names)
+        trainer.check_run(**self._run_options())
         return trainer
 
     def _env_maker(self) -> Any:
@@ -204,14 +204,11 @@ class RunConfig:
     def train(self, trainer: Trainer) -> TrainStats:
         """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""
         progress: Any = self.progress
-        return trainer.run(
-            env_config=self.env_config or None,
-            eval_env_config=self.eval_env_config,
-            steps_per_eval=self.steps_per_eval,
-            stop_conditions=self.conditions(),
-            max_steps=self.max_steps,
-            progress=progress,
-        )
+        return trainer.run(**self._run_options(), progress=progress)
+
+    def _run_options(self) -> dict[str, Any]:
+        options = {name: getattr(self, name) for name in ("eval_env_config", "steps_per_eval", "max_steps")}
+        return {**options, "env_config": self.env_config or None, "stop_conditions": self.conditions()}
 
     def make_tracker(self) -> Any:
         """Make what keeps params and metrics."""
