@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 
@@ -45,13 +47,27 @@ def _own_store(tracking_uri: str | None) -> Location:
     return location
 
 
+def _check_address(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened at, which MLflow would say in many lines, seconds later."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            # As servers do, or a port would count as taken for a minute after its last connection.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        hint = "choose another by --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
+        raise TrackingError(f"cannot listen at {host}:{port} ({error.strerror}): {hint}") from None
+
+
 def serve_ui(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> int:
     """Serve the UI until it is interrupted; returns its exit status. A store that is not there is made first.
 
     Raises:
-        TrackingError: The store cannot be used.
+        TrackingError: The store or the address cannot be used.
     """
     command = ui_command(tracking_uri, host, port)
+    _check_address(host, port)
     try:
         MLflowStore(locate(tracking_uri))
     except StoreDownError as error:
