@@ -20,12 +20,13 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.config import check_names_in
 from rl8x.conditions import Condition
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config
 from rl8x.plain_yaml import dump_run
 from rl8x.stats import Stats
-from rl8x.tracking.protocol import NullTracker, Tracker
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.trainers import bad_numbers, description
 from rl8x.trainers.bad_numbers import OnBadNumbers
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics, returned_metrics
@@ -39,7 +40,7 @@ from rl8x.trainers.evaluation import (
 from rl8x.trainers.params import ToldParams
 from rl8x.trainers.progress import Progress
 from rl8x.trainers.resume import resume
-from rl8x.trainers.run import Run, StopConditions
+from rl8x.trainers.run import RUN_OPTIONS, Run, StopConditions
 from rl8x.trainers.saving import CheckpointsLike, Saving
 from rl8x.trainers.stats import EvalStats, TrainStats
 from rl8x.trainers.timing import Timer
@@ -376,12 +377,31 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        run = Run(self, options, self.saving.restored)
+        run = self._checked_run(options)
         self.saving.restored = None
         self._run_params, self._eval_env_config = run.params, run.options["eval_env_config"]
         self._told.begin(run)
         self._run_file = description.run_file(self, run)
         return run.execute(progress)
+
+    def check_run(self, **options: Any) -> None:
+        """Refuse what `run()` with these options would refuse before its first step, and touch nothing.
+
+        Args:
+            options: As `run()` takes them, except `progress`.
+
+        Raises:
+            ValueError: If an option does not fit, or what the run is to be kept in could not be written.
+        """
+        check_names_in(options, RUN_OPTIONS, "`run()`")
+        self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
+
+    def _checked_run(self, options: Mapping[str, Any]) -> Run:
+        run = Run(self, options, self.saving.restored)
+        if isinstance(self.tracker, MLflowTracker) and not self._tracked:
+            self.tracker.check()
+        self.saving.check()
+        return run
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -496,8 +516,6 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
 def default_tracker() -> Tracker:
     """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
     if importlib.util.find_spec("mlflow") is not None:
-        from rl8x.tracking import MLflowTracker
-
         return MLflowTracker()
     warnings.warn(
         "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 OPTIONS = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
+RUN_OPTIONS = (*OPTIONS, "stop_conditions")
 
 
 class Run:
