@@ -81,12 +81,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         env: The environment that is trained on.
         env_factory: Makes another such environment; None where an instance was given.
         state_reset_every: The policy's state is forgotten every so many steps of a horizon; 0 is never.
+        metrics: What a row of `step()` has, by the names under which it is tracked.
         policy: The policy that is trained.
         seed: The seed in use, also where the config left it open.
     """
 
     clock: ClassVar[str] = keys.ENV_STEPS
-    metrics: ClassVar[tuple[str, ...]] = ()
+    metrics: tuple[str, ...] = ()
 
     policy: Policy
     state_reset_every: int = 0

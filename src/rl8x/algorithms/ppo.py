@@ -51,10 +51,9 @@ _SILENCED_STEPS: Final = 10
 class PPO(GenericAlgorithmBase[PPOConfig]):
     """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`."""
 
-    metrics = (
+    metrics: tuple[str, ...] = (
         *LOSS_METRICS,
         "monitors/grad_norm",
-        _REFUSED,
         "monitors/explained_variance",
         "coefficients/lr",
         "coefficients/entropy",
@@ -93,6 +92,8 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         )
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
+        if config.target_kl_div is not None:
+            self.metrics = (*self.metrics, _REFUSED)
         self.fresh = False
         self._silenced_steps = 0
         self._told_silenced = False
