@@ -6,28 +6,24 @@ It counts, evaluates, asks the stop conditions, and tracks every metric; it know
 from __future__ import annotations
 
 import importlib.util
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import psutil
-import torch
 
 from rl8x import keys
-from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.config import check_names_in
 from rl8x.conditions import Condition
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config
-from rl8x.plain_yaml import dump_run
 from rl8x.stats import Stats
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
-from rl8x.trainers import bad_numbers, description
+from rl8x.trainers import bad_numbers
 from rl8x.trainers.bad_numbers import OnBadNumbers
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics, returned_metrics
 from rl8x.trainers.evaluation import (
@@ -37,13 +33,13 @@ from rl8x.trainers.evaluation import (
     config_name,
     make_evaluator,
 )
-from rl8x.trainers.params import ToldParams
 from rl8x.trainers.progress import Progress
 from rl8x.trainers.resume import resume
 from rl8x.trainers.run import RUN_OPTIONS, Run, StopConditions
 from rl8x.trainers.saving import CheckpointsLike, Saving
 from rl8x.trainers.stats import EvalStats, TrainStats
 from rl8x.trainers.timing import Timer
+from rl8x.trainers.tracked_run import TrackedRun
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
@@ -75,6 +71,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     Attributes:
         saving: Its checkpoints.
+        tracked_run: What its tracker is told.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
     """
@@ -103,16 +100,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.ending: list[str] = []
         self._eval_row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
-        self._tracking_ms = 0.0
-        self._tracked = False
-        # A second run() of a trainer goes on in the same tracked run; another trainer with the same tracker begins one.
-        self._resume: str | None = None
-        self._repeats = False
-        self._only_adds = False
-        self._resume_tags: dict[str, str] = {}
-        self._run_params: dict[str, Any] = {}
-        self._told = ToldParams(self)
-        self._run_file: dict[str, Any] | None = None
+        self.tracked_run = TrackedRun(self)
         self._eval_env_config: Mapping[str, Any] | None = None
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
@@ -229,7 +217,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         own, tracked = (_in_group(stats, group) for group in (name, tracked_name))
         if tracked_name is None:
             self._eval_row = own
-        self._track(tracked | spent, trains=False)
+        self.tracked_run.log(tracked | spent, trains=False)
         self._evaluated |= tracked | spent
         return EvalStats(own | spent)
 
@@ -239,7 +227,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         Returns:
             The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
         """
-        self._start_tracking(trains=False)
+        self.tracked_run.open(trains=False)
         self.saving.begin(None)
         self.saving.save()
         return self.saving.end()
@@ -250,7 +238,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._guard.before_step()
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
-            self._told.note_config()
+            self.tracked_run.note_config()
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
@@ -259,10 +247,10 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         row.update(state)
         row["profiling/collect_ms"], row["profiling/step_ms"] = collecting.elapsed_ms, learning.elapsed_ms
         row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
-        row["profiling/tracking_ms"] = self._tracking_ms
+        row["profiling/tracking_ms"] = self.tracked_run.log_ms
         row["memory/process_mb"] = self._process.memory_info().rss / 1e6
         row.update(algorithm.memory_stats())
-        self._track(row)
+        self.tracked_run.log(row)
         self._guard.after_step(bad)
         algorithm.watch(row)
         return row
@@ -329,7 +317,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             returned = returned_metrics(callback, callback(self, stats), self._evaluated)
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
-                self._track(new)
+                self.tracked_run.log(new)
             stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
         return stats
 
@@ -379,9 +367,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         }
         run = self._checked_run(options)
         self.saving.restored = None
-        self._run_params, self._eval_env_config = run.params, run.options["eval_env_config"]
-        self._told.begin(run)
-        self._run_file = description.run_file(self, run)
+        self._eval_env_config = run.options["eval_env_config"]
+        self.tracked_run.prepare(run)
         return run.execute(progress)
 
     def check_run(self, **options: Any) -> None:
@@ -398,7 +385,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     def _checked_run(self, options: Mapping[str, Any]) -> Run:
         run = Run(self, options, self.saving.restored)
-        if isinstance(self.tracker, MLflowTracker) and not self._tracked:
+        if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
             self.tracker.check()
         self.saving.check()
         return run
@@ -417,73 +404,14 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     # -- tracking
 
-    def _start_tracking(self, *, trains: bool = True) -> None:
-        """Begin the tracked run, or go on with it.
-
-        Args:
-            trains: Whether training goes on; what is only added to a run that is over leaves its status alone.
-        """
-        if self._tracked:
-            if not (trains and self._only_adds):
-                return
-            self._finish_tracking("FINISHED")
-        fresh = self._resume is None
-        self._only_adds = not fresh and not trains
-        self.tracker.start(
-            params=self._told.first(),
-            tags=self._tags(),
-            resume=self._resume,
-            repeats=self._repeats,
-            keeps_status=self._only_adds,
-        )
-        self._resume, self._repeats = self.tracker.resume_handle, False
-        self._tracked = True
-        if not self._only_adds:
-            self.tracker.describe(description.describe(self))
-        if fresh and self._run_file is not None:
-            self.tracker.log_text(dump_run(self._run_file), description.RUN_FILE)
-
-    def _track(self, row: Mapping[str, float], *, trains: bool = True) -> None:
-        self._start_tracking(trains=trains)
-        begin = time.perf_counter()
-        self.tracker.log_metrics(row, self.state[self.algorithm.clock])
-        self._tracking_ms = (time.perf_counter() - begin) * 1e3
-
-    def _track_failure(self, trace: str) -> None:
-        if self._tracked:
-            self.tracker.log_text(trace, "traceback.txt")
-
-    def _finish_tracking(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        if not self._tracked:
-            return
-        self._tracked = False
-        if self.stop_reason is not None:
-            self.tracker.set_tags({"rl8x.stop_reason": self.stop_reason})
-        self.tracker.set_tags(self.algorithm.tags)
-        if not self._only_adds:
-            self.tracker.describe(description.describe(self, status))
-        self.tracker.finish(status)
-
     def close(self) -> None:
         """End the tracked run of a loop over `step()`; `run()` does so itself."""
-        self._finish_tracking("FINISHED")
+        self.tracked_run.close("FINISHED")
 
     @property
     def params(self) -> dict[str, Any]:
-        """Everything that a run is made of: hyperparameters, run options, versions and the machine."""
-        return {
-            **self.algorithm.params,
-            **self._run_params,
-            **self._told.of_configs(),
-            "num_eval_envs": (self.algorithm if self.evaluator is None else self.evaluator).env.num_envs,
-            "eval_env": "training environment" if self.evaluator is None else type(self.evaluator.env).__name__,
-            "versions.rl8x": __version__,
-            "versions.torch": torch.__version__,
-            "versions.python": platform.python_version(),
-        }
-
-    def _tags(self) -> dict[str, str]:
-        return {"rl8x.version": __version__, "rl8x.command": description.command(), **self._resume_tags}
+        """Everything that a run is made of: hyperparameters, physics, run options, versions and the machine."""
+        return self.tracked_run.params
 
     # -- saving
 

@@ -26,7 +26,7 @@ from rl8x.importing import import_named
 from rl8x.tracking.protocol import Status
 from rl8x.trainers.callbacks import declared_metrics
 from rl8x.trainers.ending import ending
-from rl8x.trainers.params import plain_configs
+from rl8x.trainers.env_configs import plain_configs
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.stats import TrainStats
@@ -165,13 +165,13 @@ class Run:
                 raise
             except BaseException as error:
                 status, trainer.stop_reason = "FAILED", f"{type(error).__name__}: {error}"
-                trainer._track_failure(traceback.format_exc())
+                trainer.tracked_run.log_failure(traceback.format_exc())
                 raise
             finally:
                 reporter.close()
                 try:
                     trainer.saving.end()
-                    trainer._finish_tracking(status)
+                    trainer.tracked_run.close(status)
                 finally:
                     self._report(reporter, status)
             if signals.stop is not None:
@@ -214,8 +214,8 @@ class Run:
 
     def _run(self, reporter: ProgressReporter, signals: SignalGuard) -> TrainStats:
         trainer, saving = self.trainer, self.trainer.saving
-        trainer._start_tracking()
-        trainer._told.update()
+        trainer.tracked_run.open()
+        trainer.tracked_run.update_params()
         if self._last is not None:  # killed after its end was saved, before the tracked run knew
             trainer.stop_reason = self._last.stop_reason
             return self._last
