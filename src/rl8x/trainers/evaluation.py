@@ -13,6 +13,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.config import split_seed
+from rl8x.algorithms.memory import check_evaluation
 from rl8x.collector import Collector
 from rl8x.envs import Env
 from rl8x.functional.stats import masked_summary, summary
@@ -163,7 +164,9 @@ def make_evaluator(
                 "`eval_env=True` needs to make an environment, but the algorithm was built from an instance. "
                 "Pass an instance or a factory."
             )
-        env = factory(num_eval_envs or min(algorithm.env.num_envs, 128), device=algorithm.device, seed=env_seed)
+        num_envs = num_eval_envs or min(algorithm.env.num_envs, 128)
+        check_evaluation(num_envs, algorithm.device, algorithm.policy, algorithm.env.single_observation_space)
+        env = factory(num_envs, device=algorithm.device, seed=env_seed)
     if not env.episodic:
         raise ValueError(
             f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. "
