@@ -81,6 +81,18 @@ def test_what_is_counted_is_there_and_is_most_of_the_buffers(env, options, there
         config(**options).build(env)
 
 
+def test_what_may_not_fit_is_warned_of_once(there_are, recwarn):
+    there_are(int(1.2 * memory.training_bytes(8, 8, observation=None, action=None)))
+    with pytest.raises(ValueError, match="Lower"):
+        config().build(CartPole)
+    assert len(recwarn) == 0
+    spaces_ = {"observation": CartPole.single_observation_space, "action": CartPole.single_action_space}
+    there_are(int(1.2 * memory.training_bytes(8, 8, **spaces_)))
+    config().build(CartPole)
+    [warning] = recwarn
+    assert "It may not be enough. If it is not, lower `num_envs`" in str(warning.message)
+
+
 def test_a_class_that_knows_its_spaces_is_not_made(there_are):
     class Never(CartPole):
         def __init__(self, *args, **kwargs):
@@ -129,7 +141,7 @@ def test_where_nothing_can_be_asked_nothing_is_refused(there_are):
 
 
 def test_freed_memory_is_given_back_before_anything_is_refused(monkeypatch):
-    answers = [1, 10**9]
+    answers = [1, 10**9]  # bytes
     monkeypatch.setattr(memory, "available_bytes", lambda device: answers.pop(0))
     memory.check_training(8, 8, torch.device("cpu"))
     assert answers == []

@@ -1,7 +1,8 @@
 """Whether a run fits into memory: a lower bound of what it needs, compared with what there is before any is taken.
 
 Where memory runs out on the CPU the system ends the process without a word. Only what is certain to be there at one
-time is counted, so that nothing is refused that fits; measured peaks are 1.5 times as much where networks are small.
+time is counted, so that nothing is refused that fits; measured peaks are 1.5 times as much where networks are small,
+and more elsewhere.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _PACKED: Final = 4 * 4
 _PREPARED: Final = 3 * 4
 # Of a step of an evaluation: reward (float32) and mask (bool); and how many it takes at least.
 _EVALUATED: Final = 16 * (4 + 1)
+# How many times what is counted a run with a small network was measured to take.
+_USUAL: Final = 1.5
 
 
 def check_training(
@@ -65,7 +68,8 @@ def check_training(
         need += num_envs * (horizon // seq_len) * state
         need += num_envs * activation_bytes(policy)
         options = "`num_envs`, `horizon` or the size of the model" + (", or raise `seq_len`" if state else "")
-    _check(need, device, f"num_envs={num_envs:,} and horizon={horizon:,} need", options)
+    # The last look of a build: one warning of it is enough.
+    _check(need, device, f"num_envs={num_envs:,} and horizon={horizon:,} need", options, warn=policy is not None)
 
 
 def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observation: Space) -> None:
@@ -134,16 +138,18 @@ def _left(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
         return []
 
 
-def _check(need: int, device: torch.device, what: str, options: str) -> None:
+def _check(need: int, device: torch.device, what: str, options: str, *, warn: bool = False) -> None:
     available = available_bytes(device)
-    if available is not None and need > available and device.type == "cpu":
+    if available is not None and need * _USUAL > available and device.type == "cpu":
         give_back_freed_memory()
         available = available_bytes(device)
-    if available is not None and need > available:
-        raise ValueError(
-            f"{what} at least {_shown(need)} of memory on {device}, and {_shown(max(available, 0))} are available. "
-            f"Lower {options}."
-        )
+    if available is None or need * _USUAL <= available:
+        return
+    text = f"{what} at least {_shown(need)} of memory on {device}, and {_shown(max(available, 0))} are available."
+    if need > available:
+        raise ValueError(f"{text} Lower {options}.")
+    if warn:
+        warnings.warn(f"{text} It may not be enough. If it is not, lower {options}.", RuntimeWarning, stacklevel=5)
 
 
 def _shown(size: int) -> str:
