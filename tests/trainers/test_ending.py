@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 
@@ -146,7 +147,16 @@ def moved_away(database):
     SqlAlchemyStore._engine_map.pop(f"sqlite:///{database}").dispose()  # a new process has none
 
 
-def of_version(database, version):
+def of_another_version(database):
+    shutil.copyfile(database, "good.db")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'bf29a5ff90ea'")
+        connection.commit()
+
+
+def of_this_version(database):
+    with contextlib.closing(sqlite3.connect("good.db")) as good:
+        [[version]] = good.execute("SELECT version_num FROM alembic_version")
     with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = ?", [version])
         connection.commit()
@@ -157,9 +167,9 @@ def of_version(database, version):
     [
         (damaged, moved_away, r"/mlflow.db is damaged or no database: move it away, and a new one is made\)"),
         (
-            lambda database: of_version(database, "bf29a5ff90ea"),
-            lambda database: of_version(database, "dc11669786a5"),
-            r"another version of MLflow \(schema bf29a5ff90ea, here dc11669786a5\): .*`mlflow db upgrade sqlite:",
+            of_another_version,
+            of_this_version,
+            r"another version of MLflow \(schema bf29a5ff90ea, here \w+\): .*`mlflow db upgrade sqlite:",
         ),
     ],
 )

@@ -16,6 +16,7 @@ from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms.config import check_names, check_options, option, resolve_device
+from rl8x.algorithms.memory import check_training
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.gymnasium_env import is_vectorised
 from rl8x.policy import Policy
@@ -189,7 +190,8 @@ def make_env(
         The environment, and what makes another such with other copies and another seed; None for an instance.
 
     Raises:
-        ValueError: If an instance has another number of copies or lives on another device than the config says.
+        ValueError: If an instance has another number of copies or lives on another device than the config says, or
+            there is too little memory.
         TypeError: If what was given makes no environment.
     """
     device = resolve_device(config.device)
@@ -197,15 +199,26 @@ def make_env(
         env = GymnasiumEnv(env, device=device, seed=seed)
     if isinstance(env, Env):
         _check_instance(config, env, device, env_kwargs)
+        _check_memory(config, env, device)
         return env, None
-    factory = functools.partial(env_maker(env), **env_kwargs)
+    maker = env_maker(env)
+    factory = functools.partial(maker, **env_kwargs)
+    _check_memory(config, maker, device)
     made = factory(config.num_envs, device=device, seed=seed)
     if not isinstance(made, Env):
         raise TypeError(
             f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Let GymnasiumEnv make the "
             "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
         )
+    _check_memory(config, made, device)
     return made, factory
+
+
+def _check_memory(config: AlgorithmConfig, env: Any, device: torch.device) -> None:
+    """Refuse what will not fit as early as can be: a class may know its spaces, other makers do not."""
+    found = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
+    observation, action = (space if isinstance(space, gymnasium.Space) else None for space in found)
+    check_training(config.num_envs, config.horizon, device, observation=observation, action=action)
 
 
 def _check_instance(config: AlgorithmConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:

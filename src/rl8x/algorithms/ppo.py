@@ -22,6 +22,7 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.config import nearest_divisor, split_seed
 from rl8x.algorithms.finite import gathered_not_finite, updates_not_finite
+from rl8x.algorithms.memory import check_training
 from rl8x.algorithms.minibatches import Batch, SequencePack
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.ppo_config import PPOConfig
@@ -71,6 +72,15 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.execution = Execution(config.execution, config.precision, self.device)
         generator = torch.Generator(self.device).manual_seed(sample_seed)
         self.policy.autocast = self.execution.autocast
+        check_training(
+            config.num_envs,
+            config.horizon,
+            self.device,
+            observation=env.single_observation_space,
+            action=env.single_action_space,
+            policy=self.policy,
+            seq_len=self.seq_len,
+        )
         self.collector = Collector(
             env, self.policy, generator, execution=self.execution, state_reset_every=self.state_reset_every
         )

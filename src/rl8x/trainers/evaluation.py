@@ -16,6 +16,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.config import split_seed
+from rl8x.algorithms.memory import check_evaluation
 from rl8x.collector import Collector
 from rl8x.envs import Env
 from rl8x.envs.base import MAX_EVAL_ENVS
@@ -143,7 +144,9 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
     trained = algorithm.env
     factory = eval_env if callable(eval_env) else algorithm.env_factory
     if factory is not None:
-        made: Env = factory(num_eval_envs or min(trained.num_envs, MAX_EVAL_ENVS), device=algorithm.device, seed=seed)
+        num_envs = num_eval_envs or min(trained.num_envs, MAX_EVAL_ENVS)
+        check_evaluation(num_envs, algorithm.device, algorithm.policy, trained.single_observation_space)
+        made: Env = factory(num_envs, device=algorithm.device, seed=seed)
         return made
     another = trained.another(num_eval_envs, seed=seed)
     if another is None and num_eval_envs not in (None, trained.num_envs):
