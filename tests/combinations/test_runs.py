@@ -15,7 +15,7 @@ import time
 import traceback
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -44,7 +44,7 @@ def check(case: Case, database: Path) -> None:
     """Train as the case says, in several ways, and compare them."""
     if case.refusal is not None:
         with pytest.raises(ValueError, match=case.refusal):
-            trained(case)
+            trained(case, callbacks=[fails])
         return
     straight = trained(case)
     check_rows(straight)
@@ -58,9 +58,14 @@ def check(case: Case, database: Path) -> None:
         shutil.rmtree(folder)
 
 
-def trained(case: Case, trainer: Trainer | None = None, **options) -> Trainer:
+def fails(trainer: Trainer, stats: object) -> None:
+    """Be the callback of a run that must not begin."""
+    raise AssertionError("trained a step before it was refused")
+
+
+def trained(case: Case, trainer: Trainer | None = None, callbacks: Sequence[object] = (), **options) -> Trainer:
     """Run to the end, with each step's physics looked at; an end by bad numbers is an end like any other."""
-    trainer = case.make_trainer() if trainer is None else trainer
+    trainer = case.make_trainer(callbacks=callbacks) if trainer is None else trainer
     watch_parameters(case, trainer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

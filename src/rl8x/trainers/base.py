@@ -20,19 +20,13 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.config import check_names_in
 from rl8x.conditions import Condition
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config
 from rl8x.stats import Stats
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.trainers import bad_numbers
 from rl8x.trainers.bad_numbers import OnBadNumbers
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics, returned_metrics
-from rl8x.trainers.evaluation import (
-    EpisodeEvaluator,
-    EvaluationNames,
-    check_evaluation_name,
-    config_name,
-    make_evaluator,
-)
+from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, make_evaluator
+from rl8x.trainers.evaluation_names import check_evaluation_name
 from rl8x.trainers.progress import Progress
 from rl8x.trainers.resume import resume
 from rl8x.trainers.run import RUN_OPTIONS, Run, StopConditions
@@ -71,6 +65,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     Attributes:
         saving: Its checkpoints.
+        evaluator: What `eval()` plays in; None where that is the training environment.
+        evaluations: Under what `eval()` plays, when, and by which names it tells what it measured.
         tracked_run: What its tracker is told.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
@@ -90,9 +86,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.algorithm = algorithm
         self.tracker = default_tracker() if tracker is None else tracker
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
-        played_in = algorithm.env if self.evaluator is None else self.evaluator.env
-        self._evaluation_names = EvaluationNames(played_in, whole_episodes=self.evaluator is not None)
-        self._warns_of_horizons = self.evaluator is None and eval_env == "auto" and algorithm.env.episodic
+        self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
         self.callbacks: tuple[Callback, ...] = ()
         check_callbacks(callbacks, self.metric_names)
         self.callbacks = tuple(callbacks)
@@ -101,7 +95,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._eval_row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
         self.tracked_run = TrackedRun(self)
-        self._eval_env_config: Mapping[str, Any] | None = None
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
             "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
@@ -168,13 +161,13 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """Every metric that a row of this trainer may have."""
         env = self.algorithm.env
         names = {*keys.TRAINER_METRICS, *self.algorithm.metrics, *keys.info_metrics(env.metric_names)}
-        evaluated = {keys.EVAL_PREFIX + name for name in self._evaluation_names.measured}
+        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.names.measured}
         declared = {name for callback in self.callbacks for name in declared_metrics(callback)}
         return frozenset(names | evaluated | declared)
 
     def evaluation_name(self, name: str) -> str | None:
         """Name the metric of an evaluation that measures what `name` does in a training row; None where none does."""
-        return self._evaluation_names.of(name)
+        return self.evaluations.names.of(name)
 
     # -- one step, one evaluation
 
@@ -210,9 +203,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """
         if name is not None:
             check_evaluation_name(name)
-        tracked_name = self._config_name(env_config) if name is None else name
+        tracked_name = self.evaluations.config_name(env_config) if name is None else name
         with Timer(self.algorithm.device) as timer:
-            stats = self._evaluate(env_config, deterministic)
+            stats = self.evaluations.measure(env_config, deterministic=deterministic)
         spent = {"profiling/eval_ms": timer.elapsed_ms}
         own, tracked = (_in_group(stats, group) for group in (name, tracked_name))
         if tracked_name is None:
@@ -254,61 +247,6 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._guard.after_step(bad)
         algorithm.watch(row)
         return row
-
-    def _evaluate(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
-        """Evaluate; returns the metrics without `eval/`."""
-        if self.evaluator is not None:
-            config = self._own_eval_config() if env_config is None else self._plain_eval_config(env_config)
-            return dict(self.evaluator.evaluate(config, deterministic=deterministic))
-        if env_config is None:
-            env_config = self._eval_env_config
-        self._check_eval_turn(env_config)
-        if self._warns_of_horizons:
-            self._warns_of_horizons = False
-            warnings.warn(
-                f"{type(self.algorithm.env).__name__} can neither be copied nor made again: evaluations play in the "
-                "training environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. "
-                "Give the trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
-                stacklevel=3,
-            )
-        stats = self.algorithm.evaluate(env_config=env_config, deterministic=deterministic)
-        return self._evaluation_names.renamed(stats)
-
-    def _plain_eval_config(self, env_config: Mapping[str, Any]) -> dict[str, object]:
-        """Check an `env_config` for an evaluation, and return it in plain form."""
-        if self.evaluator is None:
-            return self.algorithm.env.plain_config(env_config)
-        return self.evaluator.env.plain_config(env_config, copies="num_eval_envs")
-
-    def _own_eval_config(self) -> dict[str, object]:
-        """Return what the run evaluates under, in plain form: its `eval_env_config`, else what training has."""
-        if self._eval_env_config is not None:
-            return self._plain_eval_config(self._eval_env_config)
-        if self.evaluator is None:
-            return self.algorithm.env.next_config
-        return inherited_config(self.algorithm.env.config, self.evaluator.env.num_envs)
-
-    def _config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
-        """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
-        if env_config is None:
-            return None
-        plain = self._plain_eval_config(env_config)
-        return None if plain == self._own_eval_config() else config_name(plain)
-
-    def _check_eval_turn(self, env_config: Mapping[str, Any] | None) -> None:
-        every, collects = self.algorithm.horizons_per_env_reset, self.state[keys.COLLECTS]
-        if every > 0 and collects % every:
-            raise RuntimeError(
-                "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-                f"`horizons_per_env_reset` = {every}; it is {collects}. Call `step()` {every - collects % every} more "
-                "time(s), or give the trainer an `eval_env`."
-            )
-        if every < 0 and env_config is not None:
-            raise ValueError(
-                "An `env_config` for this evaluation would never apply, or go on in training: the training environment "
-                "is reset once, at the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, "
-                "or use horizons_per_env_reset=1."
-            )
 
     def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
         stats = TrainStats({**self._eval_row, **row}, fresh)
@@ -367,7 +305,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         }
         run = self._checked_run(options)
         self.saving.restored = None
-        self._eval_env_config = run.options["eval_env_config"]
+        self.evaluations.env_config = run.options["eval_env_config"]
         self.tracked_run.prepare(run)
         return run.execute(progress)
 
@@ -397,10 +335,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     def evaluate_now(self) -> Mapping[str, float] | None:
         """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
-        every = self.algorithm.horizons_per_env_reset
-        if self.evaluator is None and every > 0 and self.state[keys.COLLECTS] % every:
-            return None
-        return self.eval()
+        return self.eval() if self.evaluations.is_their_turn else None
 
     # -- tracking
 

@@ -56,7 +56,7 @@ def resume(
     trainer.saving.run_file = about.get("run_file")
     trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
     if trainer.saving.restored is not None:
-        trainer._eval_env_config = trainer.saving.restored["options"]["eval_env_config"]
+        trainer.evaluations.env_config = trainer.saving.restored["options"]["eval_env_config"]
     tags = {"rl8x.resumed_from": checkpoint.path.name}
     if changed:
         tags["rl8x.resumed_with"] = json.dumps(changed, default=str)

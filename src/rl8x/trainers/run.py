@@ -275,19 +275,19 @@ class Run:
             value = self.options[name]
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"`{name}` must be a whole number, at least 1, or None; got {value!r}.")
-        if self.trainer.evaluator is None and self.options["steps_per_eval"] is not None:
+        if self.trainer.evaluator is None:
             self._check_evaluation(self.options["steps_per_eval"], resumed)
         check_conditions(self.trainer, self.conditions, self.options["steps_per_eval"])
 
-    def _check_evaluation(self, steps_per_eval: int, resumed: bool) -> None:
+    def _check_evaluation(self, steps_per_eval: int | None, resumed: bool) -> None:
         every = self.trainer.algorithm.horizons_per_env_reset
-        if every > 0 and steps_per_eval % every:
+        if every > 0 and steps_per_eval is not None and steps_per_eval % every:
             raise ValueError(
                 f"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got {steps_per_eval} and {every}. "
                 f"Try {-(-steps_per_eval // every) * every}, or give the trainer an `eval_env`."
             )
-        if every > 0 and not resumed:
-            self.trainer._check_eval_turn(None)
+        if every > 0 and steps_per_eval is not None and not resumed:
+            self.trainer.evaluations.check_turn(None)
         if every < 0 and self.options["eval_env_config"] is not None:
             raise ValueError(
                 "`eval_env_config` would never apply: the training environment is reset once, at the first collect "
