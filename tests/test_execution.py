@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x import execution, keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
-from rl8x.execution import CapturedProgram, CompiledLoop, CompiledProgram, Execution, ProgramError
+from rl8x.execution import CapturedLoop, CapturedProgram, CompiledLoop, CompiledProgram, Execution, ProgramError
 from rl8x.loops import Loop
 from rl8x.stats import Stats
 from rl8x.workers import Workers
@@ -227,10 +227,17 @@ def until_negative(total, step, unused, item):
 OFFSET = torch.tensor([10.0])
 
 
-@pytest.mark.parametrize("make", ["eager", "recorded", "compiled"])
+LOOPS = {
+    "eager": lambda loop: loop,
+    "recorded": lambda loop: CompiledLoop(loop, compiles=False),
+    "compiled": CompiledLoop,
+    "captured": lambda loop: CapturedLoop(loop, record_once),
+}
+
+
+@pytest.mark.parametrize("make", LOOPS)
 def test_a_loop_calls_its_function_for_each_item_until_it_says_no(make):
-    loop = Loop(until_negative, 1, ends=True)
-    program = loop if make == "eager" else CompiledLoop(loop, compiles=make == "compiled")
+    program = LOOPS[make](Loop(until_negative, 1, ends=True, host_looks=make != "captured"))
     total, items = torch.tensor([1.0]), torch.tensor([[1.0, 2.0], [3.0, -2.0], [-9.0, 0.0], [5.0, 5.0]])
     place = total.data_ptr()
     totals, scaled, flags = program(total, torch.tensor(1.0), torch.zeros(3), items)
@@ -258,16 +265,65 @@ def twins(first, second, scale, step, flag):
     return [before, moved > 2.0]
 
 
-@pytest.mark.parametrize("make", ["eager", "recorded", "compiled"])
+@pytest.mark.parametrize("make", LOOPS)
 def test_a_loop_over_several_items_that_never_ends_early(make):
-    loop = Loop(twins, 2, num_items=2)
-    program = loop if make == "eager" else CompiledLoop(loop, compiles=make == "compiled")
+    program = LOOPS[make](Loop(twins, 2, num_items=2))
     first, second = torch.zeros(2), torch.zeros(2)
     steps, flags = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([True, False, True])
     before, above = program(first, second, torch.tensor(2.0), steps, flags)
     assert before.tolist() == [[0.0, 0.0], [2.0, 4.0], [2.0, 4.0]]
     assert above.tolist() == [[False, True], [False, True], [True, True]]
     assert first.tolist() == second.tolist() == [12.0, 16.0]
+
+
+def test_a_captured_loop_takes_a_state_from_anywhere():
+    def add(total, item):
+        total.add_(item)
+        return [total * 10.0]
+
+    captured = []
+    program = CapturedLoop(Loop(add, 1), lambda function: captured.append(1) or record_once(function))
+    first, second = torch.zeros(1), torch.full((1,), 5.0)
+    results = [program(total, torch.tensor([1.0, 2.0]))[0].tolist() for total in (first, second, first)]
+    assert results == [[[10.0], [30.0]], [[60.0], [80.0]], [[40.0], [60.0]]]
+    assert (first.item(), second.item(), captured) == (6.0, 8.0, [1])
+
+
+class Accelerator(Execution):
+    """Runs on the CPU what is meant for CUDA."""
+
+    def __init__(self, mode):
+        super().__init__("eager", "fp32", CPU)
+        self.mode, self.device, self.host_looks = mode, torch.device("cuda"), False
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile", "graph"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_loops_of_an_accelerator_are_made_in_their_mode_and_look_at_no_value(mode, fails, monkeypatch):
+    made = []
+
+    def count(function, *rest):
+        made.append(mode)
+        return refuse() if fails else {"compile": lambda record, _: record, "graph": record_once}[mode](function, *rest)
+
+    monkeypatch.setattr(execution, "capture_cuda", count)
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(count))
+    program = Accelerator(mode).loop(until_negative, 1, ends=True)
+    arguments = torch.tensor([1.0]), torch.tensor(1.0), torch.zeros(3), torch.tensor([[-1.0], [-2.0], [9.0], [-9.0]])
+    if fails and mode != "eager":
+        with pytest.raises(ProgramError, match=f"execution='{mode}' is not possible here: no compiler found"):
+            program(*arguments)
+        return
+    for _ in range(2):
+        totals, scaled, flags = program(arguments[0].fill_(1.0), *arguments[1:])
+        assert totals.tolist() == [[0.0], [-2.0], [0.0], [0.0]]
+        assert scaled.tolist() == [[-10.0], [-20.0], [0.0], [0.0]]
+        assert flags.tolist() == [True, False, False, False]
+        assert arguments[0].tolist() == [-2.0]
+    assert made == ([] if mode == "eager" else [mode])
+    if mode == "eager":
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            program(*arguments)
 
 
 @pytest.mark.parametrize("ends", [True, False])

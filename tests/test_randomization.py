@@ -4,6 +4,7 @@ import json
 import math
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -126,6 +127,16 @@ def test_representations():
     assert Uniform(0.1, 0.5).to_dict() == {"uniform": [0.1, 0.5]}
     assert Choice([1, 2], [3, 4]).to_dict() == {"choice": {"values": [1.0, 2.0], "weights": [3.0, 4.0]}}
     assert set(KINDS) == {"uniform", "log_uniform", "normal", "choice", "grid"}
+
+
+def test_arrays_and_tensors_are_lists_of_numbers():
+    values = [0.25, 0.5, 1.0]
+    for make in (np.array, torch.tensor, tuple):
+        assert Grid(make(values)) == Grid(values)
+        assert Choice(make(values), make([1.0, 2.0, 1.0])) == Choice(values, [1.0, 2.0, 1.0])
+    uniform = Uniform(np.float32(0.25), np.int64(1))
+    assert uniform == Uniform(0.25, 1.0)
+    assert json.dumps(uniform.to_dict()) == '{"uniform": [0.25, 1.0]}'
 
 
 def test_forms_by_name():

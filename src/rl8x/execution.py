@@ -145,7 +145,7 @@ class Execution:
     def loop(
         self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int = 1, *, ends: bool = False
     ) -> Program:
-        """Make a program that calls a function for one item after the other; compiled, without Python between them.
+        """Make a program that calls a function for one item after the other; on the CPU compiled as one.
 
         Args:
             function: Takes the state, other tensors, and one slice of each of the items; changes the state in place,
@@ -158,8 +158,17 @@ class Execution:
             Takes the same, with all items, and returns the results of all, each `[n, *]`; 0 for items after the one
             that ended it.
         """
-        loop = Loop(function, num_state, num_items, ends=ends)
-        made = CompiledLoop(loop) if self.mode == "compile" and self.device.type == "cpu" else loop
+        options: Any = {"ends": ends, "host_looks": self.host_looks}
+        loop = Loop(function, num_state, num_items, **options)
+        if self.mode == "eager":
+            return loop
+        made: Program
+        if self.mode == "graph":
+            made = CapturedLoop(loop)
+        elif self.device.type == "cpu":
+            made = CompiledLoop(loop)
+        else:  # kernels are launched ahead of what they compute, so that Python between the calls costs little
+            made = Loop(CompiledProgram(function), num_state, num_items, **options)
         return self._guarded(made, loop)
 
     def _guarded(self, made: Program, function: Program) -> Program:
@@ -323,6 +332,31 @@ class CapturedProgram:
             for tensor, old in zip(fixed, before, strict=True):
                 tensor.copy_(old)
         return _Captured(varying, replay, results)
+
+
+class CapturedLoop:
+    """A loop whose kernels, those of all items, are captured once for every layout of its arguments.
+
+    Args:
+        loop: What is called for each item; its state is copied to where the capture has it and back, and need not stay
+            where it is.
+        capture: Captures; see `capture_cuda`.
+    """
+
+    def __init__(self, loop: Loop, capture: Capture | None = None) -> None:
+        self.loop = loop
+        self._program = CapturedProgram(self._with_state, capture=capture)
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Replay the loop."""
+        results = self._program(*tensors)
+        for tensor, done in zip(tensors, results[: self.loop.num_state], strict=False):
+            tensor.copy_(done)
+        return results[self.loop.num_state :]
+
+    def _with_state(self, *tensors: Tensor) -> Sequence[Tensor]:
+        results = self.loop(*tensors)
+        return [*tensors[: self.loop.num_state], *results]
 
 
 class _Captured(NamedTuple):

@@ -24,26 +24,42 @@ OPERATORS: Final = (f"{while_loop_op.__module__}.while_loop", f"{scan_op.__modul
 class Loop:
     """A function called for one item after the other; see `Execution.loop`.
 
-    Called, it takes the state, other tensors, and the items, each `[n, *]`.
+    Called, it takes the state, other tensors, and the items, each `[n, *]`. Where the host may look, it stops after the
+    item that ends it; else it goes through all, and what comes after that one changes nothing.
     """
 
-    def __init__(self, function: Function, num_state: int, num_items: int = 1, *, ends: bool = False) -> None:
+    def __init__(
+        self, function: Function, num_state: int, num_items: int = 1, *, ends: bool = False, host_looks: bool = True
+    ) -> None:
         self.function = function
         self.num_state = num_state
         self.num_items = num_items
         self.ends = ends
+        self.host_looks = host_looks
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the loop."""
         given, items = tensors[: -self.num_items], tensors[-self.num_items :]
         each: list[Sequence[Tensor]] = []
         for item in zip(*items, strict=True):
+            if self.ends and not self.host_looks and each:
+                each.append(self._if_going(each[-1][-1], given, item))
+                continue
             each.append(self.function(*given, *item))
-            if self.ends and not each[-1][-1]:
+            if self.ends and self.host_looks and not each[-1][-1]:
                 break
         columns = [torch.stack(column) for column in zip(*each, strict=True)]
         missing = len(items[0]) - len(each)
         return [torch.cat((column, column.new_zeros(missing, *column.shape[1:]))) for column in columns]
+
+    def _if_going(self, going: Tensor, given: Sequence[Tensor], item: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Call the function, and take back what it did unless the loop still goes on, a 0-d bool on the device."""
+        state = given[: self.num_state]
+        before = [tensor.clone() for tensor in state]
+        results = self.function(*given, *item)
+        for tensor, old in zip(state, before, strict=True):
+            tensor.copy_(torch.where(going, tensor, old))
+        return [torch.where(going, result, torch.zeros_like(result)) for result in results]
 
     def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return what the function is called with first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import sys
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,15 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_M_TOP_PAD, 64 * 2**20)
+
+
+def give_back_freed_memory() -> None:
+    """Give the system back what is kept, so that it shows as available; what nothing refers to any more too."""
+    gc.collect()
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 # PyTorch asks for memory that begins at a multiple of 64 bytes, for which the C library splits and joins blocks each

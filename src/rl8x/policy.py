@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.keys import ACTION_MASK
 from rl8x.models import Model, make_model
+from rl8x.nn.names import resolved_arguments
 from rl8x.normalization import RunningMoments
 from rl8x.spaces import check_mask, leaves
 from rl8x.trees import Tree, flatten_tree, tree_map
@@ -87,6 +88,13 @@ class Policy(nn.Module):
         if isinstance(observation_space, spaces.Dict) and self.masked:
             check_mask(observation_space[ACTION_MASK], action_space, ACTION_MASK)
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
+        # What both were made with, defaults too; of an instance that is not known.
+        self.arguments = {
+            "model": {}
+            if isinstance(model, Model)
+            else resolved_arguments(type(self.model), model_config or {}, num_positional=2),
+            "distribution": resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1),
+        }
         self.obs_moments = _moments(model_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
 

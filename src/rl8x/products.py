@@ -100,9 +100,11 @@ def _is_wide(left: Tensor, columns: int) -> bool:
 
 def is_recorded() -> bool:
     """Say whether what is called now is recorded or transformed, and not simply done."""
-    # torch.func has no public name for this. Without it, whatever is asked for may be recorded.
+    # There are no public names for torch.func's transforms, nor for the modes by which make_fx and fake tensors see
+    # each operation. Without them, whatever is asked for may be recorded.
     transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
-    return transformed or torch.compiler.is_compiling()
+    seen: int = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)()
+    return transformed or seen > 0 or torch.compiler.is_compiling()
 
 
 # What recording a program replaces, by what.

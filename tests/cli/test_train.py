@@ -181,6 +181,62 @@ def test_mistakes_are_refused_in_one_line(words, message, capsys):
     assert captured.err.count("\n") == 1
 
 
+TRACKED = [word for word in SMALL if word != "--no-tracking"]
+
+
+def mlruns_is_a_file():
+    Path("mlruns").write_text("")
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("words", "prepare", "message"),
+    [
+        ([*TRACKED], mlruns_is_a_file, "runs cannot be kept in {here}/mlruns (Not a directory): change to a folder"),
+        ([*TRACKED, "--tracking-uri", "sqlit:///x.db"], None, "unknown scheme 'sqlit'; legal: "),
+        ([*TRACKED, "--tracking-uri", "sqlite:///mlruns/x/mlflow.db"], mlruns_is_a_file, "runs cannot be kept in"),
+        ([*SMALL, "checkpoints.directory=mlruns/a"], mlruns_is_a_file, "mlruns/a cannot hold checkpoints"),
+        (
+            [*SMALL, "checkpoints.directory=/proc/a"],
+            None,
+            "/proc/a cannot hold checkpoints (No such file",
+        ),
+        (
+            [*SMALL, "--horizons-per-env-reset", "3", "--steps-per-eval", "4", "--eval-env", "false"],
+            None,
+            "`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got 4 and 3. Try 6",
+        ),
+    ],
+)
+def test_what_a_run_could_not_do_is_refused_before_anything_is_made(
+    dry, words, prepare, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    if prepare is not None:
+        prepare()
+    before = sorted(tmp_path.iterdir())
+    assert main(["train", "CartPole", *words, "--max-steps", "1", *dry]) == 2
+    captured = capsys.readouterr()
+    assert message.format(here=tmp_path) in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_working_directory_that_is_gone(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["train", "CartPole", *SMALL]) == 2
+    assert capsys.readouterr().err == "rl8x: error: the working directory does not exist any more: change to another\n"
+
+
+def test_a_dry_run_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "CartPole", *TRACKED, "--max-steps", "1", "--dry-run"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 BROKEN = """
 from rl8x.envs import CartPole
 

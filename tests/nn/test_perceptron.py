@@ -8,7 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl8x import products
+from rl8x.execution import CompiledProgram
 from rl8x.nn import MLP, perceptron
 
 
@@ -88,6 +92,25 @@ def test_modules_are_called_where_more_than_plain_training_is_meant():
     seen = []
     torch.func.vmap(lambda row: (seen.append(calls_modules(mlp, row)), row)[1])(x)
     assert seen == [True]
+    make_fx(lambda x: (seen.append(calls_modules(mlp, x)), x)[1])(x)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        seen.append(calls_modules(mlp, x))
+    assert seen == [True] * 3
+
+
+def test_a_loss_that_differentiates_itself_is_recorded_without_operators_that_a_compiler_refuses(monkeypatch):
+    monkeypatch.setattr(products, "has_fast_linear", lambda: True)
+    mlp, x = MLP([128, 256, 256, 1]), torch.randn(1024, 128)
+
+    def slopes(x):
+        return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
+
+    program = CompiledProgram(slopes)
+    record, read = program.trace([x])
+    names = [str(node.target) for node in record.graph.nodes]
+    # oneDNN is called by the operator that the compiler was taught, and by no other.
+    assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)
+    torch.testing.assert_close(tuple(record(x, *read)), slopes(x), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "elu", "squared_relu"])

@@ -1,4 +1,5 @@
 import http.server
+import socket
 import subprocess
 import sys
 import threading
@@ -6,6 +7,7 @@ import webbrowser
 
 import pytest
 
+from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, open_browser, runs_link, serve_ui, ui, ui_command
 
 
@@ -32,6 +34,7 @@ def test_what_cannot_be_served():
 
 
 def test_serving(mlruns, monkeypatch):
+    monkeypatch.setattr(ui, "_check_address", lambda *_: None)
     monkeypatch.setattr(ui, "ui_command", lambda *_: [sys.executable, "-c", "import sys; sys.exit(7)"])
     assert serve_ui() == 7
 
@@ -53,6 +56,7 @@ def test_an_interrupt_ends_the_server(mlruns, monkeypatch):
             self.terminated = True
 
     monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(ui, "_check_address", lambda *_: None)
     assert serve_ui() == 0
     assert Process.last.terminated
     assert Process.last.waited == 2
@@ -104,3 +108,25 @@ class Held:
         assert self.until.wait(30)
         self.process.communicate(b"\n")
         return self.process.returncode
+
+
+def test_an_address_that_cannot_be_used_is_refused_before_mlflow_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        words = ["ui", "--port", str(port)]
+        assert main(words) == 2
+    taken = f"rl8x: error: cannot listen at 127.0.0.1:{port} (Address already in use): choose another by --port\n"
+    assert capsys.readouterr().err == taken
+    assert main(["ui", "--host", "203.0.113.1"]) == 2  # of nobody: RFC 5737
+    assert "cannot listen at 203.0.113.1:5000 (Cannot assign requested address)" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_has_just_been_given_back_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), other.accept()[0]:
+            pass
+    ui._check_address("127.0.0.1", port)

@@ -512,3 +512,11 @@ class TrainerMachine(RuleBasedStateMachine):
 
 TestTrainerMachine = TrainerMachine.TestCase
 TestTrainerMachine.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
+
+
+def test_a_confirmations_config_that_nothing_would_apply_is_refused_before_training():
+    trainer = make(CartPole, trainer={"eval_env": False})
+    confirmed = Confirmed(HitsUpperBound("rewards/mean", 0.0))
+    with pytest.raises(ValueError, match="`eval_env_config` would never apply"):
+        run(trainer, eval_env_config={"length": 0.9}, stop_conditions=[confirmed])
+    assert trainer.state[keys.COLLECTS] == 0

@@ -68,6 +68,23 @@ def test_each_value_of_an_env_config_is_a_param_in_mlflow(mlruns, mlflow_client)
     assert "rl8x.param_change.env_config.gravity" not in run.data.tags
 
 
+def test_a_gymnasium_run_tells_its_task_in_mlflow(mlruns, mlflow_client):
+    config = PPOConfig(**OPTIONS | {"num_envs": 3, "model_config": {}})
+    algorithm = config.build("CartPole-v1", sutton_barto_reward=True)
+    trainer = Trainer(algorithm, tracker=MLflowTracker(), num_eval_envs=2)
+    trainer.run(max_steps=1, progress="none")
+    params = mlflow_client.get_run(trainer.tracker.run_id).data.params
+    told = {
+        "env.id": "CartPole-v1",
+        "env.kwargs.sutton_barto_reward": "True",
+        "env.vectorization": "sync",
+        "env.time_limit": "500",
+        "model.hidden_sizes": "(256, 256)",
+        "num_eval_envs": "2",
+    }
+    assert {name: params.get(name) for name in told} == told
+
+
 def test_a_failed_run_is_failed_in_mlflow_with_its_traceback(mlruns, mlflow_client):
     def fail(trainer, stats):
         raise RuntimeError("out of luck")

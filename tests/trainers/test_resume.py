@@ -334,6 +334,37 @@ def test_another_runs_folder_is_refused_before_training(tmp_path):
     assert other.tracker.status == "FAILED"
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "mlruns").touch()
+    for options, message in (
+        ({"checkpoints": "file/run"}, "file/run cannot hold checkpoints .Not a directory.: give another folder"),
+        ({"checkpoints": True}, "mlruns/checkpoints/.* cannot hold checkpoints"),
+        ({"tracker": MLflowTracker()}, "runs cannot be kept in .*/mlruns .Not a directory.: change to a folder"),
+        ({"tracker": MLflowTracker(tracking_uri="sqlite:///a.db")}, "runs cannot be kept in .*/mlruns/spool "),
+        ({"tracker": MLflowTracker(tracking_uri="http://127.0.0.1:9")}, "mlruns/checkpoints cannot hold checkpoints"),
+    ):
+        trainer = make(trainer=options)
+        for call in (trainer.check_run, lambda trainer=trainer: run(trainer, max_steps=1)):
+            with pytest.raises(ValueError, match=message):
+                call()
+        assert trainer.tracker.resume_handle is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mlruns"]
+
+
+def test_run_options_can_be_checked_without_running(tmp_path):
+    trainer = make(DiscreteDummy, trainer={"checkpoints": tmp_path / "run"}, horizons_per_env_reset=3)
+    trainer.check_run(max_steps=3, steps_per_eval=3)
+    for options in ({"max_steps": 0}, {"steps_per_eval": 4}, {"stop_conditions": [HitsUpperBound("nothing", 1)]}):
+        with pytest.raises(ValueError, match=r"must be|Unknown metric"):
+            trainer.check_run(**options)
+    with pytest.raises(ValueError, match="Nearest: max_steps"):
+        trainer.check_run(max_step=3)
+    assert list(tmp_path.iterdir()) == []
+    assert run(trainer, max_steps=1)[keys.STEPS] == 1
+
+
 def test_torchs_own_generator_is_restored(tmp_path):
     class Noisy(CartPole):
         def observe(self, state, parameters):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms.config import check_names, check_options, option, resolve_device
+from rl8x.algorithms.memory import check_training
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.gymnasium_env import is_vectorised
 from rl8x.policy import Policy
@@ -80,12 +82,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         env: The environment that is trained on.
         env_factory: Makes another such environment; None where an instance was given.
         state_reset_every: The policy's state is forgotten every so many steps of a horizon; 0 is never.
+        metrics: What a row of `step()` has, by the names under which it is tracked.
         policy: The policy that is trained.
         seed: The seed in use, also where the config left it open.
     """
 
     clock: ClassVar[str] = keys.ENV_STEPS
-    metrics: ClassVar[tuple[str, ...]] = ()
+    metrics: tuple[str, ...] = ()
 
     policy: Policy
     state_reset_every: int = 0
@@ -147,6 +150,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         )
         env = self.env
         params.update({"env": type(env).__name__, "env.time_limit": env.time_limit})
+        params.update(flatten_params("env", env.params or {"kwargs": _factory_arguments(self.env_factory)}))
+        for part, arguments in self.policy.arguments.items():
+            params.update(flatten_params(part, arguments))
         params["model.class"] = qualified_name(type(self.policy.model))
         params["model.num_parameters"] = sum(weights.numel() for weights in self.policy.parameters())
         params["distribution.class"] = qualified_name(type(self.policy.distribution))
@@ -184,7 +190,8 @@ def make_env(
         The environment, and what makes another such with other copies and another seed; None for an instance.
 
     Raises:
-        ValueError: If an instance has another number of copies or lives on another device than the config says.
+        ValueError: If an instance has another number of copies or lives on another device than the config says, or
+            there is too little memory.
         TypeError: If what was given makes no environment.
     """
     device = resolve_device(config.device)
@@ -192,15 +199,26 @@ def make_env(
         env = GymnasiumEnv(env, device=device, seed=seed)
     if isinstance(env, Env):
         _check_instance(config, env, device, env_kwargs)
+        _check_memory(config, env, device)
         return env, None
-    factory = functools.partial(env_maker(env), **env_kwargs)
+    maker = env_maker(env)
+    factory = functools.partial(maker, **env_kwargs)
+    _check_memory(config, maker, device)
     made = factory(config.num_envs, device=device, seed=seed)
     if not isinstance(made, Env):
         raise TypeError(
             f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Let GymnasiumEnv make the "
             "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
         )
+    _check_memory(config, made, device)
     return made, factory
+
+
+def _check_memory(config: AlgorithmConfig, env: Any, device: torch.device) -> None:
+    """Refuse what will not fit as early as can be: a class may know its spaces, other makers do not."""
+    found = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
+    observation, action = (space if isinstance(space, gymnasium.Space) else None for space in found)
+    check_training(config.num_envs, config.horizon, device, observation=observation, action=action)
 
 
 def _check_instance(config: AlgorithmConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:
@@ -220,6 +238,19 @@ def _check_instance(config: AlgorithmConfig, env: Env, device: torch.device, env
 def draw_seed(seed: int | None) -> int:
     """Return the seed given, or draw one."""
     return secrets.randbelow(2**31) if seed is None else seed
+
+
+def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
+    """Return what a factory gives the environment's class, by name; the time limit has a param of its own."""
+    if not isinstance(factory, functools.partial):
+        return {}
+    signature = inspect.signature(factory.func)
+    arguments = dict(signature.bind_partial(*factory.args, **factory.keywords).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    arguments.pop("time_limit", None)
+    return arguments
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rl8x import keys
 
 Batch = dict[str, Tensor]
 # More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
-_WIDE: Final = 256
+MOST_PACKED: Final = 256
 
 
 class SequencePack:
@@ -90,7 +90,7 @@ class SequencePack:
         low = 0
         for name, tensor in tensors.items():
             width = math.prod(tensor.shape[2:])
-            if width > _WIDE:
+            if width > MOST_PACKED:
                 continue
             self._columns[name] = (low, low + width, tensor.shape[2:], tensor.dtype)
             low += width

@@ -3,14 +3,17 @@
 A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid out
 in one vector, the gradients in another, and every module keeps views of them: clipping is one norm, and a step is a
 handful of operations on vectors, written in place so that the same function runs eagerly and inside a compiled update.
+
+What is saved is in the layout of `torch.optim`, for each weight by its name, so that either loads what the other saved.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,8 @@ from rl8x.algorithms.config import check_names_in
 # A cache line of float32; a view that begins in the middle of one is slower to multiply with.
 _ALIGNMENT = 16
 
+STEP: Final = "step"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
@@ -27,9 +32,16 @@ class Rule(ABC):
 
     weight_decay: float = 0.0
 
+    def options(self) -> dict[str, Any]:
+        """Return the options by the names of `torch.optim`."""
+        return dataclasses.asdict(self)
+
     @abstractmethod
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return what it keeps beside weights `[size]`, by name, as it is before the first step."""
+        """Return what it keeps beside weights `[size]`, as it is before the first step, by the names of `torch.optim`.
+
+        Each is `[size]`, but for `step`, the steps taken so far, `[1]`.
+        """
 
     @abstractmethod
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
@@ -47,12 +59,11 @@ class Rule(ABC):
 class Adam(Rule):
     """Adaptive moments.
 
-        m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  c1 = b1 c1 + (1 - b1),  c2 = b2 c2 + (1 - b2)
+        m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  c1 = 1 - b1^t,  c2 = 1 - b2^t
         w = w - lr m / c1 / (sqrt(v / c2) + eps)
 
-    c1 = 1 - b1^t and c2 = 1 - b2^t are what the moments would be had every gradient been 1. Kept like them, they have
-    all their digits, and cost a compiled step no power for every few weights. Numerator and denominator are multiplied
-    by sqrt(c2), as in the paper's section 2, which leaves one division for each weight.
+    c1 and c2 are taken as -expm1(t log b), which has all digits where b^t is near 1. Numerator and denominator are
+    multiplied by sqrt(c2), as in the paper's section 2, which leaves one division for each weight.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; decoupled weight decay: Loshchilov and Hutter 2019,
     arXiv:1711.05101, algorithm 2.
@@ -62,14 +73,19 @@ class Adam(Rule):
     eps: float = 1e-8
     decoupled: bool = False
 
+    def options(self) -> dict[str, Any]:
+        """Return the options by the names of `torch.optim`."""
+        options = super().options()
+        return options | {"decoupled_weight_decay": options.pop("decoupled")}
+
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the running means of gradients and of their squares, and the sums of the weights in each."""
-        vectors = {name: torch.zeros_like(weights) for name in ("first", "second")}
-        return vectors | {name: weights.new_zeros(1) for name in ("first_total", "second_total")}
+        """Return the running means of gradients and of their squares, and how many steps were taken."""
+        vectors = {name: torch.zeros_like(weights) for name in ("exp_avg", "exp_avg_sq")}
+        return vectors | {STEP: weights.new_zeros(1)}
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
         """Move the weights by the rule above."""
-        first, second, first_total, second_total = moments
+        first, second, step = moments
         beta1, beta2 = self.betas
         if self.weight_decay and self.decoupled:
             weights.mul_(1.0 - lr * self.weight_decay)
@@ -77,8 +93,8 @@ class Adam(Rule):
             gradient = gradient + self.weight_decay * weights
         first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-        first_total.mul_(beta1).add_(1.0 - beta1)
-        second_total.mul_(beta2).add_(1.0 - beta2)
+        step.add_(1.0)
+        first_total, second_total = (torch.expm1(step * _log(beta)).neg() for beta in (beta1, beta2))
         unbias = second_total.sqrt()
         root = second.sqrt().add_(self.eps * unbias)
         weights.sub_(first / root * (lr * unbias / first_total))
@@ -94,9 +110,13 @@ class SGD(Rule):
     momentum: float = 0.0
     nesterov: bool = False
 
+    def options(self) -> dict[str, Any]:
+        """Return the options by the names of `torch.optim`."""
+        return super().options() | {"dampening": 0.0}
+
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the running sum of gradients, where there is momentum."""
-        return {"velocity": torch.zeros_like(weights)} if self.momentum else {}
+        return {"momentum_buffer": torch.zeros_like(weights)} if self.momentum else {}
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
         """Move the weights by the rule above."""
@@ -107,6 +127,10 @@ class SGD(Rule):
             velocity.mul_(self.momentum).add_(gradient)
             direction = gradient + self.momentum * velocity if self.nesterov else velocity
         weights.sub_(direction * lr)
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf
 
 
 OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "sgd": SGD}
@@ -163,7 +187,7 @@ class FlatOptimizer:
     """Clips and applies the gradients of a set of weights as one vector.
 
     Args:
-        weights: What to optimise; each tensor becomes a view of one vector, and its gradient of another.
+        weights: What to optimise, by name; each tensor becomes a view of one vector, and its gradient of another.
         rule: How a gradient moves weights.
         lr: First learning rate.
 
@@ -172,12 +196,14 @@ class FlatOptimizer:
         gradient: Their gradient, `[size]`, which backward passes add to.
         moments: What the rule keeps, by name.
         lr: Learning rate, 0-d: a tensor, so that a compiled step reads the present one and not the traced one.
-        views: The modules' weights, views of the vector, in order.
+        names: The modules' weights' names, in order.
+        views: The weights, views of the vector.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], rule: Rule, *, lr: float) -> None:
+    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], rule: Rule, *, lr: float) -> None:
         self.rule = rule
-        self.views = [parameter for parameter in weights if parameter.requires_grad]
+        trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
+        self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
         self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
         self.weights, self.gradient = self._flatten()
         self.moments = rule.moments(self.weights)
@@ -215,24 +241,90 @@ class FlatOptimizer:
         return clip_and_apply(self.rule, state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments and the learning rate."""
-        return {"lr": self.lr, "moments": self.moments}
+        """Return copies of the moments of each weight, in the layout of `torch.optim`.
+
+        Returns:
+            `state`: of each weight by its name, what `torch.optim` keeps of it. `param_groups`: one, with the names in
+            order as its `params`, the learning rate and the rule's options. An optimizer of `torch.optim` over the same
+            weights in the same order takes it as it is.
+        """
+        state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
+        for kind, moment in self.moments.items():
+            parts = [moment[0].clone() for _ in self.views] if kind == STEP else self.split(moment.clone())
+            for name, part in zip(self.names, parts, strict=True):
+                state[name][kind] = part
+        group = {"lr": float(self.lr), **self.rule.options(), "params": list(self.names)}
+        return {"state": state, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them in place, so that captured pointers stay valid.
+        """Restore moments and learning rate in place, so that captured pointers stay valid.
+
+        Args:
+            state: As `state_dict` returned it, or an optimizer of `torch.optim` over the same weights: by name where it
+                has names, else in the same order. The rule's options stay those that it was made with.
 
         Raises:
-            ValueError: If the state is another optimizer's.
+            ValueError: If the state is another optimizer's, or of other weights.
         """
-        if set(state["moments"]) != set(self.moments):
-            raise ValueError(
-                f"The saved optimizer keeps {sorted(state['moments'])}, this one {sorted(self.moments)}: use the same."
-            )
-        self.lr.copy_(state["lr"])
-        for name, moment in self.moments.items():
-            moment.copy_(state["moments"][name])
+        saved = self._matched(state)
+        for kind, moment in self.moments.items():
+            moment.zero_()
+            if kind == STEP:
+                moment.fill_(next((parts[kind] for parts in saved if parts), 0.0))
+                continue
+            for part, parts in zip(self.split(moment), saved, strict=True):
+                if parts:
+                    part.copy_(parts[kind])
+        self.lr.fill_(state["param_groups"][0]["lr"])
         # Between the weights there is padding, which is no part of them and may not be finite where a gradient was not.
         padded = torch.zeros_like(self.weights)
         for part, view in zip(self.split(padded), self.views, strict=True):
             part.copy_(view.detach())
         self.weights.copy_(padded)
+
+    def _matched(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what a state has of each weight, in order; nothing of those that have not taken a step."""
+        if not {"state", "param_groups"} <= state.keys():
+            raise ValueError(
+                f"An optimizer's state has `state` and `param_groups`; got {', '.join(map(repr, state)) or 'nothing'}."
+            )
+        groups = state["param_groups"]
+        ids = [key for group in groups for key in group["params"]]
+        names = [name for group in groups for name in group.get("param_names", group["params"])]
+        if not all(isinstance(name, str) for name in names):
+            names = self.names[: len(ids)] + [f"number {i}" for i in range(len(self.names), len(ids))]
+        if set(names) != set(self.names):
+            name = next(name for name in (*self.names, *names) if (name in names) != (name in self.names))
+            which = "does not know" if name in self.names else "is also of"
+            raise ValueError(
+                f"The saved optimizer {which} {name!r}; it is of {len(names)} weights and this one of "
+                f"{len(self.names)}. Use the model that it was saved with."
+            )
+        kept = {
+            name: {kind: value for kind, value in state["state"].get(key, {}).items() if value is not None}
+            for name, key in zip(names, ids, strict=True)
+        }
+        found = [kept[name] for name in self.names]
+        self._check(found)
+        return found
+
+    def _check(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse what another optimizer keeps, or keeps of weights of other shapes."""
+        for name, view, parts in zip(self.names, self.views, found, strict=True):
+            if parts and parts.keys() != self.moments.keys():
+                raise ValueError(
+                    f"The saved optimizer keeps {', '.join(sorted(parts))} of a weight, this one "
+                    f"{', '.join(sorted(self.moments)) or 'nothing'}: use the same."
+                )
+            for kind, value in parts.items():
+                if kind != STEP and value.shape != view.shape:
+                    raise ValueError(
+                        f"The saved optimizer's {kind} of {name!r} has the shape {list(value.shape)}, the weight "
+                        f"{list(view.shape)}. Use the model that it was saved with."
+                    )
+        steps = {float(parts[STEP]) for parts in found if STEP in parts}
+        if len(steps) > 1:
+            few, many = min(steps), max(steps)
+            raise ValueError(
+                f"The saved optimizer's weights have taken from {few:.0f} to {many:.0f} steps; here all take each."
+            )

@@ -22,6 +22,7 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.config import nearest_divisor, split_seed
 from rl8x.algorithms.finite import gathered_not_finite, updates_not_finite
+from rl8x.algorithms.memory import check_training
 from rl8x.algorithms.minibatches import Batch, SequencePack
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.ppo_config import PPOConfig
@@ -51,10 +52,9 @@ _SILENCED_STEPS: Final = 10
 class PPO(GenericAlgorithmBase[PPOConfig]):
     """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`."""
 
-    metrics = (
+    metrics: tuple[str, ...] = (
         *LOSS_METRICS,
         "monitors/grad_norm",
-        _REFUSED,
         "monitors/explained_variance",
         "coefficients/lr",
         "coefficients/entropy",
@@ -72,6 +72,15 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.execution = Execution(config.execution, config.precision, self.device)
         generator = torch.Generator(self.device).manual_seed(sample_seed)
         self.policy.autocast = self.execution.autocast
+        check_training(
+            config.num_envs,
+            config.horizon,
+            self.device,
+            observation=env.single_observation_space,
+            action=env.single_action_space,
+            policy=self.policy,
+            seq_len=self.seq_len,
+        )
         self.collector = Collector(
             env, self.policy, generator, execution=self.execution, state_reset_every=self.state_reset_every
         )
@@ -82,7 +91,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             config.entropy_coeff if config.entropy_coeff_schedule is None else config.entropy_coeff_schedule
         )
         rule = make_rule(config.optimizer, config.optimizer_config)
-        self.optimizer = FlatOptimizer(self.policy.parameters(), rule, lr=self.lr_schedule(0))
+        self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
         self.updater = Updater(
             self.policy,
             config,
@@ -93,6 +102,8 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         )
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
+        if config.target_kl_div is not None:
+            self.metrics = (*self.metrics, _REFUSED)
         self.fresh = False
         self._silenced_steps = 0
         self._told_silenced = False

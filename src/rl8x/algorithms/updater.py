@@ -64,7 +64,6 @@ class Updater:
         self._scales: dict[int, Tensor] = {}
         self._gradients = [optimizer.gradient]
         self._compiled = execution.mode == "eager"
-        self.names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
 
     # Made when the pack has been filled, since only then it is known what a program reads.
 
@@ -256,7 +255,7 @@ class Updater:
         if views is self.optimizer.views:
             evaluation = self.policy.evaluate(*inputs)
         else:
-            evaluation = functional_call(self.policy, dict(zip(self.names, views, strict=True)), inputs)
+            evaluation = functional_call(self.policy, dict(zip(self.optimizer.names, views, strict=True)), inputs)
         return ppo_losses(evaluation, batch, self.config, entropy_coeff) * scale
 
     def _slope(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -78,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    try:
+        os.getcwd()
+    except OSError:
+        report("the working directory does not exist any more: change to another", debug=False)
+        return 2
     try:
         code: Any = rl8x.main([word for word in words if word != "--debug"], "rl8x", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

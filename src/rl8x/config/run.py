@@ -167,18 +167,12 @@ class RunConfig:
     def make_trainer(self) -> Trainer:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
         from rl8x.trainers import Trainer
-        from rl8x.trainers.params import plain_configs
-        from rl8x.trainers.run import check_conditions
 
         algorithm = self.make_algorithm()
         chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_bad_numbers")}
         trainer = Trainer(algorithm, tracker=self.make_tracker(), checkpoints=self.make_checkpoints(), **chosen)
-        evaluator = trainer.evaluator
-        plain_configs(
-            algorithm.env, None if evaluator is None else evaluator.env, self.env_config, self.eval_env_config
-        )
         trainer.saving.run_file = self.to_dict()
-        check_conditions(trainer, self.conditions(), self.steps_per_eval)
+        trainer.check_run(**self._run_options())
         return trainer
 
     def _env_maker(self) -> Any:
@@ -196,14 +190,11 @@ class RunConfig:
     def train(self, trainer: Trainer) -> TrainStats:
         """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""
         progress: Any = self.progress
-        return trainer.run(
-            env_config=self.env_config,
-            eval_env_config=self.eval_env_config,
-            steps_per_eval=self.steps_per_eval,
-            stop_conditions=self.conditions(),
-            max_steps=self.max_steps,
-            progress=progress,
-        )
+        return trainer.run(**self._run_options(), progress=progress)
+
+    def _run_options(self) -> dict[str, Any]:
+        names = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
+        return {**{name: getattr(self, name) for name in names}, "stop_conditions": self.conditions()}
 
     def make_tracker(self) -> Any:
         """Make what keeps params and metrics."""

@@ -108,6 +108,11 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self._config = self._resolve({})
         self._next_config: ResolvedConfig | None = None
 
+    @property
+    def params(self) -> dict[str, Any]:
+        """What a run tells of it besides its class and time limit; empty for the arguments that it was made with."""
+        return {}
+
     # ---- what an author writes: pure functions of their arguments
 
     def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:

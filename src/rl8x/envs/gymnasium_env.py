@@ -11,14 +11,13 @@ taken: after `load_state_dict` it starts new episodes.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, ClassVar, TypeAlias, TypeGuard
+from typing import Any, ClassVar, Final, TypeAlias, TypeGuard
 
 import gymnasium
 import gymnasium.spaces as spaces
@@ -35,6 +34,8 @@ from rl8x.spaces import check_supported, map_spaces, map_tensors, named_parts
 Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
 VECTORIZATIONS = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
 """Our names and Gymnasium's."""
+# What `gymnasium.make_vec` keeps among the arguments of a spec
+_OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
 
 
 class GymnasiumEnv(Env):
@@ -81,8 +82,11 @@ class GymnasiumEnv(Env):
         self._made_from: tuple[Source, dict[str, Any]] | None = None
         if not is_vectorised(env):
             options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
-            self._made_from = env, {**options, **copy.copy(kwargs)}
+            self._made_from = env, {**options, **kwargs}
+        self._kwargs = dict(kwargs)
         self.vector_env = _vectorised(env, num_envs, time_limit, vectorization, kwargs)
+        self._vectorization = vectorization if self._made_from else type(env).__name__
+        self._source = describe_source(env)
         default = AutoresetMode.NEXT_STEP if isinstance(self.vector_env, VectorEnv) else AutoresetMode.SAME_STEP
         metadata = self.vector_env.metadata or {}
         self.autoreset_mode = metadata.get("autoreset_mode", default)
@@ -94,9 +98,8 @@ class GymnasiumEnv(Env):
         self._must_reset = True
         self._takes_tensors = False
         try:
-            name = describe_source(env)
-            check_supported(self.vector_env.single_observation_space, f"{name}.single_observation_space")
-            check_supported(self._source_action_space, f"{name}.single_action_space")
+            check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
+            check_supported(self._source_action_space, f"{self._source}.single_action_space")
             self.single_observation_space = map_spaces(self.vector_env.single_observation_space, _float32)
             self.single_action_space = map_spaces(self._source_action_space, _policy_space)
             limit = _time_limit(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
@@ -105,6 +108,16 @@ class GymnasiumEnv(Env):
             self.vector_env.close()
             raise
         self.spec, self.render_mode = self.vector_env.spec, self.vector_env.render_mode
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its id, or the name of what makes it; how its copies are stepped, and what they were made with."""
+        copies = getattr(self.vector_env, "envs", None)
+        spec: Any = copies[0].spec if copies else self.vector_env.spec
+        kwargs = {} if spec is None else {k: v for k, v in spec.kwargs.items() if k not in _OF_MAKE_VEC}
+        kwargs |= self._kwargs
+        source = self._source if spec is None else spec.id
+        return {"id": source, "vectorization": self._vectorization, "kwargs": kwargs}
 
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)

@@ -15,6 +15,19 @@ def unknown_name(kind: str, name: object, legal: Collection[str], where: str = "
     return f"no {kind} {name!r}{where}. {hint}There are {', '.join(legal)}."
 
 
+def resolved_arguments(cls: type, config: Mapping[str, Any], *, num_positional: int) -> dict[str, Any]:
+    """Return the keyword arguments that a class is made with, its defaults where `config` says nothing.
+
+    Args:
+        cls: The class.
+        config: Keyword arguments that were given.
+        num_positional: How many leading arguments of the class the caller supplies.
+    """
+    parameters = list(inspect.signature(cls).parameters.values())[num_positional:]
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return defaults | dict(config)
+
+
 def check_arguments(cls: type, config: Mapping[str, Any], config_name: str, *, num_positional: int) -> None:
     """Refuse keyword arguments that a class does not take.
 

@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -134,6 +135,18 @@ def make_mlruns(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x") as file:
             file.write("*\n")
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a folder can be written, or made; leaves no trace.
+
+    Raises:
+        OSError: It cannot.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder):  # asking for permissions would not know of read-only disks
+        pass
 
 
 def without_password(uri: str) -> str:

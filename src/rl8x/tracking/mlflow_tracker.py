@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri, with_password
+from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri, with_password
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
 from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
@@ -113,6 +113,23 @@ class MLflowTracker:
 
     # Beginning and end.
 
+    def check(self) -> None:
+        """Refuse a store that cannot be used, before `start()`; touches nothing.
+
+        Raises:
+            TrackingError: It is of no known kind, or a file where nothing can be written.
+        """
+        _check_installed()
+        location = locate(self._tracking_uri)
+        for folder in () if location.database is None else (location.database.parent, self.spool_root):
+            try:
+                check_writable(folder)
+            except OSError as error:
+                raise TrackingError(
+                    f"runs cannot be kept in {folder} ({error.strerror}): change to a folder that can be written, or "
+                    "choose another store by tracking_uri or MLFLOW_TRACKING_URI"
+                ) from None
+
     def start(
         self,
         *,
@@ -137,8 +154,7 @@ class MLflowTracker:
         """
         if self._spool is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
-        if importlib.util.find_spec("mlflow") is None:
-            raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
+        _check_installed()
         self._pid = os.getpid()
         self._outage = ""
         self._metric_names = NameTable()
@@ -169,7 +185,7 @@ class MLflowTracker:
             resume: The run to resume.
             before: The spool that this tracker had for that run.
         """
-        root = self._spool_root()
+        root = self.spool_root
         header = self._header()
         active = None if resume is not None else user_run_id(self._tracking_uri)
         if active is not None:
@@ -198,7 +214,9 @@ class MLflowTracker:
             fresh = resume is None
         return spool, fresh
 
-    def _spool_root(self) -> Path:
+    @property
+    def spool_root(self) -> Path:
+        """Name the folder for spools."""
         return Path(self._spool_dir).absolute() if self._spool_dir is not None else mlruns_dir() / "spool"
 
     def _header(self) -> Op:
@@ -347,6 +365,11 @@ class MLflowTracker:
         """
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
 
 
 def _reopened(root: Path, handle: str) -> Spool | None:

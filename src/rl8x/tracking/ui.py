@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -52,6 +53,19 @@ def _own_store(tracking_uri: str | None) -> Location:
     return location
 
 
+def _check_address(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened at, which MLflow would say in many lines, seconds later."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            # As servers do, or a port would count as taken for a minute after its last connection.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        hint = "choose another by --port" if error.errno == errno.EADDRINUSE else "choose another --host or --port"
+        raise TrackingError(f"cannot listen at {host}:{port} ({error.strerror}): {hint}") from None
+
+
 def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
@@ -64,11 +78,12 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
         The link to the runs, and whether a server is there already: the one that keeps them.
 
     Raises:
-        TrackingError: The store cannot be used.
+        TrackingError: The store or the address cannot be used.
     """
     location = locate(tracking_uri)
     if not location.uri.startswith(("http://", "https://")):
         ui_command(tracking_uri, host, port)
+        _check_address(host, port)
     try:
         return runs_page(MLflowStore(location), server_address(location, host, port)), location.remote
     except (StoreDownError, StoreRefusedError) as error:

@@ -6,43 +6,34 @@ It counts, evaluates, asks the stop conditions, and tracks every metric; it know
 from __future__ import annotations
 
 import importlib.util
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import psutil
-import torch
 
 from rl8x import keys
-from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.config import check_names_in
 from rl8x.conditions import Condition
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config
-from rl8x.plain_yaml import dump_run
 from rl8x.stats import Stats
-from rl8x.tracking.protocol import NullTracker, Tracker
-from rl8x.trainers import bad_numbers, description
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker
+from rl8x.trainers import bad_numbers
 from rl8x.trainers.bad_numbers import OnBadNumbers
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics, returned_metrics
-from rl8x.trainers.evaluation import (
-    EpisodeEvaluator,
-    EvaluationNames,
-    check_evaluation_name,
-    config_name,
-    make_evaluator,
-)
-from rl8x.trainers.params import ToldParams
+from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, make_evaluator
+from rl8x.trainers.evaluation_names import check_evaluation_name
 from rl8x.trainers.progress import Progress
 from rl8x.trainers.resume import resume
-from rl8x.trainers.run import Run, StopConditions
+from rl8x.trainers.run import RUN_OPTIONS, Run, StopConditions
 from rl8x.trainers.saving import CheckpointsLike, Saving
 from rl8x.trainers.stats import EvalStats, TrainStats
 from rl8x.trainers.timing import Timer
+from rl8x.trainers.tracked_run import TrackedRun
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
@@ -74,6 +65,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     Attributes:
         saving: Its checkpoints.
+        evaluator: What `eval()` plays in; None where that is the training environment.
+        evaluations: Under what `eval()` plays, when, and by which names it tells what it measured.
+        tracked_run: What its tracker is told.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
     """
@@ -92,9 +86,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.algorithm = algorithm
         self.tracker = default_tracker() if tracker is None else tracker
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
-        played_in = algorithm.env if self.evaluator is None else self.evaluator.env
-        self._evaluation_names = EvaluationNames(played_in, whole_episodes=self.evaluator is not None)
-        self._warns_of_horizons = self.evaluator is None and eval_env == "auto" and algorithm.env.episodic
+        self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
         self.callbacks: tuple[Callback, ...] = ()
         check_callbacks(callbacks, self.metric_names)
         self.callbacks = tuple(callbacks)
@@ -102,17 +94,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self.ending: list[str] = []
         self._eval_row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
-        self._tracking_ms = 0.0
-        self._tracked = False
-        # A second run() of a trainer goes on in the same tracked run; another trainer with the same tracker begins one.
-        self._resume: str | None = None
-        self._repeats = False
-        self._only_adds = False
-        self._resume_tags: dict[str, str] = {}
-        self._run_params: dict[str, Any] = {}
-        self._told = ToldParams(self)
-        self._run_file: dict[str, Any] | None = None
-        self._eval_env_config: Mapping[str, Any] | None = None
+        self.tracked_run = TrackedRun(self)
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
             "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
@@ -179,13 +161,13 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """Every metric that a row of this trainer may have."""
         env = self.algorithm.env
         names = {*keys.TRAINER_METRICS, *self.algorithm.metrics, *keys.info_metrics(env.metric_names)}
-        evaluated = {keys.EVAL_PREFIX + name for name in self._evaluation_names.measured}
+        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.names.measured}
         declared = {name for callback in self.callbacks for name in declared_metrics(callback)}
         return frozenset(names | evaluated | declared)
 
     def evaluation_name(self, name: str) -> str | None:
         """Name the metric of an evaluation that measures what `name` does in a training row; None where none does."""
-        return self._evaluation_names.of(name)
+        return self.evaluations.names.of(name)
 
     # -- one step, one evaluation
 
@@ -221,14 +203,14 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         """
         if name is not None:
             check_evaluation_name(name)
-        tracked_name = self._config_name(env_config) if name is None else name
+        tracked_name = self.evaluations.config_name(env_config) if name is None else name
         with Timer(self.algorithm.device) as timer:
-            stats = self._evaluate(env_config, deterministic)
+            stats = self.evaluations.measure(env_config, deterministic=deterministic)
         spent = {"profiling/eval_ms": timer.elapsed_ms}
         own, tracked = (_in_group(stats, group) for group in (name, tracked_name))
         if tracked_name is None:
             self._eval_row = own
-        self._track(tracked | spent, trains=False)
+        self.tracked_run.log(tracked | spent, trains=False)
         self._evaluated |= tracked | spent
         return EvalStats(own | spent)
 
@@ -238,7 +220,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         Returns:
             The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
         """
-        self._start_tracking(trains=False)
+        self.tracked_run.open(trains=False)
         self.saving.begin(None)
         self.saving.save()
         return self.saving.end()
@@ -249,7 +231,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._guard.before_step()
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
-            self._told.note_config()
+            self.tracked_run.note_config()
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
@@ -258,68 +240,13 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         row.update(state)
         row["profiling/collect_ms"], row["profiling/step_ms"] = collecting.elapsed_ms, learning.elapsed_ms
         row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
-        row["profiling/tracking_ms"] = self._tracking_ms
+        row["profiling/tracking_ms"] = self.tracked_run.log_ms
         row["memory/process_mb"] = self._process.memory_info().rss / 1e6
         row.update(algorithm.memory_stats())
-        self._track(row)
+        self.tracked_run.log(row)
         self._guard.after_step(bad)
         algorithm.watch(row)
         return row
-
-    def _evaluate(self, env_config: Mapping[str, Any] | None, deterministic: bool) -> dict[str, float]:
-        """Evaluate; returns the metrics without `eval/`."""
-        if self.evaluator is not None:
-            config = self._own_eval_config() if env_config is None else self._plain_eval_config(env_config)
-            return dict(self.evaluator.evaluate(config, deterministic=deterministic))
-        if env_config is None:
-            env_config = self._eval_env_config
-        self._check_eval_turn(env_config)
-        if self._warns_of_horizons:
-            self._warns_of_horizons = False
-            warnings.warn(
-                f"{type(self.algorithm.env).__name__} can neither be copied nor made again: evaluations play in the "
-                "training environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. "
-                "Give the trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
-                stacklevel=3,
-            )
-        stats = self.algorithm.evaluate(env_config=env_config, deterministic=deterministic)
-        return self._evaluation_names.renamed(stats)
-
-    def _plain_eval_config(self, env_config: Mapping[str, Any]) -> dict[str, object]:
-        """Check an `env_config` for an evaluation, and return it in plain form."""
-        if self.evaluator is None:
-            return self.algorithm.env.plain_config(env_config)
-        return self.evaluator.env.plain_config(env_config, copies="num_eval_envs")
-
-    def _own_eval_config(self) -> dict[str, object]:
-        """Return what the run evaluates under, in plain form: its `eval_env_config`, else what training has."""
-        if self._eval_env_config is not None:
-            return self._plain_eval_config(self._eval_env_config)
-        if self.evaluator is None:
-            return self.algorithm.env.next_config
-        return inherited_config(self.algorithm.env.config, self.evaluator.env.num_envs)
-
-    def _config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
-        """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
-        if env_config is None:
-            return None
-        plain = self._plain_eval_config(env_config)
-        return None if plain == self._own_eval_config() else config_name(plain)
-
-    def _check_eval_turn(self, env_config: Mapping[str, Any] | None) -> None:
-        every, collects = self.algorithm.horizons_per_env_reset, self.state[keys.COLLECTS]
-        if every > 0 and collects % every:
-            raise RuntimeError(
-                "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
-                f"`horizons_per_env_reset` = {every}; it is {collects}. Call `step()` {every - collects % every} more "
-                "time(s), or give the trainer an `eval_env`."
-            )
-        if every < 0 and env_config is not None:
-            raise ValueError(
-                "An `env_config` for this evaluation would never apply, or go on in training: the training environment "
-                "is reset once, at the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, "
-                "or use horizons_per_env_reset=1."
-            )
 
     def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
         stats = TrainStats({**self._eval_row, **row}, fresh)
@@ -328,7 +255,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             returned = returned_metrics(callback, callback(self, stats), self._evaluated)
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
-                self._track(new)
+                self.tracked_run.log(new)
             stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
         return stats
 
@@ -376,12 +303,30 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        run = Run(self, options, self.saving.restored)
+        run = self._checked_run(options)
         self.saving.restored = None
-        self._run_params, self._eval_env_config = run.params, run.options["eval_env_config"]
-        self._told.begin(run)
-        self._run_file = description.run_file(self, run)
+        self.evaluations.env_config = run.options["eval_env_config"]
+        self.tracked_run.prepare(run)
         return run.execute(progress)
+
+    def check_run(self, **options: Any) -> None:
+        """Refuse what `run()` with these options would refuse before its first step, and touch nothing.
+
+        Args:
+            options: As `run()` takes them, except `progress`.
+
+        Raises:
+            ValueError: If an option does not fit, or what the run is to be kept in could not be written.
+        """
+        check_names_in(options, RUN_OPTIONS, "`run()`")
+        self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
+
+    def _checked_run(self, options: Mapping[str, Any]) -> Run:
+        run = Run(self, options, self.saving.restored)
+        if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
+            self.tracker.check()
+        self.saving.check()
+        return run
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -390,79 +335,18 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     def evaluate_now(self) -> Mapping[str, float] | None:
         """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
-        every = self.algorithm.horizons_per_env_reset
-        if self.evaluator is None and every > 0 and self.state[keys.COLLECTS] % every:
-            return None
-        return self.eval()
+        return self.eval() if self.evaluations.is_their_turn else None
 
     # -- tracking
 
-    def _start_tracking(self, *, trains: bool = True) -> None:
-        """Begin the tracked run, or go on with it.
-
-        Args:
-            trains: Whether training goes on; what is only added to a run that is over leaves its status alone.
-        """
-        if self._tracked:
-            if not (trains and self._only_adds):
-                return
-            self._finish_tracking("FINISHED")
-        fresh = self._resume is None
-        self._only_adds = not fresh and not trains
-        self.tracker.start(
-            params=self._told.first(),
-            tags=self._tags(),
-            resume=self._resume,
-            repeats=self._repeats,
-            keeps_status=self._only_adds,
-        )
-        self._resume, self._repeats = self.tracker.resume_handle, False
-        self._tracked = True
-        if not self._only_adds:
-            self.tracker.describe(description.describe(self))
-        if fresh and self._run_file is not None:
-            self.tracker.log_text(dump_run(self._run_file), description.RUN_FILE)
-
-    def _track(self, row: Mapping[str, float], *, trains: bool = True) -> None:
-        self._start_tracking(trains=trains)
-        begin = time.perf_counter()
-        self.tracker.log_metrics(row, self.state[self.algorithm.clock])
-        self._tracking_ms = (time.perf_counter() - begin) * 1e3
-
-    def _track_failure(self, trace: str) -> None:
-        if self._tracked:
-            self.tracker.log_text(trace, "traceback.txt")
-
-    def _finish_tracking(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        if not self._tracked:
-            return
-        self._tracked = False
-        if self.stop_reason is not None:
-            self.tracker.set_tags({"rl8x.stop_reason": self.stop_reason})
-        self.tracker.set_tags(self.algorithm.tags)
-        if not self._only_adds:
-            self.tracker.describe(description.describe(self, status))
-        self.tracker.finish(status)
-
     def close(self) -> None:
         """End the tracked run of a loop over `step()`; `run()` does so itself."""
-        self._finish_tracking("FINISHED")
+        self.tracked_run.close("FINISHED")
 
     @property
     def params(self) -> dict[str, Any]:
-        """Everything that a run is made of: hyperparameters, run options, versions and the machine."""
-        return {
-            **self.algorithm.params,
-            **self._run_params,
-            **self._told.of_configs(),
-            "eval_env": "training environment" if self.evaluator is None else type(self.evaluator.env).__name__,
-            "versions.rl8x": __version__,
-            "versions.torch": torch.__version__,
-            "versions.python": platform.python_version(),
-        }
-
-    def _tags(self) -> dict[str, str]:
-        return {"rl8x.version": __version__, "rl8x.command": description.command(), **self._resume_tags}
+        """Everything that a run is made of: hyperparameters, physics, run options, versions and the machine."""
+        return self.tracked_run.params
 
     # -- saving
 
@@ -495,8 +379,6 @@ class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
 def default_tracker() -> Tracker:
     """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
     if importlib.util.find_spec("mlflow") is not None:
-        from rl8x.tracking import MLflowTracker
-
         return MLflowTracker()
     warnings.warn(
         "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",

@@ -1,11 +1,8 @@
-"""Evaluation in an environment of its own: whole episodes, unbiased by their length."""
+"""Evaluation: of whole episodes in an environment of its own, unbiased by their length, or in the training's."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,22 +13,20 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.config import split_seed
+from rl8x.algorithms.memory import check_evaluation
 from rl8x.collector import Collector
 from rl8x.envs import Env
 from rl8x.envs.base import MAX_EVAL_ENVS
+from rl8x.envs.parameters import inherited_config
 from rl8x.functional.stats import masked_summary, summary
 from rl8x.policy import Policy
 from rl8x.rollout import info_means, named
 from rl8x.stats import Number, Stats
-from rl8x.tracking.names import MAX_NAME_LENGTH, legal_name
+from rl8x.trainers.evaluation_names import EvaluationNames, config_name
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
 _STEPS_PER_LOOK: Final = 16
 _MAX_STEPS: Final = 10_000
-# First parts of the metrics that an evaluation without a name has.
-_GROUPS: Final = ("returns", "horizon_returns", "rewards", "episodes")
-_MAX_VALUE_NAME: Final = 60
-_MAX_CONFIG_NAME: Final = 150
 
 
 class EpisodeEvaluator:
@@ -143,7 +138,9 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
     trained = algorithm.env
     factory = eval_env if callable(eval_env) else algorithm.env_factory
     if factory is not None:
-        made: Env = factory(num_eval_envs or min(trained.num_envs, MAX_EVAL_ENVS), device=algorithm.device, seed=seed)
+        num_envs = num_eval_envs or min(trained.num_envs, MAX_EVAL_ENVS)
+        check_evaluation(num_envs, algorithm.device, algorithm.policy, trained.single_observation_space)
+        made: Env = factory(num_envs, device=algorithm.device, seed=seed)
         return made
     another = trained.another(num_eval_envs, seed=seed)
     if another is None and num_eval_envs not in (None, trained.num_envs):
@@ -158,89 +155,6 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
             f"{type(trained).__name__} that can neither be copied nor made again. Pass an instance or a factory."
         )
     return another
-
-
-class EvaluationNames:
-    """What an evaluation measures, and by which of its metrics it measures what a row of training tells.
-
-    Args:
-        env: Where evaluations play.
-        whole_episodes: Whether they play whole episodes, in an environment of their own.
-    """
-
-    def __init__(self, env: Env, *, whole_episodes: bool) -> None:
-        self._renamed: dict[str, str | None] = {keys.EPISODES_ENDED: None}
-        lasting = (*keys.summary("episodes/lengths"), keys.EPISODES_ENDED, *keys.info_metrics(env.metric_names))
-        returns = keys.summary("returns")
-        if not env.episodic:
-            measured = (*returns, *keys.summary("rewards"))
-        elif whole_episodes:
-            self._renamed |= dict.fromkeys(returns)
-            self._renamed |= dict(zip(keys.summary("episodes/returns"), returns, strict=True))
-            measured = (*returns, *keys.summary("rewards"), *lasting)
-        else:
-            sums = keys.summary("horizon_returns")
-            self._renamed |= dict(zip(returns, sums, strict=True))
-            measured = (*sums, *keys.summary("rewards"), *keys.summary("episodes/returns"), *lasting)
-        self.measured: Final = frozenset(measured)
-        """All of its metrics, without `eval/`."""
-
-    def of(self, name: str) -> str | None:
-        """Translate a metric as `conditions.base.EvaluationName` says."""
-        if not _is_collected(name):
-            return name
-        counterpart = self._renamed.get(name, name)
-        return keys.EVAL_PREFIX + counterpart if counterpart in self.measured else None
-
-    def renamed(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """Return what was measured in the training environment under the names that it has in an evaluation."""
-        named = {self._renamed.get(name) or name: value for name, value in stats.items()}
-        return {name: value for name, value in named.items() if name in self.measured or not _is_collected(name)}
-
-
-def _is_collected(name: str) -> bool:
-    return name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX)
-
-
-def config_name(config: Mapping[str, Any]) -> str:
-    """Name an evaluation by its `env_config` in plain form, with characters that MLflow takes: `gravity 50`."""
-    text = " ".join(f"{name} {_value_name(value)}" for name, value in config.items()) or "defaults"
-    return legal_name(text if len(text) <= _MAX_CONFIG_NAME else f"{text[:_MAX_CONFIG_NAME]} {_digest(text)}")
-
-
-def _value_name(value: Any) -> str:
-    """Write a number, `uniform 0.25 1`, or a short digest of many values."""
-    numbers = json.dumps(value, default=str)
-    if len(numbers) > _MAX_VALUE_NAME:
-        count = f"{len(value)} values " if isinstance(value, list | tuple) else ""
-        return count + _digest(numbers)
-    text = re.sub(r"[^\w.\-]+", " ", re.sub(r"\.0\b", "", numbers.replace("e+", "e")))
-    return text.strip()
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def check_evaluation_name(name: str) -> None:
-    """Check the name of an evaluation, which its metrics have after `eval/`.
-
-    Raises:
-        TypeError: If it is no text.
-        ValueError: If MLflow does not take it as it is, or an evaluation without a name has such metrics.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"The name of an evaluation must be a text; got {name!r}.")
-    longest = f"{keys.EVAL_PREFIX}{name}/episodes/lengths/mean"
-    if not name.strip() or name != name.strip("/ ") or legal_name(longest) != longest:
-        raise ValueError(
-            "The name of an evaluation must be letters, digits, spaces and `_ - . : /`, no '/' or space at an end, "
-            f"and at most {MAX_NAME_LENGTH - len(longest) + len(name)} characters; got {name!r}."
-        )
-    if name.split("/")[0] in _GROUPS:
-        raise ValueError(
-            f"An evaluation cannot be called {name!r}: eval/{name.split('/')[0]}/ are metrics of those without a name."
-        )
 
 
 def make_evaluator(
@@ -276,3 +190,91 @@ def make_evaluator(
         raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
     generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
     return EpisodeEvaluator(env, algorithm.policy, generator, state_reset_every=algorithm.state_reset_every)
+
+
+class Evaluations:
+    """A trainer's evaluations, in an environment of their own or in the training's.
+
+    Args:
+        algorithm: What is trained.
+        evaluator: Plays in an environment of their own; None where they play in the training's.
+        warns: Whether the first one warns where it plays in the training environment though episodes end.
+
+    Attributes:
+        names: How their metrics are called.
+        env_config: Under which the run evaluates; None is as in training.
+    """
+
+    def __init__(
+        self, algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator | None, *, warns: bool
+    ) -> None:
+        self._algorithm = algorithm
+        self._evaluator = evaluator
+        self._env = algorithm.env if evaluator is None else evaluator.env
+        self._warns = warns and evaluator is None and self._env.episodic
+        self.names = EvaluationNames(self._env, whole_episodes=evaluator is not None)
+        self.env_config: Mapping[str, Any] | None = None
+
+    def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
+        """Evaluate; returns the metrics without `eval/`.
+
+        Args:
+            env_config: Values for the environment's parameters; None are those under which the run evaluates.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+        """
+        if self._evaluator is not None:
+            config = self._runs_config() if env_config is None else self._plain(env_config)
+            return dict(self._evaluator.evaluate(config, deterministic=deterministic))
+        env_config = self.env_config if env_config is None else env_config
+        self.check_turn(env_config)
+        if self._warns:
+            self._warns = False
+            warnings.warn(
+                f"{type(self._env).__name__} can neither be copied nor made again: evaluations play in the training "
+                "environment, and measure sums over horizons (eval/horizon_returns/*), not whole episodes. Give the "
+                "trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
+                stacklevel=3,
+            )
+        return self.names.renamed(self._algorithm.evaluate(env_config=env_config, deterministic=deterministic))
+
+    @property
+    def is_their_turn(self) -> bool:
+        """Whether one can be made now: in the training environment only where that is at a reset."""
+        every = self._algorithm.horizons_per_env_reset
+        return self._evaluator is not None or every < 0 or self._algorithm.counters[keys.COLLECTS] % every == 0
+
+    def check_turn(self, env_config: Mapping[str, Any] | None) -> None:
+        """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
+        every, collects = self._algorithm.horizons_per_env_reset, self._algorithm.counters[keys.COLLECTS]
+        if not self.is_their_turn:
+            raise RuntimeError(
+                "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "
+                f"`horizons_per_env_reset` = {every}; it is {collects}. Call `step()` {every - collects % every} more "
+                "time(s), or give the trainer an `eval_env`."
+            )
+        if self._evaluator is None and every < 0 and env_config is not None:
+            raise ValueError(
+                "An `env_config` for this evaluation would never apply, or go on in training: the training environment "
+                "is reset once, at the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, "
+                "or use horizons_per_env_reset=1."
+            )
+
+    def config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
+        """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
+        if env_config is None:
+            return None
+        plain = self._plain(env_config)
+        return None if plain == self._runs_config() else config_name(plain)
+
+    def _plain(self, env_config: Mapping[str, Any]) -> dict[str, object]:
+        """Check an `env_config`, and return it in plain form."""
+        copies = "num_envs" if self._evaluator is None else "num_eval_envs"
+        return self._env.plain_config(env_config, copies=copies)
+
+    def _runs_config(self) -> dict[str, object]:
+        """Return what the run evaluates under, in plain form: its own config for that, else what training has."""
+        if self.env_config is not None:
+            return self._plain(self.env_config)
+        if self._evaluator is None:
+            return self._env.next_config
+        return inherited_config(self._algorithm.env.config, self._env.num_envs)

@@ -55,12 +55,12 @@ def resume(
     trainer.saving.restore(checkpoint)
     trainer.saving.run_file = about.get("run_file")
     trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
-    trainer._resume, trainer._repeats = _handle(run, trainer.tracker), True
     if trainer.saving.restored is not None:
-        trainer._eval_env_config = trainer.saving.restored["options"]["eval_env_config"]
-    trainer._resume_tags = {"rl8x.resumed_from": checkpoint.path.name}
+        trainer.evaluations.env_config = trainer.saving.restored["options"]["eval_env_config"]
+    tags = {"rl8x.resumed_from": checkpoint.path.name}
     if changed:
-        trainer._resume_tags["rl8x.resumed_with"] = json.dumps(changed, default=str)
+        tags["rl8x.resumed_with"] = json.dumps(changed, default=str)
+    trainer.tracked_run.resume(_handle(run, trainer.tracker), tags)
     return trainer
 
 

@@ -26,7 +26,7 @@ from rl8x.importing import import_named
 from rl8x.tracking.protocol import Status
 from rl8x.trainers.callbacks import declared_metrics
 from rl8x.trainers.ending import ending
-from rl8x.trainers.params import plain_configs
+from rl8x.trainers.env_configs import plain_configs
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.stats import TrainStats
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 OPTIONS = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
+RUN_OPTIONS = (*OPTIONS, "stop_conditions")
 
 
 class Run:
@@ -164,13 +165,13 @@ class Run:
                 raise
             except BaseException as error:
                 status, trainer.stop_reason = "FAILED", f"{type(error).__name__}: {error}"
-                trainer._track_failure(traceback.format_exc())
+                trainer.tracked_run.log_failure(traceback.format_exc())
                 raise
             finally:
                 reporter.close()
                 try:
                     trainer.saving.end()
-                    trainer._finish_tracking(status)
+                    trainer.tracked_run.close(status)
                 finally:
                     self._report(reporter, status)
             if signals.stop is not None:
@@ -213,8 +214,8 @@ class Run:
 
     def _run(self, reporter: ProgressReporter, signals: SignalGuard) -> TrainStats:
         trainer, saving = self.trainer, self.trainer.saving
-        trainer._start_tracking()
-        trainer._told.update()
+        trainer.tracked_run.open()
+        trainer.tracked_run.update_params()
         if self._last is not None:  # killed after its end was saved, before the tracked run knew
             trainer.stop_reason = self._last.stop_reason
             return self._last
@@ -274,19 +275,19 @@ class Run:
             value = self.options[name]
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"`{name}` must be a whole number, at least 1, or None; got {value!r}.")
-        if self.trainer.evaluator is None and self.options["steps_per_eval"] is not None:
+        if self.trainer.evaluator is None:
             self._check_evaluation(self.options["steps_per_eval"], resumed)
         check_conditions(self.trainer, self.conditions, self.options["steps_per_eval"])
 
-    def _check_evaluation(self, steps_per_eval: int, resumed: bool) -> None:
+    def _check_evaluation(self, steps_per_eval: int | None, resumed: bool) -> None:
         every = self.trainer.algorithm.horizons_per_env_reset
-        if every > 0 and steps_per_eval % every:
+        if every > 0 and steps_per_eval is not None and steps_per_eval % every:
             raise ValueError(
                 f"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got {steps_per_eval} and {every}. "
                 f"Try {-(-steps_per_eval // every) * every}, or give the trainer an `eval_env`."
             )
-        if every > 0 and not resumed:
-            self.trainer._check_eval_turn(None)
+        if every > 0 and steps_per_eval is not None and not resumed:
+            self.trainer.evaluations.check_turn(None)
         if every < 0 and self.options["eval_env_config"] is not None:
             raise ValueError(
                 "`eval_env_config` would never apply: the training environment is reset once, at the first collect "

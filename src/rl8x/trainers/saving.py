@@ -19,7 +19,7 @@ from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, Saver
 from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.files import good
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
-from rl8x.tracking.location import make_mlruns, mlruns_dir
+from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.trainers.stats import TrainStats
 
 if TYPE_CHECKING:
@@ -79,6 +79,25 @@ class Saving:
 
     # -- while it runs
 
+    def check(self) -> None:
+        """Refuse now a folder that could not be written; touches nothing.
+
+        Raises:
+            CheckpointError: If it could not.
+        """
+        directory = self.directory
+        if directory is None and self.options is not None:
+            root: Path | None = getattr(self._trainer.tracker, "spool_root", None)
+            directory = None if root is None else root.parent / "checkpoints"
+        if directory is not None:
+            try:
+                check_writable(directory)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{directory} cannot hold checkpoints ({error.strerror}): give another folder by "
+                    "Checkpoints(directory=...), or change to one that can be written"
+                ) from None
+
     def begin(self, run: Run | None) -> None:
         """Take the folder, where checkpoints are wanted; a tracked run must have begun."""
         self._run = run
@@ -86,7 +105,8 @@ class Saving:
         if self.options is None or directory is None:
             return
         if self.options.directory is None and directory.parent.parent.name == "mlruns":
-            make_mlruns(directory.parent.parent)
+            with contextlib.suppress(OSError):  # the saver says what is in its way
+                make_mlruns(directory.parent.parent)
         self._directory = directory
         saver = Saver(self.options, directory)
         saver.open(self.key)
