@@ -43,3 +43,9 @@ def test_horizons_reduce_as_documented():
     assert reduce_horizons(horizons) == pytest.approx(
         {"r/min": -1.0, "r/max": 5.0, "r/mean": 1.5, "r/std": 12.5**0.5, "n": 3.0, "e/mean": 7.0}
     )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_horizon_that_is_not_a_number_shows_in_all_figures(order):
+    horizons = [{"r/min": 0.0, "r/max": 1.0, "r/std": 0.5}, dict.fromkeys(("r/min", "r/max", "r/std"), math.nan)]
+    assert all(math.isnan(value) for value in reduce_horizons(horizons[::order]).values())

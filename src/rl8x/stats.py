@@ -8,6 +8,7 @@ reading any.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -86,7 +87,9 @@ def reduce_horizons(horizons: list[Mapping[str, float]]) -> dict[str, float]:
     for name in names:
         values = [horizon[name] for horizon in horizons if name in horizon]
         figure = name.rsplit("/", 1)[-1]
-        if figure == "min":
+        if any(math.isnan(value) for value in values):  # which min() and max() would hide, or not, by their order
+            reduced[name] = math.nan
+        elif figure == "min":
             reduced[name] = min(values)
         elif figure == "max":
             reduced[name] = max(values)

@@ -179,8 +179,9 @@ def configs(draw: Any, kind: str, actions: str, modes: tuple[str, ...]) -> dict[
 
 
 @st.composite
-def cases(draw: Any, modes: tuple[str, ...] = (*["eager"] * 39, "compile")) -> Case:
+def cases(draw: Any, *, compiled_one_in: int) -> Case:
     """A run; where something about it must be refused, `Case.refusal` says so."""
+    modes = (*["eager"] * (compiled_one_in - 1), "compile")
     kind = draw(st.sampled_from(["tensors", "logged", "gymnasium"]))
     actions, observations = draw(st.sampled_from(list(ACTIONS))), draw(st.sampled_from(list(OBSERVATIONS)))
     task = {
@@ -198,7 +199,7 @@ def cases(draw: Any, modes: tuple[str, ...] = (*["eager"] * 39, "compile")) -> C
     if "image" in observations and config["model"] is None:
         config["model_config"] = {"shared": config["model_config"]["shared"], "hidden_sizes": [8]}
     bad = kind != "gymnasium" and bad_numbers != "stop" and draw(st.booleans())
-    case = Case(kind, task, bad, config, {}, {}, (), draw(st.integers(1, STEPS)), draw(st.integers(0, 9)) == 0)
+    case = Case(kind, task, bad, config, {}, {}, (), draw(st.integers(1, STEPS)), draw(st.integers(0, 19)) == 0)
     num_eval_envs = draw(st.sampled_from([2, 1, 3]))
     trainer = {
         "eval_env": draw(st.sampled_from(["auto", False, True])),

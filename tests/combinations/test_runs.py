@@ -303,7 +303,8 @@ def as_recorded(record: Callable[..., object], _: object) -> Callable[..., objec
 
 def drawn(seed: int, examples: int, function: Callable[[Case], None]) -> Callable[[], None]:
     """Return a test that calls a function for so many random cases; the first that fails is not made smaller."""
-    given = hypothesis.given(cases())(function)
+    # A program takes seconds to record, and a run has a dozen.
+    given = hypothesis.given(cases(compiled_one_in=20 if MINUTES else 100))(function)
     checks = list(HealthCheck)
     phases = [Phase.generate]
     chosen = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=checks, phases=phases)
