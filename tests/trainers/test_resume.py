@@ -275,6 +275,31 @@ def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
     assert torch.equal(weights(trainer), weights(first))
 
 
+@pytest.mark.parametrize("give", [lambda: Checkpoints("ckpt", every_steps=1), lambda: "ckpt"], ids=["options", "path"])
+def test_a_relative_folder_stays_where_it_was_when_it_was_given(give, tmp_path, monkeypatch):
+    elsewhere, third = tmp_path / "elsewhere", tmp_path / "third"
+    elsewhere.mkdir()
+    third.mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = give()
+    if isinstance(given, Checkpoints):  # what a path in `checkpoints=` means is settled when the trainer is made
+        monkeypatch.chdir(elsewhere)
+    trainer = make(trainer={"checkpoints": given, "callbacks": [lambda *_: os.chdir(third)]})
+    monkeypatch.chdir(elsewhere)
+    run(trainer, max_steps=2)
+    assert list(elsewhere.iterdir()) == list(third.iterdir()) == []
+    folder = tmp_path / "ckpt"
+    assert [read(path).about["counters"][keys.STEPS] for path in listed(folder)][-1] == 2
+    assert trainer.tracker.tags["rl8x.checkpoints"] == str(folder)
+    assert trainer.ending[-1].startswith(f"to train on: Trainer.resume({str(folder)!r}")
+    monkeypatch.chdir(tmp_path)
+    again = Trainer.resume("ckpt", tracker=trainer.tracker)
+    monkeypatch.chdir(elsewhere)
+    assert run(again, max_steps=3)[keys.STEPS] == 3
+    assert read(listed(folder)[-1]).about["counters"][keys.STEPS] == 3
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for tracker in (MemoryTracker(), NullTracker()):

@@ -20,6 +20,7 @@ from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.files import good
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
+from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Saving:
                 check_writable(directory)
             except OSError as error:
                 raise CheckpointError(
-                    f"{directory} cannot hold checkpoints ({error.strerror}): give another folder by "
+                    f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
                     "Checkpoints(directory=...), or change to one that can be written"
                 ) from None
 
@@ -139,7 +140,7 @@ class Saving:
     def told(self) -> str:
         """Say where the last checkpoint is, once it is written."""
         path = self.wait()
-        return f"saved {path}" if path is not None else "nothing saved: this run has no checkpoints"
+        return f"saved {shown_path(path)}" if path is not None else "nothing saved: this run has no checkpoints"
 
     def end(self) -> Path | None:
         """Wait until the last checkpoint is written, and give the folder back."""
@@ -214,7 +215,7 @@ class Saving:
                 f"the checkpoint {checkpoint.path} does not fit this trainer: {type(error).__name__}: {reason:.300}"
             ) from error
         if self.options is not None and self._directory is None:
-            self._directory = checkpoint.path.parent
+            self._directory = checkpoint.path.parent.absolute()
 
 
 def _torch_generators(device: torch.device) -> dict[str, Any]:

@@ -9,15 +9,15 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-_STOPS: Final = ("SIGINT", "SIGTERM")
+_STOPS: Final = ("SIGINT", "SIGTERM", "SIGHUP")
 _SAVES: Final = ("SIGUSR1",)
 
 
 class SignalGuard:
-    """Within the block, SIGINT and SIGTERM ask for an end and SIGUSR1 for a checkpoint; a second SIGINT ends at once.
+    """Within the block, SIGINT, SIGTERM and SIGHUP ask for an end, SIGUSR1 for a checkpoint; SIGINT again ends at once.
 
     Handlers are installed in the main thread only (Python has no others) and put back at the end. A signal that the
-    process ignores, as SIGINT in the background of a shell script, stays ignored.
+    process ignores, as SIGINT in the background of a shell script or SIGHUP under `nohup`, stays ignored.
 
     Attributes:
         stop: The signal that asked for an end; None while none did.
