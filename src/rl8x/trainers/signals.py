@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -56,7 +57,8 @@ class SignalGuard:
             raise KeyboardInterrupt
         if self.stop is None:
             self.stop = received
-            if not self.quiet:
+            # Without a standard error from the beginning, descriptor 2 may be any file that was opened since.
+            if not self.quiet and sys.__stderr__ is not None:
                 # Not print(): the signal may have come in the middle of one.
                 with contextlib.suppress(OSError):
                     os.write(2, f"rl8x: {received.name}: ending after this step; Ctrl-C ends at once\n".encode())
