@@ -325,7 +325,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         run = Run(self, options, self.saving.restored)
         if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
             self.tracker.check()
-        self.saving.check()
+        self.saving.check(run.conditions)
         return run
 
     def __iter__(self) -> Iterator[TrainStats]:
