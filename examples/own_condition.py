@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rl8x import Condition, HitsUpperBound, NullTracker, PPOConfig, Trainer
@@ -15,7 +14,7 @@ class Grows(Condition):
 
     def __init__(self, name: str, times: float) -> None:
         self.name, self.times = name, times
-        self.first: float | None = None
+        self.first: float | None = None  # goes into checkpoints: a resumed run goes on from it
 
     def judge(self, stats: Any) -> bool | None:
         if self.name not in stats:
@@ -25,12 +24,6 @@ class Grows(Condition):
 
     def start(self) -> None:
         self.first = None  # a new run begins
-
-    def own_state(self) -> dict[str, Any]:
-        return {"first": self.first}  # goes into checkpoints: a resumed run goes on from it
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        self.first = state["first"]
 
     @property
     def metric_names(self) -> set[str]:

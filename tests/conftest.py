@@ -55,10 +55,11 @@ def mlflow_client(mlruns):
 def default_signals():
     """The dispositions of a process started at a terminal, here and in processes started from here.
 
-    A script's background job, such as `make test &`, begins with SIGINT ignored, and so would all that it starts.
+    A script's background job, such as `make test &`, begins with SIGINT ignored, one under nohup
+    with SIGHUP, and so would all that it starts.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    handlers = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL, signal.SIG_DFL)
     before = [signal.signal(number, handler) for number, handler in zip(numbers, handlers, strict=True)]
     yield
     for number, handler in zip(numbers, before, strict=True):

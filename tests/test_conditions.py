@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -481,6 +482,71 @@ def test_what_users_give_becomes_a_list():
         as_conditions([plateau, HitsUpperBound(X, 1) & plateau])
     bound = HitsUpperBound(X, 1)
     as_conditions([bound, bound & plateau])  # remembers nothing: harmless
+
+
+class Remembers(Condition):
+    """Keeps its child, its arguments and some data as attributes."""
+
+    def __init__(self, inner, scale=2.0, rows=None):
+        self.inner, self.scale, self.rows = as_condition(inner), scale, rows or []
+        self.function = abs
+
+    @property
+    def children(self):
+        return (self.inner,)
+
+    def judge(self, stats):
+        self.inner.judge(stats)
+        self.rows.append({"value": stats[X], "pair": (1, None)})
+        return False
+
+    def arguments(self):
+        return {"inner": self.inner, "scale": self.scale, "function": self.function}
+
+
+def test_by_default_a_condition_saves_its_attributes():
+    condition = Remembers(Plateau(X))
+    assert condition.own_state() == {"rows": []}
+    condition({X: math.inf})
+    condition({X: 1.0})
+    state = condition.state_dict()
+    rows_ = [{"value": math.inf, "pair": (1, None)}, {"value": 1.0, "pair": (1, None)}]
+    assert state == {"rows": rows_, "children": [{"count": 0, "reference": 1.0}]}
+    condition({X: 1.0})
+    assert state["rows"] == rows_  # a copy
+    again = Remembers(Plateau(X))
+    again.load_state_dict(state)
+    assert (again.rows, again.inner.reference, again.scale, again.function) == (rows_, 1.0, 2.0, abs)
+    with pytest.raises(ValueError, match="occurs twice"):
+        as_conditions([condition, condition])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (torch.zeros(2), "Tensor"),
+        ([1, {"a": {2}}], "set"),
+        ({1: 2}, "keys that are not texts"),
+        (Plateau(X), "Plateau"),
+        (len, "builtin_function_or_method"),
+    ],
+)
+def test_an_attribute_that_is_not_plain_data_is_refused_by_name(value, shown):
+    condition = Remembers(HitsUpperBound(X, 1))
+    condition.extra = value
+    with pytest.raises(TypeError, match=rf"^Remembers: its attribute `extra` holds .*{shown}"):
+        condition.state_dict()
+
+
+def test_a_condition_derived_from_one_that_remembers_saves_what_it_adds():
+    class Late(Plateau):
+        def holds(self, value):
+            self.latest = value
+            return super().holds(value)
+
+    condition = Late(X)
+    condition({X: 3.0})
+    assert condition.state_dict() == {"count": 0, "reference": 3.0, "latest": 3.0}
 
 
 def test_a_state_of_other_conditions_is_refused():

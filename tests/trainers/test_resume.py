@@ -1,5 +1,6 @@
 import functools
 import json
+import math
 import os
 import signal
 
@@ -11,7 +12,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import encode
 from rl8x.cli.main import main
-from rl8x.conditions import HitsUpperBound, Plateau, WallTime
+from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
@@ -273,6 +274,97 @@ def test_damage_names_the_good_one_and_auto_takes_it(tmp_path):
     trainer = Trainer.resume(tmp_path, auto=True, tracker=NullTracker())
     assert run(trainer)[keys.STEPS] == 3
     assert torch.equal(weights(trainer), weights(first))
+
+
+@pytest.mark.parametrize("give", [lambda: Checkpoints("ckpt", every_steps=1), lambda: "ckpt"], ids=["options", "path"])
+def test_a_relative_folder_stays_where_it_was_when_it_was_given(give, tmp_path, monkeypatch):
+    elsewhere, third = tmp_path / "elsewhere", tmp_path / "third"
+    elsewhere.mkdir()
+    third.mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = give()
+    if isinstance(given, Checkpoints):  # what a path in `checkpoints=` means is settled when the trainer is made
+        monkeypatch.chdir(elsewhere)
+    trainer = make(trainer={"checkpoints": given, "callbacks": [lambda *_: os.chdir(third)]})
+    monkeypatch.chdir(elsewhere)
+    run(trainer, max_steps=2)
+    assert list(elsewhere.iterdir()) == list(third.iterdir()) == []
+    folder = tmp_path / "ckpt"
+    assert [read(path).about["counters"][keys.STEPS] for path in listed(folder)][-1] == 2
+    assert trainer.tracker.tags["rl8x.checkpoints"] == str(folder)
+    assert trainer.ending[-1].startswith(f"to train on: Trainer.resume({str(folder)!r}")
+    monkeypatch.chdir(tmp_path)
+    again = Trainer.resume("ckpt", tracker=trainer.tracker)
+    monkeypatch.chdir(elsewhere)
+    assert run(again, max_steps=3)[keys.STEPS] == 3
+    assert read(listed(folder)[-1]).about["counters"][keys.STEPS] == 3
+    assert list(elsewhere.iterdir()) == []
+
+
+class Counts(Condition):
+    """Met after so many rows, as a user writes it who does not think of checkpoints."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.seen = {"rows": 0, "worst": -math.inf}
+
+    def judge(self, stats):
+        self.seen["rows"] += 1
+        self.seen["worst"] = max(self.seen["worst"], stats["losses/total"])
+        self.history = [*getattr(self, "history", []), stats["losses/total"]]
+        return self.seen["rows"] >= self.rows
+
+    def arguments(self):
+        return {"rows": self.rows}
+
+
+@pytest.mark.parametrize("compose", [lambda each: each, lambda each: each & ~HitsUpperBound("losses/total", 1e9)])
+@pytest.mark.parametrize("killed", [1, 3])
+def test_a_condition_goes_on_counting_without_saying_what_it_remembers(compose, killed, tmp_path):
+    straight = make()
+    assert run(straight, stop_conditions=[compose(Counts(5))], max_steps=9)[keys.STEPS] == 5
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(killed + 1)]}
+    with pytest.raises(Killed):
+        run(make(trainer=options), stop_conditions=[compose(Counts(5))], max_steps=9)
+    second = Trainer.resume(tmp_path, tracker=NullTracker())
+    assert second.state[keys.STEPS] == killed
+    assert run(second)[keys.STEPS] == 5
+    assert second.stop_reason == straight.stop_reason
+
+
+class Keeps(Condition):
+    """Remembers what no checkpoint can hold, from a step on."""
+
+    def __init__(self, since):
+        self.since, self.rows = since, 0
+        self.kept = None if since else {1, 2}
+
+    def judge(self, stats):
+        self.rows += 1
+        self.kept = {1, 2} if self.rows >= self.since else None
+        return False
+
+    def arguments(self):
+        return {"since": self.since}
+
+
+def test_a_condition_that_cannot_be_saved_is_refused_before_the_run(tmp_path):
+    trainer = make(trainer={"checkpoints": tmp_path / "run"})
+    message = r"^Keeps: its attribute `kept` holds a value of type set, .* write own_state\(\) and load_own_state\(\)"
+    with pytest.raises(TypeError, match=message):
+        run(trainer, stop_conditions=[~Keeps(0)], max_steps=1)
+    assert trainer.tracker.status is None
+    assert list(tmp_path.iterdir()) == []
+    assert run(make(), stop_conditions=[Keeps(0)], max_steps=1)[keys.STEPS] == 1  # nothing is saved there
+
+
+def test_a_condition_that_cannot_be_saved_any_more_costs_checkpoints_and_no_run(tmp_path, caplog):
+    trainer = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1)})
+    assert run(trainer, stop_conditions=[Keeps(3)], max_steps=4)[keys.STEPS] == 4
+    assert trainer.tracker.status == "FINISHED"
+    assert [path.name for path in listed(tmp_path)] == ["000001-step-0", "000002-step-1", "000003-step-2"]
+    warned = [record.getMessage() for record in caplog.records if "no checkpoint" in record.getMessage()]
+    assert [text.split(": ")[1] for text in warned] == ["no checkpoint at step 3", "no checkpoint at step 4"]
 
 
 def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypatch):

@@ -24,20 +24,23 @@ def sends(number, at, times=1):
 
 @pytest.fixture(autouse=True)
 def handlers_are_put_back(default_signals):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
     assert before == {number: signal.getsignal(number) for number in before}
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_ends_the_run_after_the_step_and_it_resumes_to_the_same_bits(number, error, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "error", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143), (signal.SIGHUP, SystemExit, 129)],
+)
+def test_a_signal_ends_the_run_after_the_step_and_it_resumes_to_the_same_bits(number, error, code, tmp_path):
     straight = make(trainer={"num_eval_envs": 2})
     run(straight, steps_per_eval=2, max_steps=6)
     trainer = make(trainer={"checkpoints": tmp_path, "num_eval_envs": 2, "callbacks": [sends(number, 3)]})
     with pytest.raises(error) as raised:
         run(trainer, steps_per_eval=2, max_steps=6)
-    if error is SystemExit:
-        assert raised.value.code == 128 + signal.SIGTERM == 143
+    assert getattr(raised.value, "code", None) == code
     assert trainer.state[keys.STEPS] == 3
     assert trainer.tracker.status == "KILLED"
     assert trainer.tracker.tags["rl8x.stop_reason"] == f"interrupted by {number.name}"
@@ -97,14 +100,15 @@ def test_a_run_in_another_thread_leaves_signals_alone():
     assert trainer.tracker.status == "FINISHED"
 
 
-def test_what_is_ignored_stays_ignored():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_is_ignored_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with SignalGuard(quiet=True) as guard:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             assert guard.stop is None
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def test_the_user_is_told_once(capfd):

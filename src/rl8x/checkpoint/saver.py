@@ -29,7 +29,8 @@ class Checkpoints:
     """When to save and what to keep. A run is also saved at its end and on a signal.
 
     Args:
-        directory: The run's own folder of checkpoints; None is one beside the tracked run, in `mlruns/checkpoints`.
+        directory: The run's own folder of checkpoints; None is one beside the tracked run, in `mlruns/checkpoints`. A
+            relative path is taken from the working directory of now, whatever that is later.
         every_steps: Save whenever the trainer's steps are a multiple of this; None does not.
         every_minutes: Save when so many minutes have passed since the last; None does not.
         keep: How many of the last checkpoints to keep.
@@ -38,6 +39,7 @@ class Checkpoints:
         mode: Whether the largest ("max") or the smallest ("min") value of `best` is best.
 
     Raises:
+        TypeError: If the directory is no path.
         ValueError: If a number is not positive, or the mode is none.
     """
 
@@ -49,6 +51,10 @@ class Checkpoints:
     mode: Literal["max", "min"] = "max"
 
     def __post_init__(self) -> None:
+        if self.directory is not None:
+            if not isinstance(self.directory, str | os.PathLike):
+                raise TypeError(f"Checkpoints: `directory` must be a path or None; got {self.directory!r}.")
+            object.__setattr__(self, "directory", Path(self.directory).absolute())
         for name in ("every_steps", "keep"):
             value = getattr(self, name)
             if (value is not None or name == "keep") and (type(value) is not int or value < 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rl8x import keys
+from rl8x.output import say
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer
@@ -64,4 +64,4 @@ def report(message: str, *, debug: bool) -> None:
     """Print one line to standard error, after the traceback where that is wanted."""
     if debug:
         traceback.print_exc()
-    print(f"rl8x: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    say(f"rl8x: error: {' '.join(message.split())}", err=True)

@@ -13,6 +13,7 @@ import click
 
 from rl8x._version import __version__
 from rl8x.cli.errors import UserError, report
+from rl8x.output import say
 
 # Command -> its module, where a variable of its name holds it, and what --help says without importing that.
 COMMANDS: Final = {
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(error.format_message(), debug=debug)
         return 2
     except click.Abort:
-        print("rl8x: interrupted", file=sys.stderr)
+        say("rl8x: interrupted", err=True)
         return 130
     return code if isinstance(code, int) else 0
 

@@ -9,6 +9,7 @@ import click
 
 from rl8x.cli.errors import UserError, refused_runs, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, parse_value
+from rl8x.output import say
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer
@@ -107,5 +108,5 @@ def resumed(run: RunConfig, source: str) -> Trainer | None:
         folder = Path(directory) if listed(Path(directory)) else None
     if folder is None:
         return None
-    click.echo(f"rl8x: going on with {folder}", err=True)
+    say(f"rl8x: going on with {folder}", err=True)
     return make_trainer(folder, auto=True, overrides={}, run=run)

@@ -21,6 +21,7 @@ from rl8x.cli.resume import resumed
 from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
 from rl8x.config.files import SUFFIXES
 from rl8x.config.run import ALIASES, HYPERPARAMETER_ALIASES, renamed_keys
+from rl8x.output import say
 
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer, TrainStats
@@ -159,7 +160,7 @@ def telling_the_end(trainer: Trainer, progress: str) -> Iterator[None]:
 
 def _tell_the_end(trainer: Trainer, progress: str, *, err: bool) -> None:
     for line in trainer.ending if progress == "none" else ():
-        click.echo(line, err=err)
+        say(line, err=err)
 
 
 def summarize_run(stats: TrainStats, *, say_reason: bool = True) -> None:
@@ -170,12 +171,12 @@ def summarize_run(stats: TrainStats, *, say_reason: bool = True) -> None:
         say_reason: Whether to say why it stopped; the trainer has, unless it was told to be silent.
     """
     if say_reason:
-        click.echo(f"stopped by {stats.stop_reason}")
+        say(f"stopped by {stats.stop_reason}")
     steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
-    click.echo(f"trained     {steps:,.0f} steps, {env_steps:,.0f} env steps, {episodes:,.0f} episodes")
+    say(f"trained     {steps:,.0f} steps, {env_steps:,.0f} env steps, {episodes:,.0f} episodes")
     for group in ("returns", "horizon_returns"):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
-            click.echo(_describe_evaluation(stats, group))
+            say(_describe_evaluation(stats, group))
 
 
 def _describe_evaluation(stats: TrainStats, group: str) -> str:

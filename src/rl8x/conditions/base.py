@@ -15,7 +15,7 @@ import difflib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from rl8x import keys
 
@@ -30,8 +30,8 @@ none of what is collected, None where an evaluation measures nothing of the kind
 class Condition(ABC):
     """Says whether to stop, from a row of statistics.
 
-    A subclass implements `judge` and `arguments`; one that remembers something also `start`, `own_state` and
-    `load_own_state`.
+    A subclass implements `judge` and `arguments`; one that remembers something also `start`. What its attributes hold
+    goes into checkpoints; one whose attributes are not plain data also implements `own_state` and `load_own_state`.
     """
 
     @abstractmethod
@@ -78,11 +78,38 @@ class Condition(ABC):
         return None
 
     def own_state(self) -> dict[str, Any]:
-        """What it remembers itself, without its children; JSON can hold it."""
-        return {}
+        """What it remembers itself, without its children, as plain data: numbers, texts, flags, None, lists and dicts.
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most remember nothing
-        """Remember what `own_state` returned."""
+        By default what its attributes hold, but for the constructor's arguments and the children.
+
+        Raises:
+            TypeError: If an attribute holds something else.
+        """
+        given, state = self.arguments(), {}
+        for name, value in vars(self).items():
+            argument = given.get(name, ...)
+            if self._has_inside(value) or (argument is value and not _remembers(value)):
+                continue
+            try:
+                plain = _plain(value)
+            except TypeError as error:
+                raise TypeError(
+                    f"{type(self).__name__}: its attribute `{name}` holds {error}, which no checkpoint can: keep "
+                    "numbers, texts, lists and dicts, make conditions part of `children`, or write own_state() and "
+                    "load_own_state() to say what is saved."
+                ) from None
+            if type(argument) is not type(value) or argument != value:
+                state[name] = plain
+        return state
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Remember what `own_state` returned; by default as attributes."""
+        vars(self).update(state)
+
+    def _has_inside(self, value: object) -> bool:
+        """Whether an attribute holds children and nothing else."""
+        held = value if isinstance(value, list | tuple) else (value,)
+        return bool(held) and all(any(each is child for child in self.children) for each in held)
 
     def state_dict(self) -> dict[str, Any]:
         """What it and its children remember between two rows; JSON can hold it."""
@@ -97,7 +124,10 @@ class Condition(ABC):
         """
         own = {name: value for name, value in state.items() if name != "children"}
         saved = state.get("children", [])
-        if set(own) != set(self.own_state()) or len(saved) != len(self.children):
+        now, by_attribute = set(self.own_state()), type(self).own_state is Condition.own_state
+        # An attribute may come into being with the first row.
+        fits = now <= set(own) if by_attribute else now == set(own)
+        if not fits or len(saved) != len(self.children):
             raise ValueError(
                 f"The saved state {dict(state)!r} is not one of {self!r}. Resume with the conditions saved."
             )
@@ -181,6 +211,10 @@ class FromCallable(Condition):
     def arguments(self) -> dict[str, Any]:
         """The callable itself."""
         return {"function": self.function}
+
+    def own_state(self) -> dict[str, Any]:
+        """Nothing: `missed` is of one row."""
+        return {}
 
     def __repr__(self) -> str:
         return getattr(self.function, "__qualname__", None) or repr(self.function)
@@ -297,10 +331,37 @@ def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) ->
     listed = [as_condition(condition) for condition in conditions]
     seen: set[int] = set()
     for condition in (part for root in listed for part in parts(root)):
-        if id(condition) in seen and condition.own_state():
+        if id(condition) in seen and _remembers(condition):
             raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")
         seen.add(id(condition))
     return listed
+
+
+def _remembers(value: object) -> bool:
+    """Whether a value is a condition with a state of its own."""
+    try:
+        return isinstance(value, Condition) and any(part.own_state() for part in parts(value))
+    except TypeError:  # something that cannot be saved
+        return True
+
+
+def _plain(value: Any) -> Any:
+    """Copy plain data.
+
+    Raises:
+        TypeError: If something in it is of another kind; the message is its name.
+    """
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else _refuse(value)
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) and not key.startswith("$") for key in value):
+            raise TypeError("a dict with keys that are not texts or begin with '$'")
+        return {key: _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else _refuse(value)
+
+
+def _refuse(value: object) -> NoReturn:
+    raise TypeError(f"a value of type {type(value).__qualname__}")
 
 
 def parts(condition: Condition) -> Iterable[Condition]:

@@ -105,6 +105,10 @@ class Confirmed(Condition):
         """The condition, how many evaluations, and `by`."""
         return {"condition": self.condition, "evaluations": self.evaluations, "by": self.by}
 
+    def own_state(self) -> dict[str, Any]:
+        """Nothing: what it measured is of one row."""
+        return {}
+
     def reason(self, stats: Stats) -> str:
         """Say why the condition is met, and what the last evaluation measured."""
         names = sorted(self.condition.metric_names | (set() if self.test is None else self.test.metric_names))

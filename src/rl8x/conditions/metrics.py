@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from rl8x import keys
@@ -112,15 +112,6 @@ class _Patient(Condition):
     def arguments(self) -> dict[str, Any]:
         """Name and patience."""
         return {"name": self.name, "patience": self.patience}
-
-    def own_state(self) -> dict[str, Any]:
-        """The count and the reference, which is finite or None."""
-        return {"count": self.count, "reference": self.reference}
-
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take both over."""
-        self.count = state["count"]
-        self.reference = state["reference"]
 
 
 class Plateau(_Patient):

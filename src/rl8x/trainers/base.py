@@ -276,7 +276,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         After `resume()` the first `run()` goes on with the interrupted one. What is not given, or given as `...`, is
         then as it was; otherwise it is None.
 
-        SIGINT and SIGTERM end the run after the step in progress: it is saved, its status becomes KILLED, and
+        SIGINT, SIGTERM and SIGHUP end the run after the step in progress: it is saved, its status becomes KILLED, and
         KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
 
         Args:
@@ -325,7 +325,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         run = Run(self, options, self.saving.restored)
         if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
             self.tracker.check()
-        self.saving.check()
+        self.saving.check(run.conditions)
         return run
 
     def __iter__(self) -> Iterator[TrainStats]:

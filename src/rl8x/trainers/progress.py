@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from tqdm import tqdm
 
 from rl8x import keys
+from rl8x.output import Unfailing
 
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
@@ -23,7 +24,7 @@ _EVALUATED: Final = ("eval/returns/mean", "eval/horizon_returns/mean")
 
 
 class ProgressReporter:
-    """Shows the state of a run.
+    """Shows the state of a run; where that cannot be shown, the run goes on without.
 
     Args:
         mode: `"auto"` is a bar where standard error is a terminal and lines elsewhere.
@@ -36,13 +37,14 @@ class ProgressReporter:
     def __init__(self, mode: Progress, total_steps: int | None = None) -> None:
         if mode not in PROGRESS_CHOICES:
             raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
+        self._stream = Unfailing(sys.stderr)
         if mode == "auto":
-            mode = "bar" if sys.stderr.isatty() else "lines"
+            mode = "bar" if self._stream.isatty() else "lines"
         self.mode = mode
         self._bar: Any = None
         if mode == "bar":
             form = _COUNT if total_steps is None else _BAR
-            self._bar = tqdm(total=total_steps, bar_format=form, dynamic_ncols=True, smoothing=0.1, file=sys.stderr)
+            self._bar = tqdm(total=total_steps, bar_format=form, dynamic_ncols=True, smoothing=0.1, file=self._stream)
         self._last_line = time.monotonic()
         self._episode_return: float | None = None
 
@@ -65,9 +67,9 @@ class ProgressReporter:
     def say(self, message: str) -> None:
         """Print a message without tearing the bar."""
         if self._bar is not None:
-            self._bar.write(message, file=sys.stderr)
+            self._bar.write(message, file=self._stream)
         elif self.mode != "none":
-            print(f"rl8x: {message}", file=sys.stderr, flush=True)
+            print(f"rl8x: {message}", file=self._stream, flush=True)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

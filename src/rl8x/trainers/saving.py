@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
 import platform
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,15 @@ from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.files import good
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
+from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
 
 if TYPE_CHECKING:
+    from rl8x.conditions import Condition
     from rl8x.trainers.base import GenericTrainerBase
     from rl8x.trainers.run import Run
+
+_log = logging.getLogger(__name__)
 
 CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 
@@ -79,11 +84,12 @@ class Saving:
 
     # -- while it runs
 
-    def check(self) -> None:
-        """Refuse now a folder that could not be written; touches nothing.
+    def check(self, conditions: Iterable[Condition]) -> None:
+        """Refuse now a folder that could not be written, and conditions that could not be saved; touches nothing.
 
         Raises:
-            CheckpointError: If it could not.
+            CheckpointError: If the folder could not be written.
+            TypeError: If a condition remembers what a checkpoint cannot hold.
         """
         directory = self.directory
         if directory is None and self.options is not None:
@@ -94,9 +100,11 @@ class Saving:
                 check_writable(directory)
             except OSError as error:
                 raise CheckpointError(
-                    f"{directory} cannot hold checkpoints ({error.strerror}): give another folder by "
+                    f"{shown_path(directory)} cannot hold checkpoints ({error.strerror}): give another folder by "
                     "Checkpoints(directory=...), or change to one that can be written"
                 ) from None
+            for condition in conditions:
+                condition.state_dict()
 
     def begin(self, run: Run | None) -> None:
         """Take the folder, where checkpoints are wanted; a tracked run must have begun."""
@@ -128,9 +136,16 @@ class Saving:
 
     def save(self, *, status: str = "RUNNING", is_best: bool = False) -> None:
         """Write a checkpoint of the state after this step, in the background."""
-        if self._saver is not None:
-            about, state = self._snapshot(status)
-            self._saver.save(self._trainer.state[keys.STEPS], about, state, is_best=is_best)
+        if self._saver is None:
+            return
+        steps = self._trainer.state[keys.STEPS]
+        try:
+            run = None if self._run is None else self._run.state_dict()
+        except TypeError as error:  # a condition remembers by now what it did not at first
+            _log.warning("rl8x: no checkpoint at step %d: %s", steps, error)
+            return
+        about, state = self._snapshot(status, run)
+        self._saver.save(steps, about, state, is_best=is_best)
 
     def wait(self) -> Path | None:
         """Wait until nothing is being written; returns the last checkpoint that was."""
@@ -139,7 +154,7 @@ class Saving:
     def told(self) -> str:
         """Say where the last checkpoint is, once it is written."""
         path = self.wait()
-        return f"saved {path}" if path is not None else "nothing saved: this run has no checkpoints"
+        return f"saved {shown_path(path)}" if path is not None else "nothing saved: this run has no checkpoints"
 
     def end(self) -> Path | None:
         """Wait until the last checkpoint is written, and give the folder back."""
@@ -165,7 +180,7 @@ class Saving:
 
     # -- what goes in and comes out
 
-    def _snapshot(self, status: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _snapshot(self, status: str, run: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer, tracker, options = self._trainer, self._trainer.tracker, self.options
         if self._build is None:
             self._build = describe_algorithm(trainer.algorithm)
@@ -189,7 +204,7 @@ class Saving:
         }
         state = {
             "trainer": trainer.state_dict(),
-            "run": None if self._run is None else self._run.state_dict(),
+            "run": run,
             "best": self._best,
             # rl8x draws from generators of its own; a user's model may use torch's (dropout does).
             "torch_generators": _torch_generators(trainer.algorithm.device),
@@ -214,7 +229,7 @@ class Saving:
                 f"the checkpoint {checkpoint.path} does not fit this trainer: {type(error).__name__}: {reason:.300}"
             ) from error
         if self.options is not None and self._directory is None:
-            self._directory = checkpoint.path.parent
+            self._directory = checkpoint.path.parent.absolute()
 
 
 def _torch_generators(device: torch.device) -> dict[str, Any]:

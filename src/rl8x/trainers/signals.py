@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-_STOPS: Final = ("SIGINT", "SIGTERM")
+_STOPS: Final = ("SIGINT", "SIGTERM", "SIGHUP")
 _SAVES: Final = ("SIGUSR1",)
 
 
 class SignalGuard:
-    """Within the block, SIGINT and SIGTERM ask for an end and SIGUSR1 for a checkpoint; a second SIGINT ends at once.
+    """Within the block, SIGINT, SIGTERM and SIGHUP ask for an end, SIGUSR1 for a checkpoint; SIGINT again ends at once.
 
     Handlers are installed in the main thread only (Python has no others) and put back at the end. A signal that the
-    process ignores, as SIGINT in the background of a shell script, stays ignored.
+    process ignores, as SIGINT in the background of a shell script or SIGHUP under `nohup`, stays ignored.
 
     Attributes:
         stop: The signal that asked for an end; None while none did.
@@ -56,7 +57,8 @@ class SignalGuard:
             raise KeyboardInterrupt
         if self.stop is None:
             self.stop = received
-            if not self.quiet:
+            # Without a standard error from the beginning, descriptor 2 may be any file that was opened since.
+            if not self.quiet and sys.__stderr__ is not None:
                 # Not print(): the signal may have come in the middle of one.
                 with contextlib.suppress(OSError):
                     os.write(2, f"rl8x: {received.name}: ending after this step; Ctrl-C ends at once\n".encode())

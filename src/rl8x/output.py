@@ -1,0 +1,70 @@
+"""Text for a person to read: where it cannot be written, it is lost, and nothing else is."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from typing import Any, Final, TextIO
+
+# A pipe that nobody reads, a terminal that went away: what such a stream has failed to write it will never write.
+_GONE: Final = (errno.EPIPE, errno.EIO)
+
+
+class Unfailing:
+    """A text stream whose writing never raises.
+
+    Args:
+        stream: The stream; None, as `sys.stderr` is where a process began without one, takes nothing.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write what can be written; returns the number of characters given."""
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what can be handed on."""
+        self._try("flush")
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._try("isatty") is True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, name: str, *arguments: str) -> Any:
+        if self._stream is None:
+            return None
+        try:
+            return getattr(self._stream, name)(*arguments)
+        except OSError as error:
+            if error.errno in _GONE:
+                self._forsake()
+        except ValueError:  # it is closed
+            pass
+        return None
+
+    def _forsake(self) -> None:
+        """Give the null device what the stream still holds: at its end Python would try again, and exit with 120."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(null, self.fileno())
+            finally:
+                os.close(null)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, if it can be.
+
+    Args:
+        text: The line.
+        err: Whether to standard error.
+    """
+    print(text, file=Unfailing(sys.stderr if err else sys.stdout), flush=True)

@@ -1,0 +1,110 @@
+"""Runs whose standard output and standard error cannot be written end as if they could."""
+
+import contextlib
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from tests.trainers.test_progress import ROW, make
+
+from rl8x import keys
+from rl8x.checkpoint import listed, read
+from rl8x.trainers.progress import ProgressReporter
+
+TRAIN = ["train", "CartPole", "--num-envs", "4", "--horizon", "4", "--device", "cpu", "--no-tracking"]
+TRAIN += ["algorithm_config.model_config.hidden_sizes=[8]", "--num-eval-envs", "2", "--steps-per-eval", "1"]
+
+
+def pipe_without_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def terminal_gone():
+    master, slave = pty.openpty()
+    os.close(master)
+    return slave
+
+
+@pytest.mark.parametrize(
+    ("begin", "broken", "progress"),
+    [
+        ((), pipe_without_reader, "lines"),
+        ((), pipe_without_reader, "bar"),
+        ((), terminal_gone, "bar"),
+        ((), terminal_gone, "none"),
+        (("sh", "-c", 'exec "$@" >&- 2>&-', "sh"), pipe_without_reader, "auto"),
+    ],
+    ids=["pipe", "pipe, bar", "terminal", "terminal, silent", "closed"],
+)
+def test_a_command_trains_to_its_end_and_says_so_by_its_exit_code(tmp_path, begin, broken, progress):
+    command = [*begin, sys.executable, "-m", "rl8x.cli.main", *TRAIN, "--max-steps", "2", "--progress", progress]
+    descriptor = broken()
+    try:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": descriptor, "stderr": descriptor}
+        command.append(f"checkpoints.directory={tmp_path / 'job'}")
+        code = subprocess.run(command, env=environment, cwd=tmp_path, timeout=120, check=False, **streams).returncode
+    finally:
+        os.close(descriptor)
+    assert code == 0
+    about = read(listed(tmp_path / "job")[-1]).about
+    assert (about["status"], about["counters"][keys.STEPS]) == ("FINISHED", 2)
+
+
+@contextlib.contextmanager
+def broken_stream(kind):
+    if kind == "none":
+        yield None
+    elif kind == "closed":
+        stream = io.StringIO()
+        stream.close()
+        yield stream
+    else:
+        stream = os.fdopen(pipe_without_reader() if kind == "pipe" else terminal_gone(), "w", encoding="utf-8")
+        yield stream
+        stream.close()  # what it could not write does not come back here
+
+
+@pytest.mark.parametrize("progress", ["auto", "bar", "lines"])
+@pytest.mark.parametrize("kind", ["none", "closed", "pipe", "terminal"])
+def test_a_run_shows_nothing_and_finishes(monkeypatch, kind, progress):
+    monkeypatch.setattr("rl8x.trainers.progress._SECONDS_PER_LINE", -1.0)
+    trainer = make()
+    with broken_stream(kind) as stream, contextlib.redirect_stderr(stream):
+        stats = trainer.run(progress=progress, max_steps=2)
+        reporter = ProgressReporter(progress, 10)
+        reporter.update(ROW, 10)
+        reporter.say("something")
+        reporter.close()
+    assert stats.stop_reason == trainer.stop_reason == "max_steps=2"
+
+
+def test_a_mistake_of_ones_own_output_is_not_hidden():
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise RuntimeError("out of ink")
+
+    with contextlib.redirect_stderr(Broken()), pytest.raises(RuntimeError, match="out of ink"):
+        ProgressReporter("lines").say("something")
+
+
+SIGNALLED = """
+import os, signal, sys
+from rl8x.trainers.signals import SignalGuard
+taken = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+assert taken == 2, taken
+with SignalGuard():
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_is_not_told_to_a_file_that_has_the_number_of_standard_error(tmp_path):
+    path = tmp_path / "database"
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", SIGNALLED, str(path)]
+    assert subprocess.run(command, timeout=120, check=False, stdin=subprocess.DEVNULL).returncode == 0
+    assert path.read_bytes() == b""
