@@ -26,6 +26,7 @@ from tests.combinations.cases import Case, cases
 from tests.trainers.test_resume import Killed, killed_at, weights
 
 from rl8x import keys
+from rl8x.envs import GymnasiumEnv
 from rl8x.envs.parameters import resolve_config
 from rl8x.execution import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
@@ -82,9 +83,15 @@ def trained(case: Case, trainer: Trainer | None = None, callbacks: Sequence[obje
 
 
 def watch_parameters(case: Case, trainer: Trainer) -> None:
-    """Check after each collect that the copies had the training's physics, whatever evaluations had."""
+    """Check after each collect that copies had the training's physics; count what Gymnasium's simulators did in it."""
     algorithm, collect = trainer.algorithm, trainer.algorithm.collect
     config = case.run["env_config"] or {}
+
+    def collect_and_count(**options):
+        before = logged_transitions(algorithm.env)
+        stats = collect(**options)
+        algorithm.collected += logged_transitions(algorithm.env) - before
+        return stats
 
     def collect_and_look(**options):
         stats = collect(**options)
@@ -104,8 +111,13 @@ def watch_parameters(case: Case, trainer: Trainer) -> None:
             assert bool(((actual[name] >= low - 1e-6) & (actual[name] <= high + 1e-6)).all()), (name, actual[name])
         return stats
 
-    if case.kind != "gymnasium":
-        algorithm.collect = collect_and_look
+    algorithm.collected = 0
+    algorithm.collect = collect_and_count if case.kind == "gymnasium" else collect_and_look
+
+
+def logged_transitions(env: GymnasiumEnv) -> int:
+    """Sum what the simulators themselves counted."""
+    return sum(copy.unwrapped.log.transitions for copy in env.vector_env.envs)
 
 
 def rows(tracker: MemoryTracker) -> dict[tuple[int, str], list[float]]:
@@ -165,10 +177,9 @@ def check_counters(case: Case, trainer: Trainer, before: dict[str, int] | None =
         assert evaluated == 0
     if case.kind == "gymnasium":
         logs = [copy.unwrapped.log for copy in trainer.algorithm.env.vector_env.envs]
-        transitions, episodes = sum(log.transitions for log in logs), sum(log.episodes for log in logs)
-        if evaluated:  # of which all rows may only have reset
-            assert gone[keys.ENV_STEPS] <= transitions
-        else:
+        transitions, episodes = logged_transitions(trainer.algorithm.env), sum(log.episodes for log in logs)
+        assert gone[keys.ENV_STEPS] == trainer.algorithm.collected
+        if not evaluated:
             assert gone[keys.ENV_STEPS] == transitions
         if evaluated == 0 and case.reset_every < 0:
             assert gone[keys.ENV_EPISODES] == episodes

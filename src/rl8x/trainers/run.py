@@ -263,10 +263,12 @@ class Run:
 
     def _check_callables(self) -> None:
         """Refuse plain callables that wait for evaluations which nobody makes: what they read shows at a row only."""
-        made = {*self.trainer._eval_row, *(name for each in self.trainer.callbacks for name in declared_metrics(each))}
+        if _evaluates(self.conditions):
+            return
         for part in (part for condition in self.conditions for part in parts(condition)):
-            if isinstance(part, FromCallable) and part.missed is not None and not _evaluates(self.conditions):
-                _check_evaluated(part, {part.missed} - made)
+            if isinstance(part, FromCallable) and part.missed is not None:
+                declared = {name for each in self.trainer.callbacks for name in declared_metrics(each)}
+                _check_evaluated(part, {part.missed} - declared - set(self.trainer.last_evaluation))
 
     # -- checks
 
