@@ -135,6 +135,4 @@ def _close_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_close_in_child
-    )
+    os.register_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_close_in_child)
