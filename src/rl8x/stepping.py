@@ -15,6 +15,7 @@ from rl8x.acting import Cursor, Moved, act_and_step, slot
 from rl8x.envs.base import Carry, Env, Step
 from rl8x.execution import CompiledProgram, Execution
 from rl8x.filler import Filler, HorizonFiller, StepFiller
+from rl8x.output import message_of
 from rl8x.policy import Act, Policy, State
 from rl8x.rollout import Rollout
 from rl8x.tree_programs import TreeProgram, agree
@@ -225,7 +226,8 @@ class Stepper:
         return self.compiles_env
 
     def _warn(self, error: Exception) -> None:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        lines = message_of(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         around = {"compile": " around a compiled policy", "graph": " around a captured policy"}
         warnings.warn(
             f"{type(self.env).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",

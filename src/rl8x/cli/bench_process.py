@@ -26,6 +26,7 @@ from rl8x import keys
 from rl8x.cli.errors import is_users_mistake
 from rl8x.cli.train import find_modules_here
 from rl8x.config import RunConfig
+from rl8x.output import message_of
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.trainers import Trainer
 
@@ -138,7 +139,7 @@ def peak_memory_mb() -> float:
 
 def reason(error: BaseException) -> str:
     """Say in one line what went wrong: refusals in their own words, anything else with its kind."""
-    text = shown(error)
+    text = shown(message_of(error))
     if is_users_mistake(error) or type(error).__module__.startswith("rl8x."):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -23,6 +23,7 @@ from rl8x.conditions import (
 )
 from rl8x.conditions.base import FromCallable
 from rl8x.importing import import_named
+from rl8x.output import described
 from rl8x.tracking.protocol import Status
 from rl8x.trainers.callbacks import declared_metrics
 from rl8x.trainers.ending import ending
@@ -164,7 +165,7 @@ class Run:
                 trainer.stop_reason = "interrupted" if signals.stop is None else f"interrupted by {signals.stop.name}"
                 raise
             except BaseException as error:
-                status, trainer.stop_reason = "FAILED", f"{type(error).__name__}: {error}"
+                status, trainer.stop_reason = "FAILED", described(error)
                 trainer.tracked_run.log_failure(traceback.format_exc())
                 raise
             finally:

@@ -20,6 +20,7 @@ from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, Saver
 from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.files import good
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
+from rl8x.output import described
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
@@ -224,9 +225,9 @@ class Saving:
             self.restored, self._best = state["run"], state["best"]
             self.key = about["run"]["key"]
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(described(error).split())
             raise CheckpointError(
-                f"the checkpoint {checkpoint.path} does not fit this trainer: {type(error).__name__}: {reason:.300}"
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
             ) from error
         if self.options is not None and self._directory is None:
             self._directory = checkpoint.path.parent.absolute()
