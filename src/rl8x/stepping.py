@@ -139,7 +139,7 @@ class Stepper:
         values[rows] = self._values(tree_map(lambda part: part[rows], final_obs), chosen, torch.zeros_like(cut[rows]))
 
     def _values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Value observations that no rollout holds: NaN where one is not finite, which a normaliser that clips hides."""
+        """Value observations that no rollout holds; NaN where one is not finite, which a normaliser would hide."""
         values = self.policy.values(obs, state, starts)
         for part in flatten_tree(keys.OBS, obs).values():
             if part.is_floating_point():

@@ -92,7 +92,7 @@ def test_weights_that_are_not_finite_are_no_fault_of_a_final_observation():
     trainer = make_one(EndsAtInfinity, normalize_observations=True, horizon=8)
     with torch.no_grad():
         trainer.algorithm.policy.model.apply(lambda part: [each.fill_(math.nan) for each in part.parameters(False)])
-    with pytest.raises(NonFiniteError, match="^actions not finite at step 1, .*slot 0 of the horizon; then") as error:
+    with pytest.raises(NonFiniteError, match=r"^actions not finite at step 1, .*slot 0 of the horizon; then") as error:
         trainer.step()
     assert error.value.diagnosis["also"][0] != "observations"
 
