@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,13 +84,13 @@ class Run:
     ) -> list[Condition]:
         if not isinstance(given, EllipsisType):
             return as_conditions(given)
-        conditions = []
+        conditions, find = [], functools.partial(import_named, trust=self.trainer.saving.trust)
         for entry in () if saved is None else saved["conditions"]:
             if entry["spec"] is None:
                 raise CheckpointError(
                     f"the stop condition {entry['repr']} has no form in a file: pass the run's `stop_conditions` again"
                 )
-            conditions.append(from_spec(entry["spec"], find=import_named))
+            conditions.append(from_spec(entry["spec"], find=find))
         return as_conditions(conditions)
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:

@@ -46,6 +46,7 @@ class Saving:
         key: The run's own key, by which its checkpoints are told from other runs'.
         restored: The interrupted run that the next `run()` goes on with, as its checkpoint has it.
         run_file: The run file that made the trainer, if one did, for the checkpoints to keep.
+        trust: Whether what `restored` names may import any module.
     """
 
     def __init__(self, trainer: GenericTrainerBase[Any], checkpoints: CheckpointsLike) -> None:
@@ -56,6 +57,7 @@ class Saving:
         self.key = uuid.uuid4().hex
         self.restored: dict[str, Any] | None = None
         self.run_file: dict[str, Any] | None = None
+        self.trust = False
         self._trainer = trainer
         # None saves where the run is kept on a disk, so that a MemoryTracker's leaves nothing behind.
         self._where_tracked = checkpoints is None
