@@ -125,6 +125,11 @@ class Run:
         return dict(zip(names, configs, strict=True))
 
     @property
+    def specs(self) -> list[Any]:
+        """Its conditions as plain data; None for those that have no such form."""
+        return [_spec(condition) for condition in self.conditions]
+
+    @property
     def params(self) -> dict[str, Any]:
         """The options as the tracked run shows them; each value of a configuration has a param of its own."""
         shown = {f"run.{name}": self.options[name] for name in ("steps_per_eval", "max_steps")}
@@ -190,7 +195,7 @@ class Run:
             trainer,
             max_steps=limit if finished else None,
             met=finished and (bool(self._met) or limit is None),
-            callables=any(_spec(condition) is None for condition in self.conditions),
+            conditions=self.specs,
         )
         reason = " ".join(str(trainer.stop_reason).split())
         verb = "failed" if status == "FAILED" else "stopped"
