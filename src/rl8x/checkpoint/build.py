@@ -16,6 +16,7 @@ from rl8x.algorithms.config import check_names
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.envs import Env
 from rl8x.importing import dotted_path, import_named
+from rl8x.tracking.secrets import find_hidden, hide_in_data
 
 _CLASS: Final = "$class"
 
@@ -118,6 +119,12 @@ def build_algorithm(build: Mapping[str, Any], overrides: Mapping[str, Any]) -> G
         raise CheckpointError(
             f"the algorithm cannot be built again from the checkpoint: {problems[0]}. Pass `algorithm=`"
         )
+    hidden = find_hidden(build.get("env"), "env") or find_hidden(build.get("config"), "config")
+    if hidden is not None:
+        raise CheckpointError(
+            f"the algorithm cannot be built again: no password is kept in a checkpoint, and `{hidden}` had one. "
+            "Pass `algorithm=`"
+        )
     try:
         config_class = _imported(build["config_class"], AlgorithmConfig)
         env_class = _imported(build["env"]["class"], Env)
@@ -148,7 +155,7 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
     Raises:
         CheckpointError: If it is for another environment or of another kind.
     """
-    now = describe_algorithm(algorithm)
+    now = hide_in_data(describe_algorithm(algorithm))
     for key, what in (("config_class", "config"), ("env_class", "environment")):
         if build.get(key) != now[key]:
             raise CheckpointError(f"the checkpoint's {what} is {build.get(key)}; the algorithm given has {now[key]}")

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.tree import decode
+from rl8x.tracking.secrets import hide_in_data
 
 FORMAT: Final = "rl8x-checkpoint"
 VERSION: Final = 1
@@ -77,11 +78,11 @@ def write(directory: Path, steps: int, about: Mapping[str, Any], state: Any, ten
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
     unfinished.mkdir(parents=True)
     try:
-        description = {"format": FORMAT, "version": VERSION, **about, "state": state}
+        description = {"format": FORMAT, "version": VERSION, **hide_in_data(about), "state": state}
         buffer = io.BytesIO()
         torch.save(dict(tensors), buffer)
         _write_synced(unfinished / TENSORS, buffer.getbuffer())
-        _write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode())
+        _write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode(), mode=0o600)
         _write_synced(unfinished / SUMS, _sums(unfinished).encode())
         _sync_folder(unfinished)
         os.rename(unfinished, target)
@@ -201,8 +202,15 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_synced(path: Path, data: bytes | memoryview) -> None:
-    with open(path, "xb") as file:
+def _write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
+    """Write a file and sync it.
+
+    Args:
+        path: The file, which must not be there.
+        data: What goes into it.
+        mode: Who may read it, less what the process's umask takes away.
+    """
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -84,6 +84,7 @@ class RunConfig:
             object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
         check_options(self)
         object.__setattr__(self, "algorithm_config", dict(self.algorithm_config))
+        self._refuse_hidden()
         if not self.env:
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.conditions()
@@ -94,6 +95,15 @@ class RunConfig:
             if field.name in self.algorithm_config:
                 self.algorithm_config[field.name] = _coerced(field, self.algorithm_config[field.name])
         self.make_algorithm_config()
+
+    def _refuse_hidden(self) -> None:
+        """Refuse a run file that rl8x wrote, where a password in it has not been put back."""
+        from rl8x.tracking.secrets import find_hidden
+
+        for name in ("env_kwargs", "algorithm_config"):
+            hidden = find_hidden(getattr(self, name), name)
+            if hidden is not None:
+                raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import threading
@@ -28,8 +27,9 @@ from typing import Any
 
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import hide, hide_in_data, logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 OPS = "ops.jsonl"
 ACK = "ack.json"
@@ -123,7 +123,7 @@ class Spool:
     @classmethod
     def create(cls, root: Path, header: Op) -> Spool:
         """Make a new spool in `root/<spool_id>`; where the disk refuses, it lives in memory until the disk does not."""
-        spool = cls(root / str(header["spool_id"]), header, None)
+        spool = cls(root / str(header["spool_id"]), hide_in_data(header), None)
         with spool._guard:
             spool._spill()
         return spool
@@ -165,7 +165,7 @@ class Spool:
 
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
-        line = encode(op)
+        line = encode(_without_secrets(op))
         with self._guard:
             if self._memory or self._fd is None:
                 self._remember(line)
@@ -223,7 +223,8 @@ class Spool:
 
         if self.folder.parents[1].name == "mlruns":
             make_mlruns(self.folder.parents[1])
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         if self._lock is None:
             lock = FileLock(self.folder / "lock")
             if not lock.acquire():
@@ -341,8 +342,8 @@ class Spool:
 
     def reject(self, op: Op, reason: str) -> None:
         """Keep an op that the store will never take in a file of its own, so that it is in nobody's way."""
-        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab") as file:
-            file.write(encode({"reason": reason, "rejected": op}))
+        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab", opener=_private) as file:
+            file.write(encode({"reason": hide(reason), "rejected": _without_secrets(op)}))
 
     @property
     def num_dropped(self) -> int:
@@ -385,6 +386,16 @@ def read_header(folder: Path) -> Op:
         raise TrackingError(f"{folder} is not a spool: it has no readable {OPS}") from error
 
 
+def _without_secrets(op: Mapping[str, object]) -> Mapping[str, object]:
+    """Return an op without secrets. Rows are names and numbers, which are not looked at; files keep their names."""
+    kind = op["op"]
+    if kind in ("m", "artifact"):
+        return op
+    if kind in ("describe", "text"):
+        return {**op, "text": hide(str(op["text"]))}
+    return hide_in_data(op)  # type: ignore[no-any-return]
+
+
 def _decode(line: bytes) -> Op:
     try:
         op = json.loads(line)
@@ -414,7 +425,13 @@ def _whole_lines(fd: int) -> int:
     return 0
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, since a spool says where its store is."""
+    return os.open(path, flags, 0o600)
+
+
 def _replace_file(path: Path, data: bytes) -> None:
     beside = path.with_name(path.name + ".new")
-    beside.write_bytes(data)
+    with open(beside, "wb", opener=_private) as file:
+        file.write(data)
     os.replace(beside, path)

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import Location
+from rl8x.tracking.secrets import hide
 from rl8x.tracking.store import (
     MLflowStore,
     Point,
@@ -249,7 +250,7 @@ def serve(requests: IO[bytes], answers: IO[bytes], connect: Callable[..., Store]
         except Exception as error:  # whatever it is, the training process shall hear of it and go on
             known = type(error).__name__ in _ERRORS
             text = str(error) if known else f"{type(error).__name__}: {error}"
-            answer = {"error": type(error).__name__ if known else StoreDownError.__name__, "text": text}
+            answer = {"error": type(error).__name__ if known else StoreDownError.__name__, "text": hide(text)}
 
 
 def main() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
 from collections.abc import Callable
 
+from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import StoreDownError, quiet_thread
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -134,6 +134,7 @@ class Writer:
             self._progress.notify_all()
 
     def _failed(self, reason: str) -> float:
+        reason = hide(reason)
         if not self._failures:
             _log.warning(
                 "tracking: %s does not take rows (%s); training goes on and rows wait in %s",

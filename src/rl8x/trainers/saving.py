@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import logging
 import os
 import platform
 import uuid
@@ -21,6 +20,7 @@ from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.files import good
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
+from rl8x.tracking.secrets import logger
 from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rl8x.trainers.base import GenericTrainerBase
     from rl8x.trainers.run import Run
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 
