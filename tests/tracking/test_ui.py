@@ -19,9 +19,16 @@ def test_the_command(mlruns):
         "--workers": "1",
         "--host": "0.0.0.0",
         "--port": "5001",
-        "--backend-store-uri": f"sqlite:///{mlruns}/mlflow.db",
     }
-    assert ui.ui_environment()["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    environment = ui.ui_environment()
+    assert environment["MLFLOW_BACKEND_STORE_URI"] == f"sqlite:///{mlruns}/mlflow.db"
+    assert environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+
+
+def test_a_password_is_in_no_command():
+    uri = "postgresql://me:p4ssw0rd@host/db"
+    assert "p4ssw0rd" not in " ".join(ui_command(uri))
+    assert ui.ui_environment(uri)["MLFLOW_BACKEND_STORE_URI"] == uri
 
 
 def test_what_cannot_be_served():

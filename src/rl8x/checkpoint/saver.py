@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import os
 import threading
@@ -17,8 +16,9 @@ from rl8x.checkpoint import files
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.tree import encode
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.secrets import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 # How long a run that is resumed waits for the process before it, which may be saving because it was told to go.
 _BUSY_WAIT_S: Final = 10.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import socket
 import time
@@ -11,17 +10,18 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri, with_password
+from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
 from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
+from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import OPS, Op, Spool
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import Writer
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 DEFAULT_EXPERIMENT = "rl8x"
 _BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be through with the run's spool
@@ -202,7 +202,7 @@ class MLflowTracker:
         old = None if resume is None else _reopened(root, resume)
         if old is not None:
             spool = old
-            uri = self._tracking_uri or user_tracking_uri() or with_password(str(spool.header["uri"]))
+            uri = self._tracking_uri or user_tracking_uri() or str(spool.header["uri"])
             self._location = locate(uri)
             fresh = False
         else:

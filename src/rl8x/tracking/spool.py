@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import threading
@@ -31,8 +30,9 @@ from typing import Any
 from rl8x.disk import replace_synced, sync_folder
 from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import hide, hide_in_data, logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 OPS = "ops.jsonl"
 ACK = "ack.json"
@@ -128,7 +128,7 @@ class Spool:
     def create(cls, root: Path, header: Op) -> Spool:
         """Make a new spool in `root/<spool_id>`; where the disk refuses, it lives in memory until the disk does not."""
         folder = (root / str(header["spool_id"])).absolute()
-        spool = cls(folder, {**header, "folder": str(folder)}, None)
+        spool = cls(folder, {**hide_in_data(header), "folder": str(folder)}, None)
         with spool._guard:
             spool._spill()
         return spool
@@ -182,7 +182,7 @@ class Spool:
 
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
-        line = encode(op)
+        line = encode(_without_secrets(op))
         with self._guard:
             if self._memory or self._fd is None:
                 self._remember(line)
@@ -240,7 +240,8 @@ class Spool:
 
         if self.folder.parents[1].name == "mlruns":
             make_mlruns(self.folder.parents[1])
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         if self._lock is None:
             lock = FileLock(self.folder / "lock")
             if not lock.acquire():
@@ -346,8 +347,11 @@ class Spool:
     def _write_ack(self, *, synced: bool = False) -> None:
         # Not written, it only means that something is sent twice, which the store does not mind.
         with contextlib.suppress(OSError):
-            write = replace_synced if synced else _replace_file
-            write(self.folder / ACK, json.dumps(asdict(self.ack)).encode())
+            data = json.dumps(asdict(self.ack)).encode()
+            if synced:
+                replace_synced(self.folder / ACK, data, mode=0o600)
+            else:
+                _replace_file(self.folder / ACK, data)
 
     def compact(self) -> None:
         """Begin the file anew where all of it has been acknowledged and it has grown large."""
@@ -357,7 +361,7 @@ class Spool:
             header = {**self.header, "generation": self.ack.generation + 1}
             line = encode(header)
             try:
-                replace_synced(self.folder / OPS, line)
+                replace_synced(self.folder / OPS, line, mode=0o600)
                 fd = os.open(self.folder / OPS, os.O_RDWR)
             except OSError:
                 return
@@ -368,8 +372,8 @@ class Spool:
 
     def reject(self, op: Op, reason: str) -> None:
         """Keep an op that the store will never take in a file of its own, so that it is in nobody's way."""
-        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab") as file:
-            file.write(encode({"reason": reason, "rejected": op}))
+        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab", opener=_private) as file:
+            file.write(encode({"reason": hide(reason), "rejected": _without_secrets(op)}))
 
     @property
     def num_dropped(self) -> int:
@@ -439,6 +443,16 @@ def _check_is_no_copy(folder: Path, header: Op) -> None:
             )
 
 
+def _without_secrets(op: Mapping[str, object]) -> Mapping[str, object]:
+    """Return an op without secrets. Rows are names and numbers, which are not looked at; files keep their names."""
+    kind = op["op"]
+    if kind in ("m", "artifact"):
+        return op
+    if kind in ("describe", "text"):
+        return {**op, "text": hide(str(op["text"]))}
+    return hide_in_data(op)  # type: ignore[no-any-return]
+
+
 def _decode(line: bytes) -> Op:
     try:
         op = json.loads(line)
@@ -468,7 +482,13 @@ def _whole_lines(fd: int, end: int | None = None) -> int:
     return 0
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, since a spool says where its store is."""
+    return os.open(path, flags, 0o600)
+
+
 def _replace_file(path: Path, data: bytes) -> None:
     beside = path.with_name(path.name + ".new")
-    beside.write_bytes(data)
+    with open(beside, "wb", opener=_private) as file:
+        file.write(data)
     os.replace(beside, path)

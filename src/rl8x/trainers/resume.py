@@ -107,7 +107,7 @@ def _tracker(run: Mapping[str, Any]) -> Tracker:
             f"the run was kept by a {run['tracker']} ({run['location']}), which rl8x cannot make: pass `tracker=`"
         )
     location = str(run["location"])
-    if user_tracking_uri() is not None or ":***@" in location:
+    if user_tracking_uri() is not None:
         return MLflowTracker()
     database = locate(location).database
     if database is not None and not database.exists():

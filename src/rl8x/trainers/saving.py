@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import logging
 import os
 import platform
 import uuid
@@ -25,6 +24,7 @@ from rl8x.conditions.spec import kinds_in
 from rl8x.importing import texts
 from rl8x.output import described
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
+from rl8x.tracking.secrets import logger
 from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rl8x.trainers.base import GenericTrainerBase
     from rl8x.trainers.run import Run
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 
