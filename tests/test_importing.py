@@ -121,7 +121,7 @@ def test_what_the_user_names_himself_is_trusted_and_what_stands_in_the_file_besi
     (folder / "run.yaml").write_text("env: others.Task\n")
     for index, name in enumerate((f"{module}.Task", f"{module}.make_task", f"{module}:{module}-v0", "CartPole")):
         forget(folder)
-        words = [f"model={module}.Net"] * (name == "CartPole") + [f"checkpoints.directory={index}"]
+        words = [f"model={module}.Net"] * (name == "CartPole") + [f"checkpoints.directory=c{index}"]
         assert main(["train", name, *own, *words]) == 0
         assert (folder / "imported").exists()
     assert main(["train", "CartPole", *own, "checkpoints.directory=c"]) == 0
