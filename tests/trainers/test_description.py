@@ -1,6 +1,8 @@
 import functools
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Condition, HitsUpperBound
@@ -13,6 +15,10 @@ from rl8x.trainers import Trainer
 from rl8x.trainers.description import command
 
 OPTIONS = {"num_envs": 4, "horizon": 4, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+
+class Passing(gymnasium.Wrapper):
+    pass
 
 
 class Never(Condition):
@@ -111,6 +117,8 @@ def again(tmp_path, trainer):
         {"env_kwargs": {"time_limit": 3}, "num_eval_envs": 2, "run": {"steps_per_eval": 1}},
         {"env": CartPoleInfinite, "run": {"env_config": {"length": Uniform(0.25, 1.0)}, "max_steps": 3}},
         {"env": functools.partial(GymnasiumEnv, "CartPole-v1"), "algorithm": {"model": MLPModel}, "eval_env": False},
+        {"env": functools.partial(GymnasiumEnv, CartPoleEnv), "env_kwargs": {"time_limit": 9}, "eval_env": False},
+        {"env": "CartPole-v1", "env_kwargs": {"wrappers": [Passing]}, "eval_env": False},
         {"run": {"stop_conditions": [HitsUpperBound("env/steps", 48) | HitsUpperBound("returns/mean", 1e9)]}},
     ],
 )

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rl8x import algorithms, keys
-from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint.build import CLASS, describe_algorithm
 from rl8x.conditions import to_spec
 from rl8x.envs import GymnasiumEnv, registry
-from rl8x.importing import dotted_path, import_named
+from rl8x.importing import dotted_path, import_named, is_dotted, is_gymnasium_id
 from rl8x.tracking.secrets import hide, hide_in_data, hide_in_words
 from rl8x.trainers.ending import resume_command
 
@@ -106,10 +106,11 @@ def _env_part(build: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     name, args = env["class"], env["args"]
     if args:
-        is_id = len(args) == 1 and isinstance(args[0], str) and re.search(r"-v\d+$", args[0]) is not None
-        if not is_id or import_named(name) is not GymnasiumEnv:
+        if len(args) != 1 or import_named(name) is not GymnasiumEnv:
             return None
-        name = args[0]
+        name = args[0][CLASS] if isinstance(args[0], dict) and set(args[0]) == {CLASS} else args[0]
+        if not isinstance(name, str) or not (is_dotted(name) or is_gymnasium_id(name)):
+            return None
     elif registry.BUILTIN.get(build["env_class"]) is import_named(name):
         name = build["env_class"]
     if name.startswith("__main__."):
@@ -127,7 +128,8 @@ def _algorithm_part(trainer: GenericTrainerBase[Any], build: Mapping[str, Any]) 
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != _default(field):
-            values[field.name] = dotted_path(value) if isinstance(value, type) else build["config"].get(field.name)
+            by_path = isinstance(value, type) and "type[" in str(field.type)
+            values[field.name] = dotted_path(value) if by_path else build["config"].get(field.name)
     return {"algorithm": algorithm, "algorithm_config": values} if _plain(values) else None
 
 
@@ -148,9 +150,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value is plain data that names nothing of this process's script, and no class inside other data."""
+    """Whether a value is plain data that names nothing of this process's script."""
     if isinstance(value, dict):
-        return all(_plain(name) and name != "$class" and _plain(item) for name, item in value.items())
+        return all(_plain(name) and _plain(item) for name, item in value.items())
     if isinstance(value, list):
         return all(map(_plain, value))
     if isinstance(value, str):
