@@ -204,7 +204,7 @@ class _Process:
                 silent_s += 1
                 if silent_s == SILENT_S:
                     pid = self.popen.pid
-                    self._fail(f"the process that talks to MLflow, {pid}, does not answer: is it stopped?")
+                    self._fail(f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?")
                 elif silent_s == KILL_S:
                     self.popen.kill()
                 continue

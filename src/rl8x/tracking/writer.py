@@ -77,6 +77,8 @@ class Writer:
         self._answered_at = time.monotonic()
         sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
+        for other in list(_working):
+            other._last_call.look()  # an error that ended that run is soon followed by another try
         if owner is not None:
             _working.add(self)
         self._thread.start()
