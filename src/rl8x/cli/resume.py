@@ -77,7 +77,9 @@ def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], r
         run = RunConfig.from_dict(data)
     algorithm = None if run is None else run.make_algorithm()
     try:
-        return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides)
+        named = Path(source).resolve() == checkpoint.path.resolve()
+        meant = checkpoint.path if named else checkpoint.path.parent
+        return Trainer.resume(meant, auto=auto, algorithm=algorithm, overrides=overrides)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):

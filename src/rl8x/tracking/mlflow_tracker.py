@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri, with_password
@@ -47,6 +47,9 @@ class MLflowTracker:
         outage_timeout_s: Seconds that `finish` waits for a store that does not answer.
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two requests with what was logged in between.
+
+    Attributes:
+        resumed_spool: Where the spool of the run to resume was last, if not in `spool_dir`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class MLflowTracker:
         self._run_name = run_name
         self._tracking_uri = tracking_uri
         self._spool_dir = spool_dir
+        self.resumed_spool: Path | None = None
         self._tags = dict(tags or {})
         self._finish_timeout_s = finish_timeout_s
         self._outage_timeout_s = outage_timeout_s
@@ -193,7 +197,8 @@ class MLflowTracker:
             self._location = locate(uri)
             owner = {"run_id": run_id, "owns": False, "uri": self._location.shown}
             return Spool.create(root, {**header, **owner}), True
-        old = None if resume is None else _reopened(root, resume)
+        roots = [root] if self.resumed_spool is None else [self.resumed_spool.parent, root]
+        old = None if resume is None else _reopened(roots, resume)
         if old is not None:
             spool = old
             uri = self._tracking_uri or user_tracking_uri() or with_password(str(spool.header["uri"]))
@@ -278,6 +283,11 @@ class MLflowTracker:
         spool.sync_to_disk()
         mark = spool.mark()
         return self._writer.wait(lambda: spool.passed(mark), timeout_s, min(timeout_s, self._outage_timeout_s))
+
+    def sync_to_disk(self) -> None:
+        """Make what was logged survive a power cut; may be called by any thread."""
+        if self._spool is not None and os.getpid() == self._pid:
+            self._spool.sync_to_disk()
 
     # Logging.
 
@@ -372,9 +382,9 @@ def _check_installed() -> None:
         raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
 
 
-def _reopened(root: Path, handle: str) -> Spool | None:
+def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
     """Open the spool of a run to resume, if there is one; wait where `rl8x sync` is at it."""
-    folder = find_spool(root, handle)
+    folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
     if folder is None:
         return None
     try:
