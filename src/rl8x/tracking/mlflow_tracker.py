@@ -334,6 +334,8 @@ class MLflowTracker:
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.
 
+        Of a folder that has the spools, or the artifacts of runs in `mlruns`, in it, those are left out.
+
         Raises:
             FileNotFoundError: It is not there.
             TrackingError: `artifact_path` leads out of the run's artifacts.
@@ -344,7 +346,8 @@ class MLflowTracker:
             raise FileNotFoundError(f"no such file to log as an artifact: {source}")
         artifact_name(source.absolute().name)
         try:
-            file = self._running().keep_file(source.absolute())
+            artifacts = None if self._location is None else self._location.artifact_root
+            file = self._running().keep_file(source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
             return
