@@ -65,6 +65,7 @@ class Saving:
         self._build: dict[str, Any] | None = None
         self._best: dict[str, Any] | None = None
         self._known: frozenset[str] | None = None
+        self._has_begun = False
         if self.options and self.options.best is not None and self.options.best not in trainer.metric_names:
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {self.options.best!r}.")
 
@@ -143,9 +144,10 @@ class Saving:
         self._directory = directory
         self.take()
         if self.outrun:
+            self.end()
             raise self.outrun_error()
         assert self._saver is not None
-        self._saver.best = self._best
+        self._saver.best, self._has_begun = self._best, True
         if run is not None:
             self._trainer.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
 
@@ -196,7 +198,8 @@ class Saving:
             return None
         try:
             saver.wait()
-            self._known = _names(saver.directory)
+            if self._has_begun:
+                self._known, self._has_begun = _names(saver.directory), False
         finally:
             path = saver.close()
         return path
