@@ -22,7 +22,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -253,8 +253,12 @@ class Spool:
             self._fd = None
             raise OSError(28, "No space left on device")
 
-    def keep_file(self, source: Path) -> str:
+    def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
         """Copy a file or folder into the spool; returns its path there.
+
+        Args:
+            source: What to copy.
+            besides: Folders in `source` that are left out, as all spools are.
 
         Raises:
             OSError: It cannot be read, or there is no room.
@@ -265,7 +269,10 @@ class Spool:
         target = self.folder / FILES / str(number) / source.name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target)
+            root = self.folder.parent
+            spools = [path.parent for path in root.glob(f"*/{OPS}")]
+            left_out = {os.path.realpath(folder) for folder in (*besides, root, *spools)}
+            shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
         else:
             shutil.copyfile(source, target)
         return f"{FILES}/{number}/{source.name}"
@@ -426,6 +433,13 @@ def read_header(folder: Path) -> Op:
         if isinstance(error, TrackingError):
             raise
         raise TrackingError(f"{folder} is not a spool: it has no readable {OPS}") from error
+
+
+def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
+    """List those names in a folder that lead to one of some paths, or back to where the folder is."""
+    here = Path(os.path.realpath(folder))
+    back = paths | {str(path) for path in (here, *here.parents)}
+    return [name for name in names if os.path.realpath(here / name) in back]
 
 
 def _check_is_no_copy(folder: Path, header: Op) -> None:

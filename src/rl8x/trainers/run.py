@@ -189,7 +189,7 @@ class Run:
     def _report(self, reporter: ProgressReporter, status: Status) -> None:
         """Say how the run ended and how to go on; of one that failed before its first step the error says enough."""
         trainer, finished = self.trainer, status == "FINISHED"
-        if status == "FAILED" and trainer.state[keys.COLLECTS] == 0:
+        if status == "FAILED" and self.steps == self._steps_before:
             return
         limit = self.options["max_steps"] if self._steps_left is not None and self._steps_left <= 0 else None
         trainer.ending = ending(
