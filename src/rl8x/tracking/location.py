@@ -191,4 +191,4 @@ def with_password(uri: str) -> str:
     known = recall(uri)
     if known is not None:
         return known
-    raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI to the whole URI, or give it")
+    raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI to the whole URI")
