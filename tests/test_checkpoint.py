@@ -250,6 +250,14 @@ def test_a_run_is_found_by_what_its_checkpoints_say(tmp_path, monkeypatch):
         assert find(name).path == path
 
 
+def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
+    run_file = {"env": "CartPole", "tracking_uri": "http://me:p4ss@host"}
+    path = put(tmp_path / "a", run_file=run_file, status="KILLED")
+    assert "p4ss" not in (path / files.DESCRIPTION).read_text()
+    assert find_unfinished(run_file, tmp_path) == tmp_path / "a"
+    assert find_unfinished({**run_file, "tracking_uri": "http://you:p4ss@host"}, tmp_path) is None
+
+
 def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
     config = {"env": "CartPole"}
     for name, created, status in (("a", "1", "RUNNING"), ("b", "2", "KILLED"), ("c", "3", "FINISHED")):

@@ -49,6 +49,23 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     assert "secret" not in trainer.tracker.tags["rl8x.command"]
 
 
+def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--wandb-api-key", "abcdefgh", "--name=x"])
+    assert command() == "train.py --wandb-api-key '***' --name=x"
+    uri = f"postgresql://me:{'p4ss' * 200}@host/db"  # so long that a description cuts it
+
+    def fail(trainer, stats):
+        raise RuntimeError(uri)
+
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker(), callbacks=[fail])
+    with pytest.raises(RuntimeError):
+        trainer.run(max_steps=1, progress="none")
+    assert (
+        trainer.stop_reason == trainer.tracker.tags["rl8x.stop_reason"] == "RuntimeError: postgresql://me:***@host/db"
+    )
+    assert "p4ss" not in trainer.tracker.description + trainer.tracker.texts["traceback.txt"]
+
+
 def test_the_command_line_has_the_name_of_the_program(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/venv/bin/rl8x", "train", "CartPole", "--stop", "wall_time: 1m"])
     assert command() == "rl8x train CartPole --stop 'wall_time: 1m'"

@@ -72,7 +72,10 @@ def locate(tracking_uri: str | None = None) -> Location:
     if uri is None:
         return _default_location()
     uri = with_password(uri)
-    scheme = uri if uri in _REMOTE else urlsplit(uri).scheme
+    try:
+        scheme = uri if uri in _REMOTE else urlsplit(uri).scheme
+    except ValueError:  # it names the whole address
+        raise _unreadable(uri) from None
     base = scheme.split("+")[0]
     if base == "sqlite":
         return _sqlite_location(uri)
@@ -123,10 +126,14 @@ def _check_password(uri: str, scheme: str) -> None:
     else:  # SQLAlchemy takes the first `@` after the first `:`
         readable = uri.partition("://")[2].partition(":")[2].partition("?")[0].count("@") <= 1
     if not readable:
-        raise TrackingError(
-            f"tracking_uri {hide(uri)} cannot be read: in its password write '/', '?', '#' and '@' as %2F, %3F, %23 "
-            "and %40, and its port as a number"
-        )
+        raise _unreadable(uri)
+
+
+def _unreadable(uri: str) -> TrackingError:
+    return TrackingError(
+        f"tracking_uri {hide(uri)} cannot be read: percent-encode its password ('/' is %2F, '?' %3F, '#' %23, '@' %40) "
+        "and give a port as a number"
+    )
 
 
 def _sqlite_location(uri: str) -> Location:
