@@ -113,7 +113,7 @@ def test_sqlalchemy_and_rl8x_mean_the_same_password():
 
 
 @pytest.mark.parametrize(
-    "name", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN", "MY_API_KEY"]
+    "name", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN", "MY_API_KEY", "PGPASSWORD"]
 )
 def test_the_environments_secrets(monkeypatch, name):
     monkeypatch.setenv(name, "hunter2")
@@ -145,14 +145,16 @@ def test_words_of_a_command(monkeypatch):
     words = ["--password", "abc", "--api-key=d", "-f", "x.yaml", "token=e", "--tracking-uri", "http://u:p@h"]
     hidden = ["--password", "***", "--api-key=***", "-f", "x.yaml", "token=***", "--tracking-uri", "http://u:***@h"]
     assert hide_in_words(words) == hidden
-    monkeypatch.setattr(sys, "argv", ["train.py", "--password", "hunter2!"])
+    assert hide_in_words(["--use-token", "--lr", "1", "--token"]) == ["--use-token", "--lr", "1", "--token"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "--store", "http://me:hunter2!@host"])
     assert hide("no hunter2!") == "no ***"
 
 
 def test_where_something_is_hidden():
     assert find_hidden({"a": [1, {"b": "http://u:***@h"}]}, "env_kwargs") == "env_kwargs.a[1].b"
     assert find_hidden({"a": "***"}, "x") == "x.a"
-    assert find_hidden({"a": "*** best ***", "b": None}, "x") is None
+    assert find_hidden({"a": ["Bearer ***"]}, "x") == "x.a[0]"
+    assert find_hidden({"a": "**** best", "b": None, "c": "2 ** 3"}, "x") is None
 
 
 def test_records_of_a_logger(caplog):

@@ -1,7 +1,7 @@
 """Take passwords and tokens out of every text that leaves the process: tags, files, messages.
 
 Two kinds are found: what stands in a URI at the place of a password or token, whoever's it is, and the values that this
-process knows as secrets, wherever they stand: of environment variables, of words on its command line, of tracking URIs.
+process knows as secrets, wherever they stand: of environment variables, of URIs in them, on its command line or given.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _QUERY: Final = re.compile(
     rf"([?&;#](?:[\w.-]*(?:{_NAMES})|pass|sig|odbc_connect)=)([^\s&\"'<>`]+)", re.IGNORECASE | re.ASCII
 )
 _IN_URIS: Final = (_PASSWORD_IN_SQL, _PASSWORD, _LONE_TOKEN, _QUERY)
+_HIDDEN_IN_DATA: Final = re.compile(r"(?<!\*)\*\*\*(?!\*)")
 _HIDDEN_IN_URI: Final = re.compile(r"[/:]\*\*\*@|[?&;#][\w.-]+=\*\*\*(?=[&\s\"'<>`]|$)")
-_SECRET_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_NAMES})$", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile(rf"(?:^|[\W_])(?:{_NAMES})$|(?:password|passwd|secret|apikey)$", re.IGNORECASE)
 _NOT_SECRETS: Final = ("PWD", "OLDPWD")  # folders
 _FLAGS: Final = ("true", "false", "none", "null")
 
@@ -52,7 +53,7 @@ def learn(uri: str) -> None:
 
 def recall(shown: str) -> str | None:
     """Return the last URI learned that `hide_in_uris` writes so; None where there is none."""
-    return next((uri for uri in reversed(_given) if hide_in_uris(uri) == shown), None)
+    return next((uri for uri in reversed(list(_given)) if hide_in_uris(uri) == shown), None)
 
 
 def hide(text: str) -> str:
@@ -75,21 +76,27 @@ def hide_in_data(data: Any) -> Any:
 
 def hide_in_words(words: Iterable[str]) -> list[str]:
     """Replace secrets in the words of a command line: in URIs, and after options such as `--password`."""
-    words = list(words)
-    for index, place in _values_of_options(words):
-        words[index] = words[index][:place] + HIDDEN
-    return [hide(word) for word in words]
+    hidden, is_value = [], False
+    for word in words:
+        name, equals, value = word.partition("=")
+        names_one = _SECRET_NAME.search(name) is not None
+        if is_value and not word.startswith("-"):
+            hidden.append(HIDDEN)
+        else:
+            hidden.append(f"{name}={HIDDEN}" if names_one and value else hide(word))
+        is_value = names_one and name.startswith("-") and not equals
+    return hidden
 
 
 def is_hidden(text: str) -> bool:
-    """Whether something was taken out of a text here."""
-    return text == HIDDEN or _HIDDEN_IN_URI.search(text) is not None
+    """Whether something was taken out of a URI here."""
+    return _HIDDEN_IN_URI.search(text) is not None
 
 
 def find_hidden(data: Any, name: str) -> str | None:
     """Say where in plain data something was taken out of a text, as in `env_kwargs.url`; None where nowhere."""
     if isinstance(data, str):
-        return name if is_hidden(data) else None
+        return name if _HIDDEN_IN_DATA.search(data) else None
     parts: list[tuple[Any, str]] = []
     if isinstance(data, Mapping):
         parts = [(value, f"{name}.{key}") for key, value in data.items()]
@@ -158,13 +165,10 @@ def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> r
 
 def _secrets() -> Iterator[tuple[str, str]]:
     """Yield each secret with the rest of its URI: what stands there too, such as a user's name, is no secret."""
-    words = sys.argv[1:]
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and name not in _NOT_SECRETS:
             yield value, ""
-    for index, place in _values_of_options(words):
-        yield words[index][place:], ""
-    for uri in (*_given, *words, *os.environ.values()):
+    for uri in (*_given, *sys.argv[1:], *os.environ.values()):
         if "://" in uri:
             around = hide_in_uris(uri)
             for pattern in _IN_URIS if around != uri else ():
@@ -181,17 +185,6 @@ def _forms(secret: str) -> set[str]:
 
 def _quote_all(text: str) -> str:
     return quote(text, safe="")
-
-
-def _values_of_options(words: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield where the values of options such as `--password` are: index of the word, and of its first character."""
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if _SECRET_NAME.search(name):
-            if value:
-                yield index, len(name) + 1
-            elif name.startswith("-") and not equals and index + 1 < len(words):
-                yield index + 1, 0
 
 
 def _working_directory() -> str:
