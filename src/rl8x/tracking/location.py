@@ -7,7 +7,7 @@ import difflib
 import os
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,13 +29,17 @@ class Location:
         artifact_root: Folder for the artifacts of a new experiment; None leaves it to MLflow.
     """
 
-    uri: str = field(repr=False)
+    uri: str
     database: Path | None = None
     artifact_root: Path | None = None
 
     def __post_init__(self) -> None:
         """Make the secrets of the URI known, so that they are hidden in whatever MLflow says of it."""
         learn(self.uri)
+
+    def __repr__(self) -> str:
+        """Write it without secrets."""
+        return f"Location(uri={self.shown!r}, database={self.database!r}, artifact_root={self.artifact_root!r})"
 
     @property
     def remote(self) -> bool:
