@@ -60,6 +60,7 @@ def resume(
     known = listed_before
     if not known or known[0].parent.resolve() != checkpoint.path.parent.resolve():  # a run's name or ID
         known = [path for path in listed(checkpoint.path.parent) if path.name <= checkpoint.path.name]
+    trainer.saving.trust = trust
     _restore(trainer, checkpoint, known, changed)
     named = Path(source).resolve() == checkpoint.path.resolve()
     trainer.origin = Origin(named, auto, overrides, about["counters"][keys.STEPS])
@@ -104,7 +105,6 @@ def _restore(
     about, tracker = checkpoint.about, trainer.tracker
     trainer.saving.restore(checkpoint, known)
     trainer.saving.run_file = about.get("run_file")
-    trainer.saving.trust = trust
     trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
     if trainer.saving.restored is not None:
         trainer.evaluations.env_config = trainer.saving.restored["options"]["eval_env_config"]
