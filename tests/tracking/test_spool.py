@@ -7,7 +7,8 @@ import pytest
 
 from rl8x.tracking import TrackingError
 from rl8x.tracking import spool as spool_module
-from rl8x.tracking.spool import Spool, SpoolInUseError, Unsent, read_header
+from rl8x.tracking.spool import Spool, SpoolInUseError, Unsent
+from rl8x.tracking.spool_files import read_header
 
 
 def header(spool_id="abc"):
@@ -171,13 +172,30 @@ def test_lines_in_memory_are_sent_from_there(tmp_path, monkeypatch):
     spool.give_back()
     assert steps(spool) == [2]
     disk.full = False
-    spool.append(row(3))  # not spilled while row 2 is being sent
+    spool.append(row(3))  # row 2 goes to the disk with it while it is being sent
     spool.acknowledge(lines=1)
     spool.give_back()
-    assert steps(spool) == [3]
-    spool.acknowledge(lines=1)
+    [(op, offset)] = spool.read().ops
+    assert (op, offset) == (row(3), os.path.getsize(spool.folder / "ops.jsonl"))
+    spool.acknowledge(offset)
     assert not spool.pending
     spool.close()
+
+
+def test_lines_that_go_to_the_disk_before_a_lost_answer_are_sent_again(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    disk.full = True
+    spool = Spool.create(tmp_path, header())
+    for step in range(3):
+        spool.append(row(step))
+    assert steps(spool) == [0, 1, 2]
+    disk.full = False
+    spool.append(row(3))
+    spool.acknowledge(lines=1)
+    spool.give_back()
+    assert steps(spool) == [1, 2, 3]
+    spool.close()
+    assert steps(Spool.open(spool.folder)) == [1, 2, 3]
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch, caplog):

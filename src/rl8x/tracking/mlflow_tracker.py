@@ -18,14 +18,15 @@ from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_ste
 from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import OPS, Op, Spool
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import OPS, Op
+from rl8x.tracking.store import DEFAULT_EXPERIMENT
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import FIRST_CONTACT_S, Writer
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_EXPERIMENT = "rl8x"
 _BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be through with the run's spool
 
 
@@ -249,8 +250,7 @@ class MLflowTracker:
         spool, writer = self._spool, self._writer
         self._spool = self._writer = None
         atexit.unregister(self._at_exit)
-        spool.append({"op": "finish", "status": None if self._keeps_status else status, "t": self._now()})
-        spool.sync_to_disk()
+        spool.end({"op": "finish", "status": None if self._keeps_status else status, "t": self._now()})
         try:
             arrived = writer.wait(
                 lambda: not spool.pending, self._finish_timeout_s, self._outage_timeout_s, FIRST_CONTACT_S
@@ -258,7 +258,12 @@ class MLflowTracker:
         finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
             writer.stop()
             self._outage = writer.reason
-        if not arrived:
+            spool.note_end()  # where the thread hangs in a request
+        unsent = spool.unsent()
+        if unsent.num_lost or unsent.num_others_lost:
+            told = Whereabouts(self._location or locate(), spool.ack, unsent, spool.folder, self._outage)
+            _log.warning("tracking: %s", told.lines()[0])
+        elif not arrived:
             _log.warning(
                 "tracking: not all of the run has reached %s; it is in %s, and `rl8x sync` sends it",
                 self.location,
@@ -387,11 +392,19 @@ def _reopened(root: Path, handle: str) -> Spool | None:
 
 def _params_op(params: Mapping[str, object]) -> Op:
     names = NameTable()
-    return {"op": "params", "params": {names.add(name): str(value) for name, value in params.items()}}
+    return {"op": "params", "params": {names.add(name): _text(value) for name, value in params.items()}}
+
+
+def _text(value: object) -> str:
+    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"a {type(value).__name__} that cannot be written ({type(error).__name__})"
 
 
 def _tags_op(tags: Mapping[str, str]) -> Op:
-    return {"op": "tags", "tags": {legal_name(name): str(value) for name, value in tags.items()}}
+    return {"op": "tags", "tags": {legal_name(name): _text(value) for name, value in tags.items()}}
 
 
 def _add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:

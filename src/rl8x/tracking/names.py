@@ -14,6 +14,12 @@ MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 8000
 _ILLEGAL = re.compile(r"[^/\w.\- :]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def readable(text: str) -> str:
+    """Escape what no store takes: parts that are not UTF-8, as arguments in Latin-1 leave them, and null bytes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def legal_name(name: str) -> str:
@@ -33,7 +39,7 @@ def legal_name(name: str) -> str:
     if not legal:
         raise ValueError(f"a name must have at least one character that is not '/'; got {name!r}")
     if len(legal) > MAX_NAME_LENGTH:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(readable(name).encode()).hexdigest()[:8]
         legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest}"
     return legal
 
@@ -102,10 +108,12 @@ def metric_step(step: object) -> int:
 def artifact_name(name: str) -> str:
     """Check that an artifact's name is a relative path that stays inside the run's artifacts.
 
+    What is not UTF-8 in it is written as numbers.
+
     Raises:
         TrackingError: It is absolute, empty, or leads out of its folder.
     """
-    text = str(name)
+    text = _SURROGATE.sub(lambda found: f"_u{ord(found[0]):x}", str(name))
     bad = (
         not text.strip()
         or "\\" in text
