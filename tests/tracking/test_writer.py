@@ -140,4 +140,4 @@ def test_errors_of_our_own_do_not_end_the_thread(make, store, monkeypatch, caplo
     assert values(store.run, "a") == [(2, 2.0)]
     assert [op["s"] for op in spool.rejected.entries] == [1]
     assert "does not take rows (ZeroDivisionError" in messages(caplog, logging.WARNING)[0]
-    assert "the metric 'a' is set aside" in messages(caplog, logging.WARNING)[1]
+    assert "the metric 'a' could not be logged" in messages(caplog, logging.WARNING)[1]

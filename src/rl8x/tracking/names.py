@@ -89,8 +89,8 @@ def metric_value(name: str, value: object) -> float:
         raise TypeError(f"metric {name!r} must be one number; got {type(value).__name__} {value!r:.80}") from error
 
 
-def metric_step(step: object) -> int:
-    """Turn a step into an int.
+def metric_step(step: object, what: str = "step") -> int:
+    """Turn a step, or a time in milliseconds, into an int.
 
     Raises:
         TypeError: It is no integer.
@@ -99,9 +99,9 @@ def metric_step(step: object) -> int:
     try:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
-        raise TypeError(f"step must be an integer; got {type(step).__name__} {step!r:.80}") from error
+        raise TypeError(f"{what} must be an integer; got {type(step).__name__} {step!r:.80}") from error
     if not -(2**63) <= number < 2**63:
-        raise ValueError(f"step must fit into 64 bits; got {number}")
+        raise ValueError(f"{what} must fit into 64 bits; got {number!s:.80}")
     return number
 
 

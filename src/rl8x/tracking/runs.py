@@ -65,8 +65,17 @@ def find_spool(root: Path, handle: str) -> Path | None:
 
 def spool_folders(root: Path) -> list[Path]:
     """List the spools in a folder, the oldest first; the folder may be a spool itself."""
-    folders = [root] if (root / OPS).is_file() else [path.parent for path in root.glob(f"*/{OPS}")]
+    if (root / OPS).is_file():
+        return [root]
+    folders = []
+    with contextlib.suppress(OSError):
+        folders = [path for path in root.iterdir() if os.path.lexists(path / OPS) or unreadable(path)]
     return sorted(folders, key=lambda folder: (last_change(folder), folder.name))
+
+
+def unreadable(folder: Path) -> bool:
+    """Say whether nobody can tell what is in a folder."""
+    return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
 
 
 def last_change(folder: Path) -> float:

@@ -74,6 +74,7 @@ class Sender:
         self._points: list[Point] = []
         self._upto: int | None = None
         self._lines = 0
+        self._rows = 0
         self._attempts = Attempts()
         self._aside: list[tuple[Op, str]] = []
         self._named: set[str] = set()
@@ -102,7 +103,7 @@ class Sender:
             self._aside = []
             self._ensure_run()
             self._learn_name()
-            self._points, self._lines = [], 0
+            self._points, self._lines, self._rows = [], 0, 0
             if self.known is not None:
                 self.known.forget_unsent()
             for op, offset in self.spool.read().ops:
@@ -151,9 +152,11 @@ class Sender:
         self._aside = []
         self._attempts.failures = TRIES
         points: list[Point] = []
+        # Anew, as the run may have got in a repeated row what was set aside of the first.
+        self.known = None
         for op in ops:
             if op["op"] == "m":
-                points += self._parsed(op)
+                points += self._not_repeated(op, self._parsed(op))
             else:
                 self._apply({**op, "op": "rename"} if op["op"] == "open" else op)
         self._log_points(points)
@@ -175,15 +178,20 @@ class Sender:
             if what not in self._named:
                 self._named.add(what)
                 where = f"it is in {self.spool.rejected.path}, and `rl8x sync` tries it again"
-                _log.warning("tracking: %s is set aside, as the store does not take it (%s); %s", what, reason, where)
+                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", what, reason, where)
         self._aside = []
         self._attempts.failures = 0
         self.spool.acknowledge(offset, lines=lines if offset is None else 0, **changes)
         self.on_arrival()
 
     def _set_aside(self, op: Op, error: Exception) -> None:
-        known = isinstance(error, StoreDownError | StoreRefusedError | TrackingError)
-        self._aside.append((op, str(error) if known else repr(error)))
+        if isinstance(error, KeyError):
+            reason = f"it has no {error}"
+        elif isinstance(error, StoreDownError | StoreRefusedError | ValueError | TypeError):
+            reason = str(error)
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        self._aside.append((op, reason))
 
     # Whether the store works.
 
@@ -270,20 +278,26 @@ class Sender:
 
     def _gather(self, op: Op, offset: int | None) -> None:
         points = self._parsed(op)
+        is_row = bool(points)
         if self._points and len(self._points) + len(points) > MAX_METRICS:
             self._send_points()
-        if points and (self.known is not None or self.spool.ack.resumed):
-            new: list[Point] = []
-            self._attempts.send([op], lambda _: new.extend(self._new(points)), self._set_aside, self._check_writes)
-            points = new
-        self._points += points
+        self._points += self._not_repeated(op, points)
         self._upto = offset
         self._lines += 1
+        self._rows += is_row
+
+    def _not_repeated(self, op: Op, points: list[Point]) -> list[Point]:
+        """Return those points of a row that the run did not have when it was resumed."""
+        if not points or (self.known is None and not self.spool.ack.resumed):
+            return points
+        new: list[Point] = []
+        self._attempts.send([op], lambda _: new.extend(self._new(points)), self._set_aside, self._check_writes)
+        return new
 
     def _parsed(self, op: Op) -> list[Point]:
         """Read a row; what is no point in it is set aside."""
         try:
-            step, time, metrics = metric_step(op["s"]), metric_step(op["t"]), dict(op["m"])
+            step, time, metrics = metric_step(op["s"]), metric_step(op["t"], "time"), dict(op["m"])
         except (KeyError, TypeError, ValueError) as error:
             self._set_aside(op, error)
             return []
@@ -307,8 +321,8 @@ class Sender:
         self._done(self._upto, self._lines)
         if self.known is not None:
             self.known.confirm()
-        self.num_rows += self._lines
-        self._points, self._lines = [], 0
+        self.num_rows += self._rows
+        self._points, self._lines, self._rows = [], 0, 0
 
     def _log_points(self, points: Sequence[Point]) -> None:
         def give_up(point: Point, error: Exception) -> None:
@@ -326,7 +340,8 @@ class Sender:
         """Do what an op says; returns what it changes in the acknowledgement."""
         action = getattr(self, f"_apply_{op['op']}", None)
         if action is None:
-            self._set_aside(op, TrackingError("unknown to this version of rl8x"))
+            unreadable = op["op"] == "unreadable"
+            self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
         check = self._check_run if op["op"] in ("text", "artifact") else self._check_writes
@@ -413,7 +428,7 @@ class Sender:
     def _apply_finish(self, op: Op) -> dict[str, Any]:
         status = op["status"]
         if status is not None:
-            end_time = metric_step(op["t"])
+            end_time = metric_step(op["t"], "time")
             if status not in STATUSES:
                 raise ValueError(f"unknown status {status!r}")
             self._send_status(op, lambda: self.finish(status, end_time))

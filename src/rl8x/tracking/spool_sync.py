@@ -10,7 +10,7 @@ from typing import Literal
 
 from rl8x.tracking.location import Location, locate, mlruns_dir, with_password
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.runs import last_change, spool_folders
+from rl8x.tracking.runs import last_change, spool_folders, unreadable
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool, SpoolInUseError
 from rl8x.tracking.spool_files import OPS
@@ -28,7 +28,7 @@ class SpoolReport:
         run_id: The run in the store, where there is one.
         num_rows: Rows that were sent now.
         message: Why it failed, or what was noticed; else empty.
-        num_rejected: Entries that the store does not take, and that the spool still has.
+        num_rejected: Entries that could not be logged, and that the spool still has.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class SyncReport:
 
     @property
     def num_rejected(self) -> int:
-        """Count the entries that the store does not take."""
+        """Count the entries that could not be logged."""
         return sum(report.num_rejected for report in self.spools)
 
     @property
@@ -111,7 +111,7 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
     except SpoolInUseError as error:
         return SpoolReport(folder, "busy", message=str(error))
     except Exception as error:  # whatever a folder has in it, the others are sent
-        if not os.path.lexists(folder / OPS):
+        if not os.path.lexists(folder / OPS) and not unreadable(folder):
             return SpoolReport(folder, "busy", message="another process has just sent it")
         return SpoolReport(folder, "failed", message=_in_words(error))
     sender = None
@@ -129,8 +129,8 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
         spool.close(remove=not message)
     rejected = spool.rejected
     if not message and rejected:
-        what = "1 entry is" if len(rejected) == 1 else f"{len(rejected)} entries are"
-        message = f"{what} set aside in {rejected.path}, as the store does not take them ({rejected.reason})"
+        what = "1 entry" if len(rejected) == 1 else f"{len(rejected)} entries"
+        message = f"{what} could not be logged, see {rejected.path}: {rejected.reason}"
     elif not message and folder.exists():
         return SpoolReport(folder, "sent", spool.ack.run_id, sender.num_rows if sender else 0, "it cannot be removed")
     num_rows = sender.num_rows if sender is not None else 0

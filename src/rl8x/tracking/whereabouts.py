@@ -63,7 +63,7 @@ class Whereabouts:
             what = _counted(unsent.num_rejected, "entry", "entries")
             where = shown_path(self.spool / REJECTED)
             lines.append(
-                f"{store} did not take {what} of {name}; to try again what is in {where}: {self._sync_command()}"
+                f"{what} of {name} could not be logged; to try again what is in {where}: {self._sync_command()}"
             )
         if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
             look = "" if self.location.remote else f"; to look at it: {self._ui_command()}"
