@@ -251,3 +251,49 @@ def test_lines_longer_than_one_read(tmp_path, monkeypatch):
         spool.acknowledge(ops[-1][1])
     assert seen == ["open", "text", "m"]
     spool.close()
+
+
+def test_the_end_has_room_on_a_full_disk(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    spool._write = lambda line: False  # the disk is full, but not what has its room on it
+    for step in range(1, 4):
+        spool.append(row(step))
+    finish = {"op": "finish", "status": "FAILED", "t": 9}
+    spool.end(finish)
+    assert spool.unsent() == Unsent(1, 2, 3, 0)  # the header and the end are safe
+    spool.close()
+    for _ in range(2):  # the second finds it among the ops
+        again = Spool.open(spool.folder)
+        ops = [op for op, _ in again.read().ops]
+        assert ops == [header(), row(0), {"op": "tags", "tags": {"rl8x.lost_rows": "3"}}, finish]
+        again.close()
+
+
+def test_rows_that_the_disk_takes_in_the_end_are_not_lost(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool._write = lambda line: False
+    spool.append(row(0))
+    spool.end({"op": "finish", "status": "FAILED", "t": 9})
+    assert spool.unsent().num_lost == 1
+    del spool._write
+    spool.close()
+    assert spool.unsent() == Unsent(1, 2)
+    again = Spool.open(spool.folder)
+    assert [op["op"] for op, _ in again.read().ops] == ["open", "m", "finish"]
+    again.close()
+
+
+def test_half_a_copy_of_an_artifact_does_not_stay(tmp_path, monkeypatch):
+    spool = Spool.create(tmp_path, header())
+    (tmp_path / "policy").write_text("weights")
+
+    def fails(source, target):
+        target.write_text("wei")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spool_module.shutil, "copyfile", fails)
+    with pytest.raises(OSError, match="No space"):
+        spool.keep_file(tmp_path / "policy")
+    assert list((spool.folder / "files").iterdir()) == []
+    spool.close()

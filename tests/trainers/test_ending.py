@@ -233,3 +233,24 @@ def test_the_command_line_says_it_when_silent_too(tmp_path, capfd):
     assert main(words) == 0
     out = capfd.readouterr().out.splitlines()
     assert out[-1] == f"to train on: rl8x resume '{folder}' --stop CONDITION"
+
+
+def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns, mlflow_client, monkeypatch, capsys):
+    class Away(InProcess):
+        def _ask(self, name):
+            raise StoreDownError("no answer")
+
+    write = Spool._write
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    monkeypatch.setattr(Spool, "_write", lambda spool, line: spool._end < 9000 and write(spool, line))
+    words = "train CartPole --num-envs 2 --horizon 4 --max-steps 12 --progress none model_config.hidden_sizes=[4]"
+    assert main(words.split()) == 3
+    lost, kept, sends = capsys.readouterr().out.splitlines()[-4:-1]
+    num_lost, num_kept = (int(re.search(r"(\d+) rows", line)[1]) for line in (lost, kept))
+    assert "has lost" in lost
+    assert num_lost + num_kept == 12
+    monkeypatch.setattr(Spool, "_write", write)
+    assert main(command(sends)) == 0
+    [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
+    assert (run.info.status, run.data.tags["rl8x.lost_rows"]) == ("FINISHED", str(num_lost))
+    assert len(mlflow_client.get_metric_history(run.info.run_id, "losses/total")) == num_kept

@@ -400,7 +400,7 @@ def _text(value: object) -> str:
     try:
         return str(value)
     except Exception as error:
-        return f"a {type(value).__name__} that cannot be written ({type(error).__name__})"
+        return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
 
 
 def _tags_op(tags: Mapping[str, str]) -> Op:
