@@ -17,7 +17,7 @@ from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import StoreDownError
+from rl8x.tracking.store import StoreDownError, StoreRefusedError
 
 
 def tracker(**options):
@@ -254,3 +254,25 @@ def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns,
     [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
     assert (run.info.status, run.data.tags["rl8x.lost_rows"]) == ("FINISHED", str(num_lost))
     assert len(mlflow_client.get_metric_history(run.info.run_id, "losses/total")) == num_kept
+
+
+def test_what_was_set_aside_is_counted_at_the_end(mlruns, mlflow_client, monkeypatch, capsys):
+    class Refuses(InProcess):
+        def log_points(self, run_id, points):
+            if any(point.name == "losses/total" for point in points):
+                raise StoreRefusedError("no losses")
+            self._ask("log_points")(run_id, points)
+
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Refuses)
+    trainer = make(trainer={"tracker": tracker(), "checkpoints": False})
+    run(trainer, max_steps=3)
+    told = trainer.ending
+    name = mlflow_client.get_run(trainer.tracker.run_id).info.run_name
+    folder = f"mlruns/spool/{trainer.tracker.spool_folder.name}"
+    again = f"to try again what is in {folder}/rejected.jsonl: rl8x sync"
+    assert told[0] == f"3 entries of run {name} could not be logged; {again}"
+    assert told[1].startswith(f"run {name} is in sqlite:")
+    assert steps_in(mlflow_client, trainer.tracker.run_id) == []
+    assert main(["sync"]) == 0
+    assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3]
+    assert not trainer.tracker.spool_folder.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
+from rl8x.tracking.entries import digest, fitted, name_of
 from rl8x.tracking.known_points import KnownPoints
-from rl8x.tracking.names import MAX_PARAM_LENGTH, MAX_TAG_LENGTH, artifact_name, legal_name, metric_step
+from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, legal_name, metric_step
 from rl8x.tracking.protocol import STATUSES, TrackingError
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import FILES, Op
@@ -36,7 +36,6 @@ NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
 NAME_TRIES = 3
-_CUT = " ... (the whole value is the artifact {})"
 
 
 class Sender:
@@ -174,7 +173,7 @@ class Sender:
     def _done(self, offset: int | None, lines: int, **changes: Any) -> None:
         for op, reason in self._aside:
             self.spool.reject(op, reason)
-            what = _name_of(op)
+            what = name_of(op)
             if what not in self._named:
                 self._named.add(what)
                 where = f"it is in {self.spool.rejected.path}, and `rl8x sync` tries it again"
@@ -355,7 +354,7 @@ class Sender:
         present = self.store.params(self.run_id)
         new, changed, texts = {}, {}, []
         for name, given in op["params"].items():
-            value, text = _fitted(name, str(given))
+            value, text = fitted(name, str(given))
             if text is not None:
                 texts.append(text)
             if name not in present:
@@ -389,10 +388,10 @@ class Sender:
     def _apply_describe(self, op: Op) -> None:
         """Renew the description, unless what is there is not what was last written here."""
         present = self.store.tags(self.run_id)
-        if present.get(NOTE_TAG) and _digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
+        if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
             return
         text = op["text"][:MAX_TAG_LENGTH]
-        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: _digest(text)})
+        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
 
     def _apply_text(self, op: Op) -> None:
         if not isinstance(op["text"], str) or not isinstance(op["to"], str):
@@ -448,34 +447,3 @@ class Sender:
             self.store.set_status(self.run_id, status, end_time)
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
-
-
-def _fitted(name: str, text: str) -> tuple[str, Op | None]:
-    """Cut a param to what a store takes; returns it and the text to be kept beside it, if any."""
-    if len(text) <= MAX_PARAM_LENGTH:
-        return text, None
-    file = f"params/{name.replace(':', '_')}.txt"
-    if len(file.encode()) > 250:  # of a file's name, in bytes; param names may be longer
-        file = f"params/{_digest(name)}.txt"
-    note = _CUT.format(file)
-    return text[: MAX_PARAM_LENGTH - len(note)] + note, {"op": "text", "to": file, "text": text}
-
-
-def _name_of(op: Op) -> str:
-    """Name an entry in a message."""
-    match op:
-        case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
-            return f"the metric {next(iter(metrics))!r}"
-        case {"op": "params" | "tags" as kind} if isinstance(op.get(kind), dict) and len(op[kind]) == 1:
-            return f"the {kind[:-1]} {next(iter(op[kind]))!r:.100}"
-        case {"op": "text", "to": to}:
-            return f"the text {to!r:.100}"
-        case {"op": "artifact", "file": file}:
-            return f"the artifact {file!r:.100}"
-        case {"op": "open", "experiment": experiment, "run_name": name}:
-            return f"the run's name {name!r:.100}" if experiment is None else f"the experiment {experiment!r:.100}"
-    return f"an entry of the kind {op['op']!r:.100}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
