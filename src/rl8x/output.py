@@ -82,3 +82,8 @@ def say(text: str, *, err: bool = False) -> None:
         err: Whether to standard error.
     """
     print(text, file=Unfailing(sys.stderr if err else sys.stdout), flush=True)
+
+
+def counted(number: int, one: str, several: str) -> str:
+    """Write a number of things, such as "1 row" and "1,200 rows"."""
+    return f"{number:,} {one if number == 1 else several}"

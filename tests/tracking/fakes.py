@@ -14,6 +14,7 @@ class FakeStore:
         self.refuse = lambda point: False
         self.hang = None  # an Event to wait for in each call
         self.artifacts_down = False
+        self.fails = lambda call, content: None  # returns what a call raises, if anything
         self.entered = threading.Event()
         self.calls = []
         self.runs = {}
@@ -25,6 +26,11 @@ class FakeStore:
             self.hang.wait(20)
         if self.down:
             raise StoreDownError("no answer")
+
+    def _may_fail(self, call, content):
+        error = self.fails(call, content)
+        if error is not None:
+            raise error
 
     def _leave(self):
         if self.lose_answers > 0:
@@ -48,6 +54,7 @@ class FakeStore:
 
     def create_run(self, spec):
         self._enter("create_run")
+        self._may_fail("create_run", spec)
         run_id = f"run{len(self.runs)}"
         self.runs[run_id] = {
             "spool_id": spec.spool_id,
@@ -82,6 +89,7 @@ class FakeStore:
 
     def log_points(self, run_id, points):
         self._enter("log_points")
+        self._may_fail("log_points", points)
         assert 0 < len(points) <= 1000
         if any(self.refuse(point) for point in points):
             raise StoreRefusedError("bad point")
@@ -94,6 +102,7 @@ class FakeStore:
 
     def log_params(self, run_id, params):
         self._enter("log_params")
+        self._may_fail("log_params", params)
         assert len(params) <= 100
         self._run(run_id)["params"].update(params)
         self._leave()
@@ -104,6 +113,7 @@ class FakeStore:
 
     def set_tags(self, run_id, tags):
         self._enter("set_tags")
+        self._may_fail("set_tags", tags)
         assert len(tags) <= 100
         self._run(run_id)["tags"].update(tags)
         self._leave()
@@ -117,10 +127,12 @@ class FakeStore:
 
     def log_text(self, run_id, text, name):
         self._enter("log_text")
+        self._may_fail("log_text", name)
         self._run(run_id)["texts"][name] = text
 
     def set_status(self, run_id, status, end_time):
         self._enter("set_status")
+        self._may_fail("set_status", status)
         self._run(run_id).update(status=status, end_time=end_time)
 
     def last_steps(self, run_id):
@@ -132,6 +144,7 @@ class FakeStore:
 
     def logged_steps(self, run_id, name):
         self._enter("logged_steps")
+        self._may_fail("logged_steps", name)
         return [point.step for point in self._run(run_id)["points"] if point.name == name]
 
 

@@ -1,6 +1,7 @@
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -396,3 +397,67 @@ def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, mlruns, mlf
     }[what]
     assert {path for path in found if not path.endswith(("-wal", "-shm", ".lock"))} == {"first.txt"} | expected
     assert not (mlruns / "spool").joinpath(tracker.spool_folder.name).exists()
+
+
+def test_text_that_is_not_utf8_arrives_readable(mlruns, mlflow_client, tmp_path):
+    latin = "caf\udce9"  # what Python makes of the argument "café" in Latin-1
+    tracker = tracker_of(tmp_path, run_name=latin, experiment_name=f"e {latin}")
+    tracker.start(params={"name": f"{latin}\0", f"key {latin}": "x" * 300, "big" * 100 + latin: 1}, tags={"t": latin})
+    tracker.log_params({"huge": 10**5000, f"long {latin}": latin * 2000})
+    tracker.log_metrics({f"m {latin}": 1.0, "n" * 260 + latin: 2.0}, 1)
+    tracker.describe(f"by {latin}")
+    tracker.log_text(f"trace {latin} 😀", f"{latin}.txt")
+    (tmp_path / f"{latin}.bin").write_text("content")
+    tracker.log_artifact(tmp_path / f"{latin}.bin")
+    (tmp_path / "folder" / latin).mkdir(parents=True)
+    (tmp_path / "folder" / latin / f"{latin}.bin").write_text("content")
+    tracker.log_artifact(tmp_path / "folder")
+    tracker.finish("FINISHED")
+    assert not tracker.spool_folder.exists()
+    run = mlflow_client.get_run(tracker.run_id)
+    assert (run.info.run_name, run.info.status) == ("caf\\udce9", "FINISHED")
+    assert mlflow_client.get_experiment(run.info.experiment_id).name == "e caf\\udce9"
+    assert run.data.params["name"] == "caf\\udce9\\x00"
+    assert run.data.params["key caf_"] == "x" * 300
+    assert run.data.params["huge"] == "int that cannot be written (ValueError)"
+    assert run.data.params["long caf_"].startswith("caf\\udce9caf\\udce9")
+    assert run.data.tags["t"] == "caf\\udce9"
+    assert run.data.tags["mlflow.note.content"] == "by caf\\udce9"
+    assert run.data.metrics["m caf_"] == 1.0
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    mlflow_client.download_artifacts(run.info.run_id, "", str(folder))
+    assert (folder / "caf_udce9.txt").read_text() == "trace caf\\udce9 😀"
+    assert (folder / "caf_udce9.bin").read_text() == "content"
+    assert (folder / "folder/caf_udce9/caf_udce9.bin").read_text() == "content"
+
+
+FULL_DISK = """
+    import resource
+    from rl8x.tracking import MLflowTracker
+    tracker = MLflowTracker(tracking_uri="http://127.0.0.1:9", spool_dir="spool", interval_s=0.05, outage_timeout_s=0.1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))  # larger files get an error, as on a full disk
+    tracker.start(params={"lr": 0.1}, tags={})
+    for step in range(300):
+        tracker.log_metrics({"a": float(step)}, step)
+    tracker.finish("FINISHED")
+    print("\\n".join(tracker.whereabouts().lines()))
+"""
+
+
+@pytest.mark.store_process
+def test_rows_that_a_full_disk_did_not_take_are_told_and_the_run_stays_finished(mlruns, mlflow_client, tmp_path):
+    with run_script(FULL_DISK, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        said, warned = process.communicate(timeout=120)
+    assert process.returncode == 0
+    patterns = (r"has lost (\d+) rows", r"(?m)^(\d+) rows of run")
+    lost, kept = (int(re.search(pattern, said)[1]) for pattern in patterns)
+    assert lost > 100
+    assert f"has lost {lost} rows" in warned
+    assert lost + kept == 300
+    report = sync(tmp_path / "spool", f"sqlite:///{mlruns}/mlflow.db")
+    assert (report.num_sent, report.spools[0].num_rows) == (1, kept)
+    run = mlflow_client.get_run(report.spools[0].run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["rl8x.lost_rows"] == str(lost)
+    assert history(mlflow_client, run.info.run_id, "a") == [(step, float(step)) for step in range(kept)]

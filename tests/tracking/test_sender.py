@@ -2,9 +2,10 @@ import logging
 
 import pytest
 
+from rl8x.tracking.attempts import NotNowError
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import Point, StoreDownError
+from rl8x.tracking.store import Point, StoreDownError, StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 
@@ -330,3 +331,137 @@ def test_a_description_whose_answer_was_lost_is_sent_again(spool, store):
         sender.send_some()
     store.set_tags = set_tags
     assert describe(spool, store, "ended") == "ended"
+
+
+RESUME = {"op": "resume", "t": 6, "repeats": True, "keeps_status": False}
+KILLED = {"op": "finish", "status": "KILLED", "t": 3}
+NAMES = {"op": "params", "params": {"p0": "0", "p1": "1"}}
+BAD_ENTRIES = {  # an entry, and the calls that fail
+    "the run's name 'n'": (None, lambda call, what: "mlflow.runName" in what or "n" in what),
+    "the experiment 'e'": (None, lambda call, what: call == "create_run" and what.experiment == "e"),
+    "the param 'p1'": (NAMES, lambda call, what: "p1" in what),
+    "the tag 'p1'": ({"op": "tags", "tags": NAMES["params"]}, lambda call, what: "p1" in what),
+    "the metric 'b'": (row(0, a=0.0, b=5.0), lambda call, what: call == "log_points" and "b" in str(what)),
+    "an entry of the kind 'describe'": ({"op": "describe", "text": "d"}, lambda call, what: "rl8x.description" in what),
+    "the text 'x.txt'": ({"op": "text", "to": "x.txt", "text": "t"}, lambda call, what: call == "log_text"),
+    "an entry of the kind 'resume'": (RESUME, lambda call, what: what == "RUNNING"),
+    "the metric 'a'": (RESUME, lambda call, what: call == "logged_steps"),  # it cannot be compared with what was there
+    "an entry of the kind 'finish'": (KILLED, lambda call, what: what == "KILLED"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ENTRIES)
+@pytest.mark.parametrize("error", [StoreRefusedError, StoreDownError, ZeroDivisionError])
+def test_an_entry_of_any_kind_that_is_not_taken_holds_nothing_up(what, error, spool, store, caplog):
+    op, is_bad = BAD_ENTRIES[what]
+    if op is None and error is not StoreRefusedError:
+        return  # without a run nothing can be sent: that is an outage
+    spool.append(row(0))
+    if op is not None:
+        spool.append(op)
+    for step in range(3):
+        spool.append({**row(step), "t": 2000 + step})
+    spool.append({"op": "tags", "tags": {"after": "yes"}})
+    store.fails = lambda call, content: error("no") if is_bad(call, content) else None
+    sender = Sender(spool, lambda: store)
+    sender.send_all()
+    assert not spool.pending
+    assert store.run["tags"]["after"] == "yes"
+    assert len({step for step, _ in values(store.run, "a")}) == 3
+    assert len(spool.rejected) == 1
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [message for message in warnings if message.startswith(f"tracking: {what} could not be logged")]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("kind", ["params", "tags"])
+def test_one_bad_param_or_tag_takes_no_other_with_it_and_is_sent_when_it_can_be(kind, spool, store):
+    many = {f"k{i}": str(i) for i in range(250)}
+    spool.append({"op": kind, kind: many})
+    store.fails = lambda call, content: StoreRefusedError("no") if "k77" in content else None
+    sender = Sender(spool, lambda: store)
+    sender.send_all()
+    assert {**store.run[kind], "k77": "77"} | {"rl8x.spool_id": "abc"} == many | {"rl8x.spool_id": "abc"}
+    assert spool.rejected.entries == [{"op": kind, kind: {"k77": "77"}}]
+    store.fails = lambda call, content: None
+    sender.send_all()
+    assert store.run[kind]["k77"] == "77"
+    assert not spool.rejected
+    assert not (spool.folder / "rejected.jsonl").exists()
+
+
+def test_what_was_set_aside_does_not_undo_what_came_later(spool, store):
+    store.fails = lambda call, content: StoreRefusedError("no") if content == "KILLED" or "1" in content else None
+    spool.append({"op": "tags", "tags": {"1": "old"}})
+    spool.append({"op": "finish", "status": "KILLED", "t": 3})
+    Sender(spool, lambda: store).send_all()
+    assert len(spool.rejected) == 2
+    assert spool.ack.finished
+    store.fails = lambda call, content: None
+    spool.append({**RESUME, "repeats": False})
+    spool.append({"op": "tags", "tags": {"1": "new"}})
+    spool.append({"op": "finish", "status": "FINISHED", "t": 9})
+    Sender(spool, lambda: store).send_all()
+    assert (store.run["status"], store.run["tags"]["1"], len(spool.rejected)) == ("FINISHED", "new", 0)
+
+
+def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(spool, store):
+    """As behind a proxy that answers 400 to every POST for a while."""
+    for step in range(3):
+        spool.append(row(step))
+    Sender(spool, lambda: store).send_some()
+    spool.append(row(3))
+    writes = ("log_points", "set_tags", "log_params", "set_status")
+    store.fails = lambda call, content: StoreDownError("400") if call in writes else None
+    sender = Sender(spool, lambda: store)
+    for _ in range(10):
+        with pytest.raises(NotNowError, match="400"):
+            sender.send_some()
+    store.fails = lambda call, content: None
+    sender.send_all()
+    assert [step for step, _ in values(store.run, "a")] == [0, 1, 2, 3]
+    assert not spool.rejected
+
+
+def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(spool, store):
+    spool.append({"op": "params", "params": {"big": "x" * 7000, "small": "1"}})
+    spool.append(row(1))
+    store.fails = lambda call, content: StoreDownError("no bucket") if call == "log_text" else None
+    sender = Sender(spool, lambda: store)
+    with pytest.raises(NotNowError, match="no bucket"):
+        sender.send_some()
+    assert (len(store.run["params"]["big"]), store.run["params"]["small"]) == (6000, "1")
+    sender.send_all()
+    assert values(store.run, "a") == [(1, 1.0)]
+    assert spool.rejected.entries == [{"op": "text", "to": "params/big.txt", "text": "x" * 7000}]
+    store.fails = lambda call, content: None
+    sender.send_all()
+    assert store.run["texts"] == {"params/big.txt": "x" * 7000}
+    assert not spool.rejected
+
+
+def test_a_name_of_a_run_that_was_refused_is_given_later(spool, store):
+    store.fails = lambda call, content: StoreRefusedError("no") if call == "create_run" and content.run_name else None
+    sender = Sender(spool, lambda: store)
+    spool.append(row(1))
+    sender.send_some()
+    assert store.run["name"] is None
+    assert values(store.run, "a") == [(1, 1.0)]
+    sender.send_all()
+    assert store.run["tags"]["mlflow.runName"] == "n"
+    assert not spool.rejected
+
+
+def test_an_artifact_that_was_set_aside_is_sent_when_it_can_be(spool, store, tmp_path):
+    source = tmp_path / "policy.txt"
+    source.write_text("weights")
+    spool.append({"op": "artifact", "file": spool.keep_file(source), "to": None})
+    store.artifacts_down = True
+    sender = Sender(spool, lambda: store)
+    sender.send_all()
+    assert (spool.folder / "files/1/policy.txt").exists()
+    store.artifacts_down = False
+    sender.send_all()
+    assert store.run["files"] == {"policy.txt": "weights"}
+    assert not spool.rejected
+    assert list((spool.folder / "files").iterdir()) == []

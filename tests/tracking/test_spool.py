@@ -7,7 +7,8 @@ import pytest
 
 from rl8x.tracking import TrackingError
 from rl8x.tracking import spool as spool_module
-from rl8x.tracking.spool import Spool, SpoolInUseError, Unsent, read_header
+from rl8x.tracking.spool import Spool, SpoolInUseError, Unsent
+from rl8x.tracking.spool_files import read_header
 
 
 def header(spool_id="abc"):
@@ -212,13 +213,30 @@ def test_lines_in_memory_are_sent_from_there(tmp_path, monkeypatch):
     spool.give_back()
     assert steps(spool) == [2]
     disk.full = False
-    spool.append(row(3))  # not spilled while row 2 is being sent
+    spool.append(row(3))  # row 2 goes to the disk with it while it is being sent
     spool.acknowledge(lines=1)
     spool.give_back()
-    assert steps(spool) == [3]
-    spool.acknowledge(lines=1)
+    [(op, offset)] = spool.read().ops
+    assert (op, offset) == (row(3), os.path.getsize(spool.folder / "ops.jsonl"))
+    spool.acknowledge(offset)
     assert not spool.pending
     spool.close()
+
+
+def test_lines_that_go_to_the_disk_before_a_lost_answer_are_sent_again(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    disk.full = True
+    spool = Spool.create(tmp_path, header())
+    for step in range(3):
+        spool.append(row(step))
+    assert steps(spool) == [0, 1, 2]
+    disk.full = False
+    spool.append(row(3))
+    spool.acknowledge(lines=1)
+    spool.give_back()
+    assert steps(spool) == [1, 2, 3]
+    spool.close()
+    assert steps(Spool.open(spool.folder)) == [1, 2, 3]
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
@@ -263,7 +281,7 @@ def test_a_large_spool_begins_anew(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("too_far", [1, 5, 500])
-def test_an_acknowledgement_of_lines_that_a_power_cut_took_is_cut_to_those_there(tmp_path, too_far):
+def test_after_an_acknowledgement_of_lines_that_a_power_cut_took_all_are_sent_again(tmp_path, too_far):
     spool = Spool.create(tmp_path, header())
     spool.append(row(0))
     end = os.path.getsize(spool.folder / "ops.jsonl")
@@ -272,22 +290,22 @@ def test_an_acknowledgement_of_lines_that_a_power_cut_took_is_cut_to_those_there
     spool.close()
     os.truncate(spool.folder / "ops.jsonl", end)
     again = Spool.open(spool.folder)
-    assert not again.pending
+    assert (steps(again), again.ack.run_id) == ([0], "r")
     again.append(row(2))
     again.close()  # killed before anything was acknowledged
     again = Spool.open(spool.folder)
-    assert (steps(again), again.ack.run_id) == ([2], "r")
+    assert (steps(again), again.ack.run_id) == ([0, 2], "r")
     again.close()
 
 
-def test_an_acknowledgement_within_a_line_is_cut_to_whole_lines(tmp_path):
+def test_after_an_acknowledgement_within_a_line_all_are_sent_again(tmp_path):
     spool = Spool.create(tmp_path, header())
     spool.append(row(0))
     spool.append(row(1))
     spool.acknowledge(os.path.getsize(spool.folder / "ops.jsonl") - 3)
     spool.close()
     again = Spool.open(spool.folder)
-    assert steps(again) == [1]
+    assert steps(again) == [0, 1]
     again.close()
 
 
@@ -296,6 +314,7 @@ def test_syncing_covers_what_was_appended_and_the_folders_that_lead_there(tmp_pa
     monkeypatch.setattr(spool_module.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     monkeypatch.setattr(spool_module, "COMPACT_BYTES", 100)
     spool = Spool.create(tmp_path / "spool", header())
+    synced.clear()
     spool.sync_to_disk()
     folders = [spool.folder, tmp_path / "spool", tmp_path]
     assert synced == [path.stat().st_ino for path in (spool.folder / "ops.jsonl", *folders)]
@@ -320,4 +339,50 @@ def test_lines_longer_than_one_read(tmp_path, monkeypatch):
         seen += [op["op"] for op, _ in ops]
         spool.acknowledge(ops[-1][1])
     assert seen == ["open", "text", "m"]
+    spool.close()
+
+
+def test_the_end_has_room_on_a_full_disk(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    spool._write = lambda line: False  # the disk is full, but not what has its room on it
+    for step in range(1, 4):
+        spool.append(row(step))
+    finish = {"op": "finish", "status": "FAILED", "t": 9}
+    spool.end(finish)
+    assert spool.unsent() == Unsent(1, 2, 3, 0)  # the header and the end are safe
+    spool.close()
+    for _ in range(2):  # the second finds it among the ops
+        again = Spool.open(spool.folder)
+        ops = [op for op, _ in again.read().ops]
+        assert ops[1:] == [row(0), {"op": "tags", "tags": {"rl8x.lost_rows": "3"}}, finish]
+        again.close()
+
+
+def test_rows_that_the_disk_takes_in_the_end_are_not_lost(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool._write = lambda line: False
+    spool.append(row(0))
+    spool.end({"op": "finish", "status": "FAILED", "t": 9})
+    assert spool.unsent().num_lost == 1
+    del spool._write
+    spool.close()
+    assert spool.unsent() == Unsent(1, 2)
+    again = Spool.open(spool.folder)
+    assert [op["op"] for op, _ in again.read().ops] == ["open", "m", "finish"]
+    again.close()
+
+
+def test_half_a_copy_of_an_artifact_does_not_stay(tmp_path, monkeypatch):
+    spool = Spool.create(tmp_path, header())
+    (tmp_path / "policy").write_text("weights")
+
+    def fails(source, target):
+        target.write_text("wei")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spool_module.shutil, "copyfile", fails)
+    with pytest.raises(OSError, match="No space"):
+        spool.keep_file(tmp_path / "policy")
+    assert list((spool.folder / "files").iterdir()) == []
     spool.close()

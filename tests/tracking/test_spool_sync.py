@@ -1,11 +1,15 @@
+import contextlib
 import shutil
+import sqlite3
 
 import pytest
+from benchmarks.odd_spools import odd_spools
 
+from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, sync
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import Point, RunSpec
+from rl8x.tracking.store import Point, RunSpec, StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 
@@ -158,3 +162,90 @@ def test_a_users_run_that_ended_gets_no_other_word(tmp_path):
     left_over(tmp_path, "one", 1, run_id=run_id, owns=False)
     sync(tmp_path, connect=lambda location: store)
     assert (store.run["tags"]["rl8x.status"], store.run["status"]) == ("FINISHED", "RUNNING")
+
+
+def test_what_was_refused_is_tried_again_and_counted(tmp_path):
+    left_over(tmp_path, "one", 3, {"op": "finish", "status": "FINISHED", "t": 9})
+    store = FakeStore()
+    store.refuse = lambda point: point.step == 1
+    report = sync(tmp_path, connect=lambda location: store)
+    assert (report.num_sent, report.num_failed, report.num_rejected) == (0, 1, 1)
+    assert "1 entry could not be logged" in str(report)
+    assert str(report).endswith("0 sent, 1 failed, 0 busy, 1 entry set aside")
+    assert values(store.run, "a") == [(0, 0.0), (2, 2.0)]
+    assert store.run["status"] == "FINISHED"
+    assert sync(tmp_path, connect=lambda location: store).num_failed == 1
+    store.refuse = lambda point: False
+    assert sync(tmp_path, connect=lambda location: store).num_sent == 1
+    assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_repeats_a_row_that_was_set_aside_has_it_once(tmp_path):
+    resume = {"op": "resume", "t": 6, "repeats": True, "keeps_status": False}
+    left_over(tmp_path, "one", 3)
+    store = FakeStore()
+    store.refuse = lambda point: point.step == 1
+    sync(tmp_path, connect=lambda location: store)
+    store.refuse = lambda point: False
+    spool = Spool.open(tmp_path / "one")
+    spool.append(resume)
+    for step in (1, 2, 3):
+        spool.append({"op": "m", "t": 2000 + step, "s": step, "m": {"a": float(step)}})
+    spool.close()
+    assert sync(tmp_path, connect=lambda location: store).num_sent == 1
+    assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+@pytest.mark.parametrize("error", [StoreRefusedError("no"), RuntimeError("ours")])
+def test_a_store_that_cannot_be_made_is_no_traceback(tmp_path, error):
+    left_over(tmp_path, "one", 3)
+
+    def connect(location):
+        raise error
+
+    report = sync(tmp_path, connect=connect)
+    assert report.num_failed == 1
+    assert str(error) in str(report)
+
+
+def test_nothing_odd_is_lost_or_stops_the_others(tmp_path):
+    odd = odd_spools(tmp_path, "http://x")
+    assert len(odd) >= 95
+    store = FakeStore()
+    for _ in range(2):
+        report = sync(tmp_path, connect=lambda location: store)
+        arrived = {}
+        for run in store.runs.values():
+            steps = {point.step for point in run["points"] if point.name == "a" and point.value == point.step}
+            arrived.setdefault(run["spool_id"], set()).update(steps)
+        assert {spool.name: lost for spool in odd if (lost := spool.lost(arrived.get(spool.name, set())))} == {}
+        outcomes = {spool.folder.name: spool.outcome for spool in report.spools}
+        left = {spool.name for spool in odd if spool.folder.is_dir()}
+        assert left - {"folder-ops-missing"} == {name for name, outcome in outcomes.items() if outcome != "sent"}
+        assert all("\n" not in spool.message for spool in report.spools)
+    assert report.num_sent == 0
+    for run in store.runs.values():
+        steps = [step for step, _ in values(run, "a")]
+        assert len(steps) == len(set(steps)), run["spool_id"]
+
+
+def test_odd_spools_reach_mlflow_by_the_command(mlruns, mlflow_client, capsys):
+    some = ("header-run_name-2", "header-experiment-4", "ops-null-bytes", "ops-text-that-is-not-utf-8", "ops-values")
+    odd = [spool for spool in odd_spools(mlruns / "all", f"sqlite:///{mlruns}/mlflow.db") if spool.name in some]
+    (mlruns / "spool").mkdir()
+    for spool in odd:
+        spool.folder.rename(mlruns / "spool" / spool.name)
+    assert main(["sync"]) == 1
+    told = capsys.readouterr().out
+    assert told.splitlines()[-1] == "2 sent, 3 failed, 0 busy, 7 entries set aside"
+    with contextlib.closing(sqlite3.connect(mlruns / "mlflow.db")) as database:
+        query = "SELECT t.value, m.step FROM metrics m JOIN tags t USING (run_uuid) WHERE m.key = 'a' AND t.key = ?"
+        found = database.execute(query, ["rl8x.spool_id"]).fetchall()
+    assert sorted(found) == sorted((spool.name, step) for spool in odd for step in spool.steps)
+    experiments = {experiment.name for experiment in mlflow_client.search_experiments()}
+    assert experiments == {"Default", "odd", "caf\\udce9 \\x00"}
+    ids = [experiment.experiment_id for experiment in mlflow_client.search_experiments()]
+    runs = {run.data.tags["rl8x.spool_id"]: run for run in mlflow_client.search_runs(ids)}
+    assert runs["header-run_name-2"].info.run_name == "caf\\udce9"
+    assert runs["ops-null-bytes"].data.params == {"a": "x\\x00y"}

@@ -156,3 +156,41 @@ def test_short_requests_keeps_what_the_user_set(monkeypatch):
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+ANSWERS = {
+    "MLflow's refusal": (400, '{"error_code": "INVALID_PARAMETER_VALUE", "message": "no"}', StoreRefusedError),
+    "a run that is not there": (404, '{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}', RunGoneError),
+    "MLflow's bad request": (400, '{"error_code": "BAD_REQUEST", "message": "no"}', StoreDownError),
+    "a page of a proxy": (400, "<html>Bad Request: INVALID_PARAMETER_VALUE</html>", StoreDownError),
+    "a number in JSON": (400, '{"error_code": 400, "message": "no"}', StoreDownError),
+    "JSON of another kind": (400, '{"error": "INVALID_PARAMETER_VALUE"}', StoreDownError),
+    "not authorized": (401, "<html>who are you</html>", StoreDownError),
+    "forbidden": (403, '{"message": "forbidden"}', StoreDownError),
+    "not found": (404, "<html>no such page</html>", StoreDownError),
+    "too large": (413, "<html>too large</html>", StoreDownError),
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_only_mlflows_own_refusal_is_one(what):
+    code, text, error = ANSWERS[what]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        store = MLflowStore(locate(f"http://127.0.0.1:{proxy.server_port}"))
+        with pytest.raises(error) as caught:
+            store.log_points("r", [Point("a", 1.0, 5, 1)])
+        proxy.shutdown()
+    assert type(caught.value) is error  # a run that is gone is an outage too, of another kind

@@ -133,7 +133,11 @@ def test_errors_of_our_own_do_not_end_the_thread(make, store, monkeypatch, caplo
     good = store.log_points
     monkeypatch.setattr(store, "log_points", lambda *_: 1 / 0)
     spool.append(row(1))
-    assert not drain(spool, writer, 0.1)
-    monkeypatch.setattr(store, "log_points", good)
     assert drain(spool, writer)
-    assert "ZeroDivisionError" in messages(caplog, logging.WARNING)[0]
+    monkeypatch.setattr(store, "log_points", good)
+    spool.append(row(2))
+    assert drain(spool, writer)
+    assert values(store.run, "a") == [(2, 2.0)]
+    assert [op["s"] for op in spool.rejected.entries] == [1]
+    assert "does not take rows (ZeroDivisionError" in messages(caplog, logging.WARNING)[0]
+    assert "the metric 'a' could not be logged" in messages(caplog, logging.WARNING)[1]

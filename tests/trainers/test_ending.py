@@ -17,7 +17,7 @@ from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import StoreDownError
+from rl8x.tracking.store import StoreDownError, StoreRefusedError
 
 
 def tracker(**options):
@@ -104,10 +104,16 @@ def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
     class Goes(InProcess):
         """A store that is away after two rows."""
 
+        away = False
+
         def log_points(self, run_id, points):
-            if any(point.step > 64 for point in points):
-                raise StoreDownError("no answer")
+            self.away = self.away or any(point.step > 64 for point in points)
             self._ask("log_points")(run_id, points)
+
+        def _ask(self, name):
+            if self.away:
+                raise StoreDownError("no answer")
+            return super()._ask(name)
 
     def waits(trainer, stats):
         if stats[keys.STEPS] == 2:
@@ -196,9 +202,10 @@ def test_what_the_disk_refused_is_said_to_be_lost(mlruns, monkeypatch):
     full = lambda trainer, stats: monkeypatch.setattr(Spool, "_write", lambda spool, line: False)  # noqa: E731
     trainer = make(trainer={"tracker": tracker(), "checkpoints": False, "callbacks": [full]})
     run(trainer, max_steps=3)
-    # Two rows, the reason, tags, the end, and perhaps the tags of the script, which come when they come.
+    # Two rows, the reason, tags, the description, and perhaps the tags of the script, which come when they come.
     lost, waits = trainer.ending[:2]
-    assert re.fullmatch(r"run spool-\w+ has lost [56] entries: neither the disk nor the store took them", lost)
+    words = r"run spool-\w+ has lost 2 rows and [34] other entries: neither the disk nor sqlite:\S+ took them"
+    assert re.fullmatch(words, lost)
     assert re.fullmatch(r"1 row of run spool-\w+ did not reach .* \(no answer\)", waits)
 
 
@@ -226,3 +233,46 @@ def test_the_command_line_says_it_when_silent_too(tmp_path, capfd):
     assert main(words) == 0
     out = capfd.readouterr().out.splitlines()
     assert out[-1] == f"to train on: rl8x resume '{folder}' --stop CONDITION"
+
+
+def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns, mlflow_client, monkeypatch, capsys):
+    class Away(InProcess):
+        def _ask(self, name):
+            raise StoreDownError("no answer")
+
+    write = Spool._write
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    monkeypatch.setattr(Spool, "_write", lambda spool, line: spool._end < 9000 and write(spool, line))
+    words = "train CartPole --num-envs 2 --horizon 4 --max-steps 12 --progress none model_config.hidden_sizes=[4]"
+    assert main(words.split()) == 3
+    lost, kept, sends = capsys.readouterr().out.splitlines()[-4:-1]
+    num_lost, num_kept = (int(re.search(r"(\d+) rows", line)[1]) for line in (lost, kept))
+    assert "has lost" in lost
+    assert num_lost + num_kept == 12
+    monkeypatch.setattr(Spool, "_write", write)
+    assert main(command(sends)) == 0
+    [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])
+    assert (run.info.status, run.data.tags["rl8x.lost_rows"]) == ("FINISHED", str(num_lost))
+    assert len(mlflow_client.get_metric_history(run.info.run_id, "losses/total")) == num_kept
+
+
+def test_what_was_set_aside_is_counted_at_the_end(mlruns, mlflow_client, monkeypatch, capsys):
+    class Refuses(InProcess):
+        def log_points(self, run_id, points):
+            if any(point.name == "losses/total" for point in points):
+                raise StoreRefusedError("no losses")
+            self._ask("log_points")(run_id, points)
+
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Refuses)
+    trainer = make(trainer={"tracker": tracker(), "checkpoints": False})
+    run(trainer, max_steps=3)
+    told = trainer.ending
+    name = mlflow_client.get_run(trainer.tracker.run_id).info.run_name
+    folder = f"mlruns/spool/{trainer.tracker.spool_folder.name}"
+    again = f"to try again what is in {folder}/rejected.jsonl: rl8x sync"
+    assert told[0] == f"3 entries of run {name} could not be logged; {again}"
+    assert told[1].startswith(f"run {name} is in sqlite:")
+    assert steps_in(mlflow_client, trainer.tracker.run_id) == []
+    assert main(["sync"]) == 0
+    assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3]
+    assert not trainer.tracker.spool_folder.exists()

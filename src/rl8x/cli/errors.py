@@ -17,6 +17,7 @@ from rl8x.output import say
 if TYPE_CHECKING:
     from rl8x.trainers import Trainer
 
+LOST_ROWS = 3  # exit code of a run that was trained, but of which not all is in the store or on the disk
 _PACKAGE = str(Path(__file__).parent.parent)
 
 

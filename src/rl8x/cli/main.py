@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `rl8x`; None takes them from the process.
 
     Returns:
-        The exit code: 0, 2 after a user's mistake, 130 after Ctrl-C. A bug raises, so that Python shows its traceback
-        and exits with 1.
+        The exit code: 0, 2 after a user's mistake, 3 where rows of a run are lost, 130 after Ctrl-C. A bug raises, so
+        that Python shows its traceback and exits with 1.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rl8x.cli.errors import UserError, refused_runs, users_mistakes
+from rl8x.cli.errors import LOST_ROWS, UserError, refused_runs, users_mistakes
 from rl8x.cli.options import find_modules_here, trust_option
 from rl8x.config import RunConfig, apply_overrides, parse_value
 from rl8x.importing import import_named, texts
@@ -42,9 +42,9 @@ def resume(
     """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
 
     The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
-    one from here on, as in lr=1e-4, and is noted in the run's tags.
+    one from here on, as in lr=1e-4, and is noted in the run's tags. The exit code is 3 if rows are lost, as in `train`.
     """
-    from rl8x.cli.train import summarize_run, telling_the_end
+    from rl8x.cli.train import has_lost_rows, summarize_run, telling_the_end
     from rl8x.conditions import from_spec
 
     given = {"max_steps": max_steps, "steps_per_eval": steps_per_eval}
@@ -59,7 +59,7 @@ def resume(
     with telling_the_end(trainer, progress), refused_runs(trainer):
         stats = trainer.run(progress=progress, **options)
         summarize_run(stats, say_reason=progress == "none")
-    return 0
+    return LOST_ROWS if has_lost_rows(trainer) else 0
 
 
 def make_trainer(

@@ -36,7 +36,8 @@ def sync(folder: str | None, tracking_uri: str | None) -> int:
     """Send rows that were kept back while MLflow could not be reached, or when a process was killed.
 
     FOLDER is a spool or a folder of spools, by default mlruns/spool in the working directory. Sending again what has
-    arrived adds nothing. The exit code is 1 if something could not be sent.
+    arrived adds nothing. What the store refused before is tried again. The exit code is 1 if something could not be
+    sent.
     """
     from rl8x.tracking import sync as send
 

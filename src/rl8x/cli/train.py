@@ -13,7 +13,7 @@ import click
 
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig, PPOConfig
-from rl8x.cli.errors import UserError, refused_runs, users_mistakes
+from rl8x.cli.errors import LOST_ROWS, UserError, refused_runs, users_mistakes
 from rl8x.cli.options import GroupedCommand, field_options, find_modules_here, given, trust_option
 from rl8x.cli.resume import resumed
 from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
@@ -92,7 +92,8 @@ def train(
 
     KEY=VALUE sets any key of a run file, with dots for what is inside: env_config.length=0.4. Hyperparameters need no
     algorithm_config before them: lr=3e-4. Later wins: the run file, then KEY=VALUE, then options. Without a stop
-    condition the run goes on until Ctrl-C.
+    condition the run goes on until Ctrl-C. The exit code is 3 if the run was trained, but rows of it are lost, since
+    neither MLflow nor the disk took them.
     """
     with users_mistakes():
         run = read_run(words, file, stop, given(options), trust=trust)
@@ -104,7 +105,7 @@ def train(
     with telling_the_end(trainer, run.progress), refused_runs(trainer):
         stats = run.train(trainer)
         summarize_run(stats, say_reason=run.progress == "none")
-    return 0
+    return LOST_ROWS if has_lost_rows(trainer) else 0
 
 
 def _print_run_file(data: dict[str, Any]) -> None:
@@ -212,3 +213,11 @@ def _describe_evaluation(stats: TrainStats, group: str) -> str:
     played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
     figures = f"{what} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
     return f"evaluated   {figures}, {played}deterministic, the {when} policy"
+
+
+def has_lost_rows(trainer: Trainer) -> bool:
+    """Say whether something that the run logged is neither in the store nor on the disk."""
+    from rl8x.tracking import MLflowTracker
+
+    told = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
+    return told is not None and bool(told.unsent.num_lost or told.unsent.num_others_lost)

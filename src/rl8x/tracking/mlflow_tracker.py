@@ -16,14 +16,15 @@ from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import OPS, Op, Spool
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import OPS, Op
+from rl8x.tracking.store import DEFAULT_EXPERIMENT
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import Writer
 
 _log = logger(__name__)
 
-DEFAULT_EXPERIMENT = "rl8x"
 _BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be through with the run's spool
 
 
@@ -391,11 +392,19 @@ def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
 
 def _params_op(params: Mapping[str, object]) -> Op:
     names = NameTable()
-    return {"op": "params", "params": {names.add(name): str(value) for name, value in params.items()}}
+    return {"op": "params", "params": {names.add(name): _text(value) for name, value in params.items()}}
+
+
+def _text(value: object) -> str:
+    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
 
 
 def _tags_op(tags: Mapping[str, str]) -> Op:
-    return {"op": "tags", "tags": {legal_name(name): str(value) for name, value in tags.items()}}
+    return {"op": "tags", "tags": {legal_name(name): _text(value) for name, value in tags.items()}}
 
 
 def _add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:

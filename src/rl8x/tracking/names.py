@@ -14,6 +14,12 @@ MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 8000
 _ILLEGAL = re.compile(r"[^/\w.\- :]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def readable(text: str) -> str:
+    """Escape what no store takes: parts that are not UTF-8, as arguments in Latin-1 leave them, and null bytes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def legal_name(name: str) -> str:
@@ -33,7 +39,7 @@ def legal_name(name: str) -> str:
     if not legal:
         raise ValueError(f"a name must have at least one character that is not '/'; got {name!r}")
     if len(legal) > MAX_NAME_LENGTH:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(readable(name).encode()).hexdigest()[:8]
         legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest}"
     return legal
 
@@ -83,8 +89,8 @@ def metric_value(name: str, value: object) -> float:
         raise TypeError(f"metric {name!r} must be one number; got {type(value).__name__} {value!r:.80}") from error
 
 
-def metric_step(step: object) -> int:
-    """Turn a step into an int.
+def metric_step(step: object, what: str = "step") -> int:
+    """Turn a step, or a time in milliseconds, into an int.
 
     Raises:
         TypeError: It is no integer.
@@ -93,19 +99,21 @@ def metric_step(step: object) -> int:
     try:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
-        raise TypeError(f"step must be an integer; got {type(step).__name__} {step!r:.80}") from error
+        raise TypeError(f"{what} must be an integer; got {type(step).__name__} {step!r:.80}") from error
     if not -(2**63) <= number < 2**63:
-        raise ValueError(f"step must fit into 64 bits; got {number}")
+        raise ValueError(f"{what} must fit into 64 bits; got {number!s:.80}")
     return number
 
 
 def artifact_name(name: str) -> str:
     """Check that an artifact's name is a relative path that stays inside the run's artifacts.
 
+    What is not UTF-8 in it is written as numbers.
+
     Raises:
         TrackingError: It is absolute, empty, or leads out of its folder.
     """
-    text = str(name)
+    text = _SURROGATE.sub(lambda found: f"_u{ord(found[0]):x}", str(name))
     bad = (
         not text.strip()
         or "\\" in text

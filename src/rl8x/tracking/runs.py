@@ -14,7 +14,7 @@ from typing import Any
 
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.spool import read_ack, read_header
+from rl8x.tracking.spool_files import OPS, read_ack, read_header
 from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
@@ -65,8 +65,24 @@ def find_spool(root: Path, handle: str) -> Path | None:
 
 def spool_folders(root: Path) -> list[Path]:
     """List the spools in a folder, the oldest first; the folder may be a spool itself."""
-    folders = [root] if (root / "ops.jsonl").is_file() else [path.parent for path in root.glob("*/ops.jsonl")]
-    return sorted(folders, key=lambda folder: ((folder / "ops.jsonl").stat().st_mtime, folder.name))
+    if (root / OPS).is_file():
+        return [root]
+    folders = []
+    with contextlib.suppress(OSError):
+        folders = [path for path in root.iterdir() if os.path.lexists(path / OPS) or unreadable(path)]
+    return sorted(folders, key=lambda folder: (last_change(folder), folder.name))
+
+
+def unreadable(folder: Path) -> bool:
+    """Say whether nobody can tell what is in a folder."""
+    return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
+
+
+def last_change(folder: Path) -> float:
+    """Return when a spool was last written, in seconds since 1970; 0 where that cannot be told."""
+    with contextlib.suppress(OSError):
+        return (folder / OPS).lstat().st_mtime
+    return 0.0
 
 
 def check_run_exists(location: Location, run_id: str) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rl8x.tracking.names import MAX_PARAM_LENGTH, MAX_TAG_LENGTH, artifact_name, legal_name
+from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
+from rl8x.tracking.entries import digest, fitted, name_of
+from rl8x.tracking.known_points import KnownPoints
+from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, legal_name, metric_step
 from rl8x.tracking.protocol import STATUSES, TrackingError
 from rl8x.tracking.secrets import logger
-from rl8x.tracking.spool import FILES, REJECTED, Op, Spool
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import FILES, Op
 from rl8x.tracking.store import (
+    DEFAULT_EXPERIMENT,
     MAX_METRICS,
     MAX_PARAMS,
+    SPOOL_TAG,
     Point,
     RunSpec,
     Store,
@@ -30,18 +33,18 @@ _log = logger(__name__)
 PARAM_CHANGE_TAG = "rl8x.param_change."
 STATUS_TAG = "rl8x.status"
 RESUMED_TAG = "rl8x.resumed_from"
+NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
-ARTIFACT_TRIES = 3
 NAME_TRIES = 3
-_CUT = " ... (the whole value is the artifact {})"
 
 
 class Sender:
     """Sends one spool.
 
     Replaying is safe: a store keeps one row for the same name, step, timestamp and value, so that what was sent but not
-    acknowledged may be sent again. `on_arrival` is called whenever something has arrived.
+    acknowledged may be sent again. An entry that the store does not take, whatever its kind, is set aside after some
+    tries, and all others go on. `on_arrival` is called whenever something has arrived.
 
     Args:
         spool: What to send.
@@ -77,8 +80,10 @@ class Sender:
         self._points: list[Point] = []
         self._upto: int | None = None
         self._lines = 0
-        self._artifact_tries = 0
-        self._rejected: Op | None = None
+        self._rows = 0
+        self._attempts = Attempts()
+        self._aside: list[tuple[Op, str]] = []
+        self._named: set[str] = set()
         self._name_tries = 0
 
     @property
@@ -101,10 +106,11 @@ class Sender:
             StoreDownError: The store does not work now; call again later.
         """
         try:
+            self._aside = []
             self._ensure_run()
             self._look_for_others()
             self._learn_name()
-            self._points, self._lines = [], 0
+            self._points, self._lines, self._rows = [], 0, 0
             if self.known is not None:
                 self.known.forget_unsent()
             for op, offset in self.spool.read().ops:
@@ -113,18 +119,97 @@ class Sender:
                 else:
                     self._send_points()
                     changes = self._apply(op)
+                    discard = op["op"] == "artifact" and not self._is_aside(op)
+                    self.spool.rejected.replaced_by(op)
                     self._done(offset, 1, **changes)
-                    self._discard_file(op)
+                    if discard:
+                        self._discard_file(op)
             self._send_points()
+        except NotNowError as error:
+            self._attempts.failures += error.of_entry
+            raise
         except StoreRefusedError as error:
             raise StoreDownError(str(error)) from error
         finally:
             self.spool.give_back()
         self.spool.compact()
 
+    def send_all(self) -> None:
+        """Send the whole spool, and try again what was set aside.
+
+        Raises:
+            StoreDownError: The store does not work now.
+        """
+        while True:
+            try:
+                self.send_some()
+            except NotNowError as error:
+                if not error.of_entry:
+                    raise
+                continue
+            if not self.spool.pending:
+                break
+        self._retry()
+
+    def _retry(self) -> None:
+        """Try once more what was set aside, and keep what is refused again."""
+        ops = self.spool.rejected.entries
+        if not ops:
+            return
+        self._aside = []
+        self._attempts.failures = TRIES
+        points: list[Point] = []
+        # Anew, as the run may have got in a repeated row what was set aside of the first.
+        self.known = None
+        for op in ops:
+            if op["op"] == "m":
+                points += self._not_repeated(op, self._parsed(op))
+            else:
+                self._apply({**op, "op": "rename"} if op["op"] == "open" else op)
+        self._log_points(points)
+        self._attempts.failures = 0
+        kept = [(op if op["op"] != "rename" else {**op, "op": "open"}, reason) for op, reason in self._aside]
+        for op in ops:
+            if op["op"] == "artifact" and not self._is_aside(op):
+                self._discard_file(op)
+        self.spool.rejected.replace(kept)
+        self._aside = []
+
+    def _is_aside(self, op: Op) -> bool:
+        return any(other is op for other, _ in self._aside)
+
     def _done(self, offset: int | None, lines: int, **changes: Any) -> None:
+        for op, reason in self._aside:
+            self.spool.reject(op, reason)
+            what = name_of(op)
+            if what not in self._named:
+                self._named.add(what)
+                where = f"it is in {self.spool.rejected.path}, and `rl8x sync` tries it again"
+                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", what, reason, where)
+        self._aside = []
+        self._attempts.failures = 0
         self.spool.acknowledge(offset, lines=lines if offset is None else 0, **changes)
         self.on_arrival()
+
+    def _set_aside(self, op: Op, error: Exception) -> None:
+        if isinstance(error, KeyError):
+            reason = f"it has no {error}"
+        elif isinstance(error, StoreDownError | StoreRefusedError | ValueError | TypeError):
+            reason = str(error)
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        self._aside.append((op, reason))
+
+    # Whether the store works.
+
+    def _check_run(self) -> None:
+        self.store.check_run(self.run_id)
+
+    def _check_writes(self) -> None:
+        """Write what is there already, by the same kind of request as metrics, params and tags."""
+        self._check_run()
+        spool_id = self.store.tags(self.run_id).get(SPOOL_TAG, str(self.spool.header["spool_id"]))
+        self.store.set_tags(self.run_id, {SPOOL_TAG: spool_id})
 
     # The run.
 
@@ -150,7 +235,7 @@ class Sender:
                 run_id = found[0]
             else:
                 self.spool.acknowledge(attempted=True)
-                run_id = self.store.create_run(self._spec())
+                run_id = self._create_run()
             if may_exist:
                 self._delete_ghosts(run_id)
         else:
@@ -167,6 +252,31 @@ class Sender:
             ended_later = end_time is None or end_time >= self.spool.last_time()
             self._is_over = status in STATUSES and ended_later
         self._late = False
+
+    def _create_run(self) -> str:
+        """Make the run; where the store refuses its name or its experiment, without them, so that its rows arrive."""
+        spec = self._spec()
+        unnamed = spec._replace(run_name=None)
+        plain = unnamed._replace(experiment=DEFAULT_EXPERIMENT, experiment_id=None)
+        refused: StoreRefusedError | None = None
+        for candidate in (spec, unnamed, plain):
+            for _ in range(TRIES):
+                try:
+                    run_id = self.store.create_run(candidate)
+                except StoreRefusedError as error:
+                    refused = refused or error
+                    continue
+                if refused is not None:
+                    of_run = {"run_name": spec.run_name, "experiment": spec.experiment if candidate == plain else None}
+                    self._set_aside({"op": "open", **of_run}, refused)
+                return run_id
+        raise StoreDownError(str(refused))
+
+    def _apply_rename(self, op: Op) -> None:
+        """Give the run the name that was refused when it was made."""
+        if op.get("experiment") is not None:
+            raise StoreRefusedError(f"the run cannot be moved to the experiment {op['experiment']!r} any more")
+        self.store.set_tags(self.run_id, {NAME_TAG: op["run_name"]})
 
     def _learn_name(self) -> None:
         """Ask how the store calls the run: it is told to the user at the end, and no row waits for it."""
@@ -185,126 +295,137 @@ class Sender:
     # Metrics.
 
     def _gather(self, op: Op, offset: int | None) -> None:
-        try:
-            step, time = int(op["s"]), int(op["t"])
-            points = [Point(name, float(value), time, step) for name, value in op["m"].items()]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._reject(op, f"not a row: {error!r}")
-            points = []
-        if self.known is None and (self.spool.ack.resumed or self._repeats or self._is_over):
-            self.known = KnownPoints(self.run_id, self.store.last_steps(self.run_id))
+        points = self._parsed(op)
+        is_row = bool(points)
         if self._points and len(self._points) + len(points) > MAX_METRICS:
             self._send_points()
-        if self.known is not None:
-            points = [point for point in points if not self.known.take(point, self.store)]
-        self._points += points
+        self._points += self._not_repeated(op, points)
         self._upto = offset
         self._lines += 1
+        self._rows += is_row
+
+    def _not_repeated(self, op: Op, points: list[Point]) -> list[Point]:
+        """Return those points of a row that the run did not have when it was resumed."""
+        if not points or (self.known is None and not (self.spool.ack.resumed or self._repeats or self._is_over)):
+            return points
+        new: list[Point] = []
+        self._attempts.send([op], lambda _: new.extend(self._new(points)), self._set_aside, self._check_writes)
+        return new
+
+    def _parsed(self, op: Op) -> list[Point]:
+        """Read a row; what is no point in it is set aside."""
+        try:
+            step, time, metrics = metric_step(op["s"]), metric_step(op["t"], "time"), dict(op["m"])
+        except (KeyError, TypeError, ValueError) as error:
+            self._set_aside(op, error)
+            return []
+        points = []
+        for name, value in metrics.items():
+            try:
+                points.append(Point(name, float(value), time, step))
+            except (TypeError, ValueError, OverflowError) as error:
+                self._set_aside({**op, "m": {name: value}}, error)
+        return points
+
+    def _new(self, points: Sequence[Point]) -> list[Point]:
+        if self.known is None:
+            self.known = KnownPoints(self.run_id, self.store.last_steps(self.run_id))
+        return self.known.new(points, self.store)
 
     def _send_points(self) -> None:
         if not self._lines:
             return
-        for begin in range(0, len(self._points), MAX_METRICS):
-            self._log_points(self._points[begin : begin + MAX_METRICS])
+        self._log_points(self._points)
         self._done(self._upto, self._lines)
         if self.known is not None:
             self.known.confirm()
-        self.num_rows += self._lines
-        self._points, self._lines = [], 0
+        self.num_rows += self._rows
+        self._points, self._lines, self._rows = [], 0, 0
 
-    def _log_points(self, points: list[Point]) -> None:
-        """Log points; where the store refuses them, find the ones that it means by halving."""
-        try:
-            self.store.log_points(self.run_id, points)
-        except StoreRefusedError as error:
-            self.store.check_run(self.run_id)
-            if len(points) == 1:
-                point = points[0]
-                self._reject({"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}}, error)
-                return
-            half = len(points) // 2
-            self._log_points(points[:half])
-            self._log_points(points[half:])
+    def _log_points(self, points: Sequence[Point]) -> None:
+        def give_up(point: Point, error: Exception) -> None:
+            self._set_aside({"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}}, error)
+
+        for begin in range(0, len(points), MAX_METRICS):
+            some = points[begin : begin + MAX_METRICS]
+            self._attempts.send(
+                some, lambda part: self.store.log_points(self.run_id, part), give_up, self._check_writes
+            )
 
     # Everything else.
 
     def _apply(self, op: Op) -> dict[str, Any]:
         """Do what an op says; returns what it changes in the acknowledgement."""
-        try:
-            action = getattr(self, f"_apply_{op['op']}", None)
-            if action is None:
-                self._reject(op, "unknown to this version")
-                return {}
-            return action(op) or {}
-        except StoreRefusedError as error:
-            self.store.check_run(self.run_id)
-            self._reject(op, error)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._reject(op, repr(error))
-        return {}
+        action = getattr(self, f"_apply_{op['op']}", None)
+        if action is None:
+            unreadable = op["op"] == "unreadable"
+            self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
+            return {}
+        changes: dict[str, Any] = {}
+        check = self._check_run if op["op"] in ("text", "artifact") else self._check_writes
+        self._attempts.send([op], lambda _: changes.update(action(op) or {}), self._set_aside, check)
+        return changes
 
     def _apply_open(self, op: Op) -> None:
         """Pass the header by."""
 
     def _apply_params(self, op: Op) -> None:
         present = self.store.params(self.run_id)
-        new, changed = {}, {}
-        for name, text in op["params"].items():
-            value = self._fitted(name, text)
+        new, changed, texts = {}, {}, []
+        for name, given in op["params"].items():
+            value, text = fitted(name, str(given))
+            if text is not None:
+                texts.append(text)
             if name not in present:
                 new[name] = value
             elif present[name] != value:  # MLflow raises on a changed value; a resumed run may well have one
                 changed[legal_name(PARAM_CHANGE_TAG + name)] = value
-        for some in _pieces(new, MAX_PARAMS):
-            self.store.log_params(self.run_id, some)
-        self._apply_tags({"tags": changed})
-
-    def _fitted(self, name: str, text: str) -> str:
-        if len(text) <= MAX_PARAM_LENGTH:
-            return text
-        file = f"params/{name.replace(':', '_')}.txt"
-        self.store.log_text(self.run_id, text, artifact_name(file))
-        note = _CUT.format(file)
-        return text[: MAX_PARAM_LENGTH - len(note)] + note
+        self._send_items("params", new, op, lambda some: self.store.log_params(self.run_id, some))
+        self._apply_tags({"op": "tags", "tags": changed})
+        for text in texts:
+            self._apply(text)
 
     def _apply_tags(self, op: Op) -> None:
         present = self.store.tags(self.run_id) if self._is_over else {}
-        tags = {name: text[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
-        for some in _pieces(tags, MAX_PARAMS):
-            self.store.set_tags(self.run_id, some)
+        tags = {name: str(text)[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
+        self._send_items("tags", tags, op, lambda some: self.store.set_tags(self.run_id, some))
+
+    def _send_items(
+        self, kind: str, items: Mapping[str, str], op: Op, call: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        """Log params or tags, in pieces; those that are not taken are set aside one by one."""
+
+        def give_up(name: str, error: Exception) -> None:
+            self._set_aside({"op": kind, kind: {name: op[kind][name]}}, error)
+
+        names = list(items)
+        for begin in range(0, len(names), MAX_PARAMS):
+            some = names[begin : begin + MAX_PARAMS]
+            self._attempts.send(
+                some, lambda part: call({name: items[name] for name in part}), give_up, self._check_writes
+            )
 
     def _apply_describe(self, op: Op) -> None:
         """Renew the description, unless what is there is not what was last written here."""
         if self._is_over:
             return
         present = self.store.tags(self.run_id)
-        if present.get(NOTE_TAG) and _digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
+        if present.get(NOTE_TAG) and digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
             return
         text = op["text"][:MAX_TAG_LENGTH]
-        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: _digest(text)})
+        self.store.set_tags(self.run_id, {NOTE_TAG: text, NOTE_DIGEST_TAG: digest(text)})
 
     def _apply_text(self, op: Op) -> None:
-        self._try_artifact(op, lambda: self.store.log_text(self.run_id, op["text"], artifact_name(op["to"])))
+        if not isinstance(op["text"], str) or not isinstance(op["to"], str):
+            raise TypeError("a text and its name must be str")
+        self.store.log_text(self.run_id, op["text"], artifact_name(op["to"]))
 
     def _apply_artifact(self, op: Op) -> None:
         to = None if op["to"] is None else artifact_name(op["to"])
         path = self._file(op)
-        if path.exists():
-            self._try_artifact(op, lambda: self.store.log_artifact(self.run_id, path, to))
-        else:
-            self._reject(op, "its file is not in the spool")
-
-    def _try_artifact(self, op: Op, send: Callable[[], None]) -> None:
-        """Send an artifact; where only the artifact store fails, give up after some tries, so that rows go on."""
-        try:
-            send()
-        except StoreDownError as error:
-            self.store.check_run(self.run_id)  # raises where the whole store is down
-            self._artifact_tries += 1
-            if self._artifact_tries < ARTIFACT_TRIES:
-                raise
-            self._reject(op, error)
-        self._artifact_tries = 0
+        if not path.exists():
+            raise TrackingError("its file is not in the spool")
+        self.store.log_artifact(self.run_id, path, to)
 
     def _file(self, op: Op) -> Path:
         """Return the path of a kept file, which cannot lie outside the spool whatever the op says."""
@@ -314,22 +435,30 @@ class Sender:
         return self.spool.folder / name
 
     def _discard_file(self, op: Op) -> None:
-        if op["op"] == "artifact" and op is not self._rejected:
-            shutil.rmtree(self._file(op).parent, ignore_errors=True)
+        shutil.rmtree(self._file(op).parent, ignore_errors=True)
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
-        repeats, keeps_status = op["repeats"], op["keeps_status"]
+        repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])
         resumed = repeats or self.spool.ack.resumed or self.known is not None
         if repeats:
             self.known = None
         if self._owns and not keeps_status and not self._is_over:
-            self.store.set_status(self.run_id, "RUNNING", None)
+            self._send_status(op, lambda: self.store.set_status(self.run_id, "RUNNING", None))
         return {"resumed": resumed, "finished": keeps_status}
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
-        if op["status"] is not None and not self._is_over:
-            self.finish(str(op["status"]), int(op["t"]))
+        status = op["status"]
+        if status is not None:
+            end_time = metric_step(op["t"], "time")
+            if status not in STATUSES:
+                raise ValueError(f"unknown status {status!r}")
+            if not self._is_over:
+                self._send_status(op, lambda: self.finish(status, end_time))
         return {"finished": True}
+
+    def _send_status(self, op: Op, call: Callable[[], None]) -> None:
+        """Set a status; where only that fails, what the op says of the spool holds all the same."""
+        self._attempts.send([op], lambda _: call(), self._set_aside, self._check_writes)
 
     @property
     def _owns(self) -> bool:
@@ -350,64 +479,3 @@ class Sender:
             self.store.set_status(self.run_id, status, end_time)
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
-
-    def _reject(self, op: Op, reason: object) -> None:
-        if self._rejected is None:
-            file = self.spool.folder / REJECTED
-            _log.warning("tracking: the store refused an entry (%s); such entries are kept in %s", reason, file)
-        self.spool.reject(op, str(reason))
-        self._rejected = op
-
-
-class KnownPoints:
-    """What a run had when it was resumed, each point once: a run that goes on from a checkpoint repeats what followed.
-
-    A point beyond those that the run had, such as a further evaluation at the same step, is new.
-
-    Args:
-        run_id: The run.
-        last_steps: The last step of each metric that it has.
-    """
-
-    def __init__(self, run_id: str, last_steps: Mapping[str, int]) -> None:
-        self.run_id = run_id
-        self._last = last_steps
-        self._left: dict[str, Counter[int]] = {}
-        self._unsent: list[Point] = []
-
-    def take(self, point: Point, store: Store) -> bool:
-        """Say whether the run had this point, which counts as repeated then.
-
-        A metric's history is read only where it may matter.
-        """
-        if point.name not in self._last or point.step > self._last[point.name]:
-            return False
-        if point.name not in self._left:
-            self._left[point.name] = Counter(store.logged_steps(self.run_id, point.name))
-        known = self._left[point.name][point.step] > 0
-        if known:
-            self._left[point.name][point.step] -= 1
-            self._unsent.append(point)
-        return known
-
-    def confirm(self) -> None:
-        """Note that the rows which were compared have been acknowledged: they will not be compared again."""
-        self._unsent = []
-
-    def forget_unsent(self) -> None:
-        """Put back what was taken for rows that have not been acknowledged, and are read again."""
-        for point in self._unsent:
-            self._left[point.name][point.step] += 1
-        self._unsent = []
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _pieces(items: Mapping[str, str], size: int) -> list[dict[str, str]]:
-    iterator = iter(items.items())
-    pieces = []
-    while piece := dict(islice(iterator, size)):
-        pieces.append(piece)
-    return pieces

@@ -4,13 +4,15 @@ A spool is a folder:
 
     ops.jsonl   one JSON object a line, in order: the header, then params, tags, metrics, artifacts, the final status
     ack.json    how far the store has it, and the run's ID there; written beside and renamed
+    end.json    room for the final status and how many rows were lost, where the disk is full by then
     files/      copies of artifacts that are still to be sent
     lock        held by the process that writes or sends
+    rejected.jsonl   entries that the store does not take
 
 A line that a killed process left half written is cut off. Writing costs one `write()` without fsync: what is in the
 spool outlives the process, not a power cut; `sync_to_disk()` is for that, and is called before each checkpoint. A cut
-may leave an acknowledgement older than the spool: what it misses is sent again. One that is newer, of lines that are
-gone, is cut to those that are there.
+may leave an acknowledgement older than the spool: what it misses is sent again. After one that is newer, of lines that
+are gone, all are.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -28,52 +31,41 @@ from pathlib import Path
 from typing import Any
 
 from rl8x.disk import replace_synced, sync_folder
+from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, is_locked
+from rl8x.tracking.names import artifact_name, readable
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.rejected import Rejected
 from rl8x.tracking.secrets import hide, hide_in_data, logger
+from rl8x.tracking.spool_files import (
+    ACK,
+    FILES,
+    OPS,
+    Op,
+    decode,
+    encode,
+    open_regular,
+    read_ack,
+    read_end,
+    read_header,
+    replace_file,
+    reserve_end,
+    whole_lines,
+    write_end,
+)
 
 _log = logger(__name__)
 
-OPS = "ops.jsonl"
-ACK = "ack.json"
-FILES = "files"
-REJECTED = "rejected.jsonl"
 MAX_MEMORY_LINES = 20_000
 READ_BYTES = 1 << 20
 COMPACT_BYTES = 16 << 20
+LOST_ROWS_TAG = "rl8x.lost_rows"
 _RETRY_S = 1.0
 _ROW = b'{"op":"m"'
-
-Op = dict[str, Any]
 
 
 class SpoolInUseError(TrackingError):
     """Another process writes or sends the spool."""
-
-
-@dataclass(frozen=True)
-class Ack:
-    """What has been done with a spool.
-
-    Attributes:
-        offset: Bytes of `ops.jsonl` that the store has.
-        generation: The generation of `ops.jsonl` that `offset` counts in.
-        run_id: The run in the store.
-        run_name: Its name there.
-        name_is_free: No other run of the store had this name.
-        attempted: A run was asked for; it may be there although no answer came.
-        resumed: Rows from here on may repeat what the run already has.
-        finished: The run's status is what it is to be.
-    """
-
-    offset: int = 0
-    generation: int = 0
-    run_id: str | None = None
-    run_name: str | None = None
-    name_is_free: bool = False
-    attempted: bool = False
-    resumed: bool = False
-    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,12 +75,23 @@ class Unsent:
     Attributes:
         num_rows: Rows on the disk, which `rl8x sync` can send.
         num_others: Params, tags, artifacts and the status, on the disk too.
-        num_lost: Lines that only the memory of this process has, or that were dropped from it.
+        num_lost: Rows that only the memory of this process has, or that were dropped from it.
+        num_others_lost: Params, tags and artifacts that only the memory has.
+        num_rejected: Entries that the store does not take, which were set aside.
     """
 
     num_rows: int = 0
     num_others: int = 0
     num_lost: int = 0
+    num_others_lost: int = 0
+    num_rejected: int = 0
+
+    @property
+    def lost(self) -> str:
+        """Write what is lost in words; empty where nothing is."""
+        rows = counted(self.num_lost, "row", "rows") if self.num_lost else ""
+        others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
+        return " and ".join(filter(None, (rows, others)))
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,6 @@ class Chunk:
     """Ops read from a spool, each with the offset after it; `None` offsets mean lines that are in memory only."""
 
     ops: list[tuple[Op, int | None]]
-
-
-def encode(op: Mapping[str, object]) -> bytes:
-    """Write an op as one line."""
-    return json.dumps(op, separators=(",", ":")).encode() + b"\n"
 
 
 class Spool:
@@ -118,8 +116,15 @@ class Spool:
         self._fd: int | None = None
         self._end = 0
         self._memory: deque[bytes] = deque()
-        self._lent = 0
+        self.rejected = Rejected(folder)
+        self._lent = 0  # lines at the front of the memory that are being sent
+        self._spilled: deque[int] = deque()  # ends of those lines that are being sent and have gone to the disk since
         self._dropped = 0
+        self._others_dropped = 0
+        self._closed = False
+        self._lost_before = 0
+        self._ending: Op | None = None
+        self._end_is_noted = False
         self._failed_at = 0.0
         self._file_count = 0
         self._on_disk = False
@@ -128,7 +133,7 @@ class Spool:
     def create(cls, root: Path, header: Op) -> Spool:
         """Make a new spool in `root/<spool_id>`; where the disk refuses, it lives in memory until the disk does not."""
         folder = (root / str(header["spool_id"])).absolute()
-        spool = cls(folder, {**hide_in_data(header), "folder": str(folder)}, None)
+        spool = cls(folder, decode(encode({**hide_in_data(header), "folder": str(folder)})), None)
         with spool._guard:
             spool._spill()
         return spool
@@ -156,25 +161,36 @@ class Spool:
         except TrackingError:
             lock.release()
             raise
+        spool._take_over_end()
         return spool
 
     def _open_file(self) -> None:
-        fd = os.open(self.folder / OPS, os.O_RDWR | os.O_CREAT, 0o600)
-        self._end = _whole_lines(fd)
+        fd = open_regular(self.folder / OPS, os.O_RDWR | os.O_CREAT)
+        self._end = whole_lines(fd)
         os.ftruncate(fd, self._end)
         self._fd = fd
-        numbers = [int(path.name) for path in (self.folder / FILES).glob("*") if path.name.isdigit()]
-        self._file_count = max(numbers, default=0)
+        names = [path.name for path in (self.folder / FILES).glob("*")]
+        self._file_count = max((int(name) for name in names if re.fullmatch("[0-9]{1,9}", name)), default=0)
+
+    def _take_over_end(self) -> None:
+        """Add what the process before wrote where it had no room for more: how it ended, and what it lost."""
+        ending = read_end(self.folder)
+        if ending is None:
+            return
+        self._lost_before = ending.pop("lost_rows")
+        self._ending, self._end_is_noted = ending, True
+        self._append_end()
+        if not self._end_is_noted:  # it is among the ops now
+            self._ending, self._lost_before = None, 0
 
     def _check_ack(self) -> None:
         """Bring an acknowledgement to what is there, which a power cut may have left older or newer."""
         assert self._fd is not None
         generation = self.header.get("generation", 0)
-        if self.ack.generation != generation:  # cut or killed between the two renames of compact()
+        # Another generation: cut or killed between the two renames of compact(). Sending all again adds nothing.
+        is_of_file = self.ack.generation == generation and self.ack.offset <= self._end
+        if not is_of_file or whole_lines(self._fd, self.ack.offset) != self.ack.offset:
             self.ack = replace(self.ack, generation=generation, offset=0)
-        offset = _whole_lines(self._fd, min(self.ack.offset, self._end))
-        if offset != self.ack.offset:
-            self.ack = replace(self.ack, offset=offset)
             # On the disk before anything is appended: the old one would say that the new lines have arrived.
             self._write_ack(synced=True)
 
@@ -190,6 +206,36 @@ class Spool:
                     self._spill()
             elif not self._write(line):
                 self._remember(line)
+
+    def end(self, op: Op) -> None:
+        """Add the last op, and bring what is in memory to the disk.
+
+        Where the disk is full, the op and the number of rows that are lost with this process go to where room was
+        reserved for them, so that a later `rl8x sync` knows how the run ended.
+        """
+        self._ending = op
+        self._append_end()
+        self.sync_to_disk()
+
+    def _append_end(self) -> None:
+        lost = self._dropped + self._lost_before
+        if lost:
+            self.append({"op": "tags", "tags": {LOST_ROWS_TAG: str(lost)}})
+        if self._ending is not None:
+            self.append(self._ending)
+        self.note_end()
+
+    def note_end(self) -> None:
+        """Write down how the run ended, and how many rows are lost if this process ends now."""
+        with self._guard:
+            if self._memory:
+                self._spill()
+            if self._fd is None or self._ending is None or not (self._memory or self._end_is_noted):
+                return
+            lost = self._dropped + self._lost_before + sum(line.startswith(_ROW) for line in self._memory)
+            with contextlib.suppress(OSError):
+                write_end(self.folder, {**self._ending, "lost_rows": lost} if self._memory else None)
+                self._end_is_noted = bool(self._memory)
 
     def _remember(self, line: bytes) -> None:
         if len(self._memory) - self._lent >= MAX_MEMORY_LINES:
@@ -221,7 +267,7 @@ class Spool:
 
     def _spill(self) -> None:
         """Move the lines that are in memory to the disk, if it takes them again."""
-        if self._lent:
+        if self._closed:
             return
         try:
             if self._fd is None:
@@ -231,6 +277,9 @@ class Spool:
             return
         while self._memory and self._write(self._memory[0]):
             self._memory.popleft()
+            if self._lent:
+                self._lent -= 1
+                self._spilled.append(self._end)
         if not self._memory and self._failed_at:
             self._failed_at = 0.0
             _log.info("tracking: the spool %s can be written again", self.folder)
@@ -248,13 +297,18 @@ class Spool:
                 raise OSError(11, f"the spool is in use by {lock.owner()}")
             self._lock = lock
         self._open_file()
-        if not self._end and not self._write(encode(self.header)):
-            os.close(self._fd or 0)
+        try:
+            reserve_end(self.folder)
+            if not self._end and not self._write(encode(self.header)):
+                raise OSError(28, "No space left on device")
+        except OSError:
+            assert self._fd is not None
+            os.close(self._fd)
             self._fd = None
-            raise OSError(28, "No space left on device")
+            raise
 
     def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
-        """Copy a file or folder into the spool; returns its path there.
+        """Copy a file or folder into the spool; returns its path there, in which all names are UTF-8.
 
         Args:
             source: What to copy.
@@ -266,16 +320,22 @@ class Spool:
         with self._guard:
             self._file_count += 1
             number = self._file_count
-        target = self.folder / FILES / str(number) / source.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            root = self.folder.parent
-            spools = [path.parent for path in root.glob(f"*/{OPS}")]
-            left_out = {os.path.realpath(folder) for folder in (*besides, root, *spools)}
-            shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
-        else:
-            shutil.copyfile(source, target)
-        return f"{FILES}/{number}/{source.name}"
+        name = artifact_name(source.name)
+        target = self.folder / FILES / str(number) / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                root = self.folder.parent
+                spools = [path.parent for path in root.glob(f"*/{OPS}")]
+                left_out = {os.path.realpath(folder) for folder in (*besides, root, *spools)}
+                shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
+                _rename_odd(target)
+            else:
+                shutil.copyfile(source, target)
+        except OSError:
+            shutil.rmtree(target.parent, ignore_errors=True)  # half a copy would only take room that rows need
+            raise
+        return f"{FILES}/{number}/{name}"
 
     # Reading and acknowledging: the sending thread.
 
@@ -288,12 +348,15 @@ class Spool:
     def unsent(self) -> Unsent:
         """Count what has not been acknowledged; reads the rest of the file."""
         num_rows = num_others = 0
-        with self._guard, contextlib.suppress(OSError), open(self.folder / OPS, "rb") as file:
-            file.seek(self.ack.offset)
-            for line in file:
-                is_row = line.startswith(_ROW)
-                num_rows, num_others = num_rows + is_row, num_others + (not is_row)
-        return Unsent(num_rows, num_others, len(self._memory) + self._dropped)
+        with self._guard:
+            with contextlib.suppress(OSError), open(self.folder / OPS, "rb") as file:
+                file.seek(self.ack.offset)
+                for line in file:
+                    is_row = line.startswith(_ROW)
+                    num_rows, num_others = num_rows + is_row, num_others + (not is_row)
+            lost = sum(line.startswith(_ROW) for line in self._memory)
+            others = len(self._memory) - lost - self._end_is_noted + self._others_dropped
+        return Unsent(num_rows, num_others + self._end_is_noted, lost + self._dropped, others, len(self.rejected))
 
     def last_time(self) -> int:
         """Return when its process last wrote something, in milliseconds since 1970."""
@@ -302,7 +365,7 @@ class Spool:
 
     def _last_lines(self) -> int:
         assert self._fd is not None
-        return _whole_lines(self._fd, max(0, self._end - READ_BYTES // 2))
+        return whole_lines(self._fd, max(0, self._end - READ_BYTES // 2))
 
     def mark(self) -> tuple[int, int]:
         """Return a mark of all that was appended so far, for `passed`."""
@@ -323,29 +386,34 @@ class Spool:
             fd, end = self._fd, self._end
             if fd is None or start >= end:
                 self._lent = min(len(self._memory), 1000)
-                return Chunk([(_decode(line), None) for line in list(self._memory)[: self._lent]])
+                self._spilled.clear()
+                return Chunk([(decode(line), None) for line in list(self._memory)[: self._lent]])
         data = os.pread(fd, READ_BYTES, start)
+        size = READ_BYTES
         while b"\n" not in data and start + len(data) < end:
-            data += os.pread(fd, READ_BYTES, start + len(data))
-        data = data[: end - start]
+            size *= 2
+            data = os.pread(fd, size, start)
         ops: list[tuple[Op, int | None]] = []
-        for line in data.splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                start += len(line)
-                ops.append((_decode(line), start))
+        for line in data[: end - start].split(b"\n")[:-1]:
+            start += len(line) + 1
+            ops.append((decode(line), start))
         return Chunk(ops)
 
     def give_back(self) -> None:
         """Say that lines read from memory will not be acknowledged now."""
         with self._guard:
             self._lent = 0
+            self._spilled.clear()
 
     def acknowledge(self, offset: int | None = None, *, lines: int = 0, **changes: Any) -> None:
         """Note how far the store has the spool: to `offset`, or `lines` more of those in memory."""
         with self._guard:
             for _ in range(lines):
-                self._memory.popleft()
-            self._lent = max(0, self._lent - lines)
+                if self._spilled:  # it has gone to the disk while it was sent
+                    offset = self._spilled.popleft()
+                else:
+                    self._memory.popleft()
+                    self._lent = max(0, self._lent - 1)
             ack = replace(self.ack, offset=self.ack.offset if offset is None else offset, **changes)
             changed, self.ack = ack != self.ack, ack
         if changed:
@@ -358,7 +426,7 @@ class Spool:
             if synced:
                 replace_synced(self.folder / ACK, data, mode=0o600)
             else:
-                _replace_file(self.folder / ACK, data)
+                replace_file(self.folder / ACK, data)
 
     def compact(self) -> None:
         """Begin the file anew where all of it has been acknowledged and it has grown large."""
@@ -378,9 +446,10 @@ class Spool:
         self._write_ack()
 
     def reject(self, op: Op, reason: str) -> None:
-        """Keep an op that the store will never take in a file of its own, so that it is in nobody's way."""
-        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab", opener=_private) as file:
-            file.write(encode({"reason": hide(reason), "rejected": _without_secrets(op)}))
+        """Set aside an op that the store does not take, so that it is in nobody's way."""
+        if not self.rejected.add(_without_secrets(op), hide(reason)):
+            self._dropped += op["op"] == "m"
+            self._others_dropped += op["op"] != "m"
 
     @property
     def num_dropped(self) -> int:
@@ -406,33 +475,17 @@ class Spool:
             self._on_disk = True
 
     def close(self, *, remove: bool = False) -> None:
-        """Close the files and give the lock back; `remove` deletes the spool, except what the store refused."""
+        """Close the files and give the lock back; `remove` deletes the spool, unless entries were set aside."""
+        self.note_end()
         with self._guard:
+            self._closed = True
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
-        if remove and not (self.folder / REJECTED).exists():
+        if remove and not self.rejected:
             shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             self._lock.release()
-
-
-def read_header(folder: Path) -> Op:
-    """Read the first line of a spool.
-
-    Raises:
-        TrackingError: It is no spool that this version can read.
-    """
-    try:
-        with open(folder / OPS, "rb") as file:
-            header = json.loads(file.readline())
-        if header["op"] == "open" and header["version"] == 1:
-            return dict(header)
-        raise TrackingError(f"the spool {folder} has version {header.get('version')!r}; this rl8x reads version 1")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, TrackingError):
-            raise
-        raise TrackingError(f"{folder} is not a spool: it has no readable {OPS}") from error
 
 
 def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
@@ -457,52 +510,19 @@ def _check_is_no_copy(folder: Path, header: Op) -> None:
             )
 
 
-def _without_secrets(op: Mapping[str, object]) -> Mapping[str, object]:
+def _without_secrets(op: Mapping[str, Any]) -> Op:
     """Return an op without secrets. Rows are names and numbers, which are not looked at; files keep their names."""
     kind = op["op"]
     if kind in ("m", "artifact"):
-        return op
-    if kind in ("describe", "text"):
-        return {**op, "text": hide(str(op["text"]))}
-    return hide_in_data(op)  # type: ignore[no-any-return]
+        return dict(op)
+    if kind in ("describe", "text") and isinstance(op.get("text"), str):
+        return {**op, "text": hide(op["text"])}
+    return dict(hide_in_data(op))
 
 
-def _decode(line: bytes) -> Op:
-    try:
-        op = json.loads(line)
-    except ValueError:
-        op = None
-    return op if isinstance(op, dict) and "op" in op else {"op": "unreadable", "line": repr(line)[:500]}
-
-
-def read_ack(folder: Path) -> Ack:
-    """Read how far a spool has been sent; an unreadable file means not at all, as sending twice does no harm."""
-    try:
-        ack = Ack(**json.loads((folder / ACK).read_bytes()))
-        return replace(ack, offset=int(ack.offset), generation=int(ack.generation))
-    except (OSError, ValueError, TypeError):
-        return Ack()
-
-
-def _whole_lines(fd: int, end: int | None = None) -> int:
-    """Return the length of a file, or of its first `end` bytes, up to the last newline."""
-    position = os.fstat(fd).st_size if end is None else end
-    while position > 0:
-        start = max(0, position - 65536)
-        found = os.pread(fd, position - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner can read, since a spool says where its store is."""
-    return os.open(path, flags, 0o600)
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    beside = path.with_name(path.name + ".new")
-    with open(beside, "wb", opener=_private) as file:
-        file.write(data)
-    os.replace(beside, path)
+def _rename_odd(folder: Path) -> None:
+    """Rename what has a name in a folder that is not UTF-8, which no store takes."""
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in (*folders, *files):
+            if readable(name) != name:
+                os.rename(os.path.join(parent, name), os.path.join(parent, artifact_name(name)))

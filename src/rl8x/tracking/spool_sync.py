@@ -10,11 +10,12 @@ from typing import Literal
 
 from rl8x.tracking.location import Location, locate, mlruns_dir
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.runs import spool_folders
+from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import OPS, REJECTED, Spool, SpoolInUseError
-from rl8x.tracking.store import MLflowStore, Store, StoreDownError, quiet_thread
+from rl8x.tracking.spool import Spool, SpoolInUseError
+from rl8x.tracking.spool_files import OPS
+from rl8x.tracking.store import MLflowStore, Store, StoreDownError, StoreRefusedError, quiet_thread
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,12 @@ class SpoolReport:
 
     Attributes:
         folder: The spool.
-        outcome: "sent": all is in the store and the spool is gone (or has only what the store refused); "busy": its
-            process is alive, or that of the spool that it is a copy of, or another one syncs it; "failed": it stays,
-            `message` says why.
+        outcome: "sent": all is in the store and the spool is gone; "busy": its process is alive, or that of the spool
+            that it is a copy of, or another one syncs it; "failed": it stays, `message` says why.
         run_id: The run in the store, where there is one.
         num_rows: Rows that were sent now.
         message: Why it failed, or what was noticed; else empty.
+        num_rejected: Entries that could not be logged, and that the spool still has.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class SpoolReport:
     run_id: str | None = None
     num_rows: int = 0
     message: str = ""
+    num_rejected: int = 0
 
     def __str__(self) -> str:
         run = f"run {self.run_id}" if self.run_id else "no run yet"
@@ -60,6 +62,11 @@ class SyncReport:
         return sum(report.outcome == "failed" for report in self.spools)
 
     @property
+    def num_rejected(self) -> int:
+        """Count the entries that could not be logged."""
+        return sum(report.num_rejected for report in self.spools)
+
+    @property
     def num_busy(self) -> int:
         """Count the spools that a live process sends itself."""
         return sum(report.outcome == "busy" for report in self.spools)
@@ -68,6 +75,8 @@ class SyncReport:
         if not self.spools:
             return "nothing to send"
         head = f"{self.num_sent} sent, {self.num_failed} failed, {self.num_busy} busy"
+        if self.num_rejected:
+            head += f", {self.num_rejected} {'entry' if self.num_rejected == 1 else 'entries'} set aside"
         return "\n".join([*map(str, self.spools), head])
 
 
@@ -102,27 +111,39 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
         spool = Spool.open(folder)
     except SpoolInUseError as error:
         return SpoolReport(folder, "busy", message=str(error))
-    except (TrackingError, OSError) as error:
-        if not (folder / OPS).exists():
+    except Exception as error:  # whatever a folder has in it, the others are sent
+        if not os.path.lexists(folder / OPS) and not unreadable(folder):
             return SpoolReport(folder, "busy", message="another process has just sent it")
-        return SpoolReport(folder, "failed", message=str(error))
+        return SpoolReport(folder, "failed", message=_in_words(error))
     sender = None
-    finished = False
+    message = ""
     try:
-        location = locate(tracking_uri or str(spool.header["uri"]))
+        location = locate(tracking_uri or _uri(spool))
         sender = Sender(spool, lambda: connect(location), late=True)
-        sender.send_some()
-        while spool.pending:
-            sender.send_some()
+        sender.send_all()
         if not spool.ack.finished:
             sender.finish_killed()
             spool.acknowledge(finished=True)
-        finished = True
-    except (StoreDownError, TrackingError) as error:
-        num_rows = sender.num_rows if sender is not None else 0
-        return SpoolReport(folder, "failed", spool.ack.run_id, num_rows, str(error))
+    except Exception as error:
+        message = _in_words(error)
     finally:
-        spool.close(remove=finished)
-    refused = (folder / REJECTED).exists()
-    note = f"what the store refused is in {folder / REJECTED}" if refused else ""
-    return SpoolReport(folder, "sent", spool.ack.run_id, sender.num_rows, note)
+        spool.close(remove=not message)
+    rejected = spool.rejected
+    if not message and rejected:
+        what = "1 entry" if len(rejected) == 1 else f"{len(rejected)} entries"
+        message = f"{what} could not be logged, see {rejected.path}: {rejected.reason}"
+    elif not message and folder.exists():
+        return SpoolReport(folder, "sent", spool.ack.run_id, sender.num_rows if sender else 0, "it cannot be removed")
+    num_rows = sender.num_rows if sender is not None else 0
+    return SpoolReport(folder, "failed" if message else "sent", spool.ack.run_id, num_rows, message, len(rejected))
+
+
+def _uri(spool: Spool) -> str:
+    if "uri" not in spool.header:
+        raise TrackingError(f"the spool {spool.folder} does not say where its run belongs: give the tracking URI")
+    return str(spool.header["uri"])
+
+
+def _in_words(error: Exception) -> str:
+    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
+    return str(error) if ours else f"{type(error).__name__}: {error}"

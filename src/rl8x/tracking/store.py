@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide, showable
 
+DEFAULT_EXPERIMENT = "rl8x"
 SPOOL_TAG = "rl8x.spool_id"
 MAX_METRICS = 1000
 MAX_PARAMS = 100
@@ -210,7 +211,7 @@ class MLflowStore:
                 return function(*args, **kwargs)
         except MlflowException as error:
             text = self._explained(error) or _short(error)
-            if error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"):
+            if _refuses(error):
                 raise StoreRefusedError(text) from showable(error)
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 raise RunGoneError(text) from showable(error)
@@ -354,6 +355,17 @@ class MLflowStore:
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
         self._call(self._client.set_experiment_tag, experiment_id, name, value)
+
+
+def _refuses(error: Any) -> bool:
+    """Say whether MLflow itself refuses what was sent, for ever.
+
+    A proxy or a gate before it answers with a page of HTML or JSON of its own, which MLflow's client turns into an
+    error of the same class, with a code made of the HTTP status.
+    """
+    answer = getattr(error, "json", None)  # of an error that a server answered with
+    code = answer.get("error_code") if isinstance(answer, dict) else error.error_code
+    return code in ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS")
 
 
 def _short(error: Exception) -> str:

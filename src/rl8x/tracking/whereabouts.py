@@ -7,9 +7,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl8x.output import counted
 from rl8x.tracking.location import Location, is_default, mlruns_dir
 from rl8x.tracking.runs import HANDLE_PREFIX
-from rl8x.tracking.spool import Ack, Unsent
+from rl8x.tracking.spool import Unsent
+from rl8x.tracking.spool_files import REJECTED, Ack
 
 
 @dataclass(frozen=True)
@@ -48,15 +50,20 @@ class Whereabouts:
         unsent, store = self.unsent, self.location.shown
         name = f"run {self.ack.run_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name}"
         lines = []
-        if unsent.num_lost:
-            lost = _counted(unsent.num_lost, "entry", "entries")
-            lines.append(f"{name} has lost {lost}: neither the disk nor the store took them")
+        if unsent.lost:
+            lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
         if unsent.num_rows or unsent.num_others:
-            what = _counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
+            what = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
             why = f" ({self.reason})" if self.reason else ""
             lines.append(f"{what} of {name} did not reach {store}{why}")
             lines.append(f"to send what waits in {shown_path(self.spool)}: {self._sync_command()}")
-        elif self.ack.run_id is not None:
+        if unsent.num_rejected:
+            what = counted(unsent.num_rejected, "entry", "entries")
+            where = shown_path(self.spool / REJECTED)
+            lines.append(
+                f"{what} of {name} could not be logged; to try again what is in {where}: {self._sync_command()}"
+            )
+        if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
             look = "" if self.location.remote else f"; to look at it: {self._ui_command()}"
             lines.append(f"{name} is in {store}{look}")
         return lines
@@ -70,10 +77,6 @@ class Whereabouts:
     def _ui_command(self) -> str:
         uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(self.location.shown)}"
         return f"rl8x ui{uri}"
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
 
 
 def shown_path(path: Path) -> str:

@@ -103,8 +103,7 @@ class Writer:
                 return
             self._ended = True
             status = status or self._last_call.status(at_exit=True)
-            self._spool.append({"op": "finish", "status": None if self._keeps_status else status, "t": time_ms})
-        self._spool.sync_to_disk()
+            self._spool.end({"op": "finish", "status": None if self._keeps_status else status, "t": time_ms})
         self._wake.set()
 
     @property
@@ -169,13 +168,17 @@ class Writer:
         finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
             _working.discard(self)
             self.stop()
+            self._spool.note_end()  # where the thread hangs in a request
         self._tell_rest()
 
     def _all_arrived(self) -> bool:
         return not self._spool.pending
 
     def _tell_rest(self) -> None:
-        if not self._all_arrived():
+        lost = self._spool.unsent().lost
+        if lost:
+            _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", lost, self._location)
+        elif not self._all_arrived():
             why = f" ({self.reason})" if self.reason else ""
             _log.warning(
                 "tracking: not all of the run has reached %s%s; it is in %s, and `rl8x sync` sends it",

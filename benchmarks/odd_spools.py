@@ -1,0 +1,303 @@
+"""Spools as no run of rl8x leaves them: damaged, foreign, edited, half copied; what `rl8x sync` has to cope with.
+
+Most begin with a header and three rows that are as they should be, so that it can be counted what became of those.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START = 1_700_000_000_000  # milliseconds since 1970
+_STEP = re.compile(rb'"op": ?"m".*?"s": ?(-?\d+)')
+
+
+@dataclass(frozen=True)
+class OddSpool:
+    """One odd spool.
+
+    Attributes:
+        name: What is odd about it; also the name of its folder.
+        folder: Where it is.
+        steps: The steps of its rows that are as they should be; row `s` has the metric `a` with the value `s`.
+        sendable: Whether `rl8x sync` has to bring these rows into the store; else they may also stay in the folder.
+    """
+
+    name: str
+    folder: Path
+    steps: tuple[int, ...]
+    sendable: bool
+
+    def steps_left(self) -> set[int]:
+        """Return the steps of the rows that are still in the folder."""
+        left: set[int] = set()
+        try:
+            for path in (self.folder / "ops.jsonl", self.folder / "rejected.jsonl"):
+                if path.is_file():
+                    left |= {int(step) for step in _STEP.findall(path.read_bytes())}
+        except PermissionError:
+            return set(self.steps)  # what cannot be read cannot have been deleted
+        return left
+
+    def lost(self, in_store: set[int]) -> set[int]:
+        """Return the steps of the rows that are nowhere, or not in the store where they have to be.
+
+        Args:
+            in_store: Steps that the store has of the run with the tag `rl8x.spool_id` = `name`.
+        """
+        return set(self.steps) - in_store - (set() if self.sendable else self.steps_left())
+
+
+def row(step: Any, time: Any = None, **metrics: Any) -> dict[str, Any]:
+    """Return a row as rl8x writes it, where the arguments are as they should be."""
+    return {"op": "m", "t": START + step if time is None else time, "s": step, "m": metrics or {"a": float(step)}}
+
+
+ROWS = [row(step) for step in range(3)]
+PARAMS = {"op": "params", "params": {"lr": "0.1"}}
+FINISH = {"op": "finish", "status": "FINISHED", "t": START + 10}
+RESUME = {"op": "resume", "t": START + 5, "repeats": True, "keeps_status": False}
+_MISSING = object()
+
+# What a field of the header is, and whether the rows can be sent all the same.
+_HEADERS: dict[str, list[tuple[Any, bool]]] = {
+    "op": [("close", False), (None, False), (_MISSING, False)],
+    "version": [(2, False), ("1", False), (None, False), (_MISSING, False), (float("nan"), False)],
+    "spool_id": [(None, False), (7, False), ([], False), ("../up", False), ("it's", False), (_MISSING, False)],
+    "t": [("x", False), (None, False), (float("nan"), False), (2**70, False), (-1, False), (_MISSING, False)],
+    "experiment": [(5, False), ([], False), (_MISSING, False), ("", False), ("caf\udce9 \0", True)],
+    "experiment_id": [([], False), ("999999", False), (5, False)],
+    "run_name": [(5, False), ({}, False), ("caf\udce9", True), ("null\0byte", True), ("\U0001f600", True)],
+    "owns": [("no", False), (None, False), (_MISSING, True)],
+    "uri": [(5, False), (None, False), (_MISSING, False), ("", False), ("nonsense://x", False), ("http://[", False)],
+    "run_id": [(5, False), ("notthere", False), ([], False)],
+    "generation": [("x", False), (-1, False), (2**70, True), (float("nan"), False), ([], False)],
+    "pid": [([], True)],
+    "from_the_future": [({"a": 1}, True)],
+}
+
+# What stands between the rows, or after them.
+_OPS: dict[str, list[Any]] = {
+    "finish first": [FINISH, *ROWS],
+    "finish twice": [*ROWS, FINISH, {**FINISH, "status": "FAILED"}],
+    "finish of unknown status": [*ROWS, {**FINISH, "status": "EXPLODED"}],
+    "finish without a time": [*ROWS, {"op": "finish", "status": "FINISHED"}],
+    "finish at a huge time": [*ROWS, {**FINISH, "t": 10**400}],
+    "finish with a status of another type": [*ROWS, {**FINISH, "status": ["FINISHED"]}],
+    "unknown ops": [{"op": "teleport"}, *ROWS, {"op": "spec"}, {"op": ["m"]}, {"op": None}, {"op": "__init__"}],
+    "resume of other types": [{"op": "resume", "repeats": "x", "keeps_status": []}, *ROWS],
+    "resume without anything": [{"op": "resume"}, *ROWS],
+    "resume again and again": [*ROWS, RESUME, *ROWS, RESUME, *ROWS],
+    "steps": [row(0, time=1), *(row(0) | {"s": s} for s in (None, "x", 1.5, 2**70, -(2**70))), row(1), row(2)],
+    "steps that are infinite": [*ROWS, *(row(0) | {"s": s} for s in (float("nan"), float("inf"), 10**400))],
+    "steps below zero": [*ROWS, row(-5)],
+    "times": [*ROWS, *(row(9) | {"t": t} for t in (None, "x", float("inf"), 2**70, -1, 10**400))],
+    "values": [*ROWS, row(3, a=3.0, n=float("nan"), i=float("-inf"), h=10**400, t="x", l=[1], z=None)],
+    "metrics of other types": [*ROWS, *(row(9) | {"m": m} for m in (None, 3, [], "x", {}))],
+    "illegal names of metrics": [*ROWS, row(3, **{"a": 3.0, "": 1.0, "a\nb": 1.0, "../x": 1.0, "x" * 5000: 1.0})],
+    "text that is not UTF-8": [
+        {"op": "tags", "tags": {"k\udce9": "caf\udce9"}},
+        *ROWS,
+        row(3, **{"a": 3.0, "\ud800": 1}),
+    ],
+    "null bytes": [{"op": "params", "params": {"a": "x\0y", "b\0": "z"}}, *ROWS],
+    "params of other types": [{"op": "params", "params": p} for p in (None, [], {"a": 5}, {"b": None}, {"": "x"})]
+    + ROWS,
+    "params that are huge": [{"op": "params", "params": {"p" * 9000: "v" * 9000, "q": "w" * 10**6}}, *ROWS],
+    "tags of other types": [{"op": "tags", "tags": t} for t in (None, "x", {"a": 5}, {"b": []}, {"": ""})] + ROWS,
+    "descriptions": [{"op": "describe"}, {"op": "describe", "text": 5}, {"op": "describe", "text": "\ud800"}, *ROWS],
+    "texts": [{"op": "text", "to": t, "text": x} for t, x in ((None, "x"), ("../x", "x"), ("a", 5), ("b/", ""))] + ROWS,
+    "artifacts": [{"op": "artifact", "file": f, "to": None} for f in (None, "../../x", "files/1/x", "/etc/passwd", 7)]
+    + ROWS,
+    "another header in the middle": [*ROWS[:1], {"op": "open", "version": 1, "spool_id": "other", "t": 1}, *ROWS[1:]],
+    "a row of 3,000 metrics": [*ROWS, row(3, a=3.0, **{f"m{i}": 1.0 for i in range(3000)})],
+    "a line of 50 MB": [*ROWS[:2], {"op": "text", "to": "big.txt", "text": "x" * 50_000_000}, ROWS[2]],
+}
+
+# Lines that are no ops, between good ones.
+_LINES: dict[str, bytes] = {
+    "binary garbage": bytes(range(256)).replace(b"\n", b"") * 20,
+    "nested 100,000 deep": b"[" * 100_000,
+    "an object nested 100,000 deep": b'{"op":' * 100_000,
+    "an empty line": b"",
+    "a carriage return in a line": b'{"op":\r"tags","tags":{}}',
+    "a number of 10,000 digits": b"1" * 10_000,
+    "lists and strings": b'["op"]\n"op"\n5\nnull',
+    "text in Latin-1": '{"op":"tags","tags":{"k":"caf\xe9"}}'.encode("latin-1"),
+    "a torn line in the middle": b'{"op":"m","t":17',
+}
+
+# What ack.json has; rows that it says were sent, and were not, cannot be known.
+_ACKS: dict[str, bytes] = {
+    "empty": b"",
+    "a list": b"[]",
+    "binary": bytes(range(256)),
+    "nested": b"[" * 100_000,
+    "another field": b'{"offset":0,"colour":"red"}',
+    "offset below zero": b'{"offset":-5}',
+    "offset of a fraction": b'{"offset":0.5}',
+    "offset as text": b'{"offset":"0"}',
+    "offset NaN": b'{"offset":NaN}',
+    "offset past the end": b'{"offset":123456789}',
+    "offset huge": b'{"offset":' + b"9" * 40 + b"}",
+    "offset in mid-line": b'{"offset":5}',
+    "offset none": b'{"offset":null}',
+    "generation as text": b'{"offset":0,"generation":"x"}',
+    "generation huge": b'{"offset":0,"generation":' + b"9" * 40 + b"}",
+    "run_id a number": b'{"offset":0,"run_id":5}',
+    "run_id of no run": b'{"offset":0,"run_id":"notthere"}',
+    "flags as text": b'{"offset":0,"attempted":"x","resumed":[],"finished":{}}',
+    "name a number": b'{"offset":0,"run_name":5,"name_is_free":"x"}',
+}
+_ACKS_OF_NO_RUN = ("run_id of no run",)
+
+
+def odd_spools(root: Path, uri: str) -> list[OddSpool]:
+    """Make the odd spools.
+
+    Args:
+        root: The folder of spools, such as `mlruns/spool`; made if it is not there.
+        uri: The tracking URI of the store that they are for.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    made = []
+    for maker in (_odd_headers, _odd_ops, _odd_lines, _odd_acks, _odd_files, _odd_folders):
+        made += list(maker(root, uri))
+    return made
+
+
+def header(name: str, uri: str) -> dict[str, Any]:
+    """Return a header as rl8x writes it."""
+    fields = {"t": START, "experiment": "odd", "experiment_id": None, "run_name": name, "owns": True, "uri": uri}
+    return {"op": "open", "version": 1, "spool_id": name, **fields, "host": "here", "pid": 1}
+
+
+def _line(op: Any) -> bytes:
+    return json.dumps(op, separators=(",", ":")).encode() + b"\n"
+
+
+def _lines(*ops: Any) -> bytes:
+    return b"".join(map(_line, ops))
+
+
+def _write(root: Path, name: str, data: bytes) -> Path:
+    folder = root / name
+    folder.mkdir()
+    (folder / "ops.jsonl").write_bytes(data)
+    (folder / "lock").touch()
+    return folder
+
+
+def _named(*parts: object) -> str:
+    return re.sub(r"\W+", "-", "-".join(map(str, parts)), flags=re.ASCII).strip("-").lower()
+
+
+def _odd_headers(root: Path, uri: str) -> Iterator[OddSpool]:
+    for field, values in _HEADERS.items():
+        for number, (value, sendable) in enumerate(values):
+            name = _named("header", field, number)
+            fields = {**header(name, uri), field: value}
+            if value is _MISSING:
+                del fields[field]
+            yield OddSpool(name, _write(root, name, _lines(fields, *ROWS)), (0, 1, 2), sendable)
+
+
+def _odd_ops(root: Path, uri: str) -> Iterator[OddSpool]:
+    for what, ops in _OPS.items():
+        name = _named("ops", what)
+        good = tuple(sorted({op["s"] for op in ops if _is_good(op)}))
+        yield OddSpool(name, _write(root, name, _lines(header(name, uri), *ops)), good, True)
+
+
+def _is_good(op: dict[str, Any]) -> bool:
+    """Say whether an op is a row whose metric `a` has to arrive."""
+    if op["op"] != "m" or type(op["s"]) is not int or abs(op["s"]) >= 2**63 or not isinstance(op["m"], dict):
+        return False
+    return type(op["t"]) is int and 0 <= op["t"] < 2**63 and op["m"].get("a") == float(op["s"])
+
+
+def _odd_lines(root: Path, uri: str) -> Iterator[OddSpool]:
+    for what, line in _LINES.items():
+        name = _named("line", what)
+        data = _lines(header(name, uri), *ROWS[:2]) + line + b"\n" + _lines(ROWS[2], FINISH)
+        yield OddSpool(name, _write(root, name, data), (0, 1, 2), True)
+
+
+def _odd_acks(root: Path, uri: str) -> Iterator[OddSpool]:
+    for what, data in _ACKS.items():
+        name = _named("ack", what)
+        folder = _write(root, name, _lines(header(name, uri), *ROWS))
+        (folder / "ack.json").write_bytes(data)
+        yield OddSpool(name, folder, (0, 1, 2), what not in _ACKS_OF_NO_RUN)
+
+
+def _odd_files(root: Path, uri: str) -> Iterator[OddSpool]:
+    """The whole of ops.jsonl is odd."""
+    good = _lines(header("x", uri), *ROWS)
+    first = _lines(header("x", uri))
+    files: dict[str, tuple[bytes, tuple[int, ...], bool]] = {
+        "empty": (b"", (), False),
+        "a newline alone": (b"\n", (), False),
+        "header without a newline": (first[:-1], (), False),
+        "header alone": (first, (), True),
+        "last row without a newline": (good[:-1], (0, 1), True),
+        "rows without a header": (_lines(*ROWS), (0, 1, 2), False),
+        "header at the end": (_lines(*ROWS) + first, (0, 1, 2), False),
+        "a byte order mark": (b"\xef\xbb\xbf" + good, (0, 1, 2), False),
+        "carriage returns": (good.replace(b"\n", b"\r\n"), (0, 1, 2), True),
+        "carriage returns alone": (good.replace(b"\n", b"\r"), (0, 1, 2), False),
+        "UTF-16": (good.decode().encode("utf-16"), (), False),
+        "binary": (bytes(range(256)) * 100, (), False),
+        "zeros": (bytes(100_000), (), False),
+        "zeros after the rows, as after a power cut": (good + bytes(4096), (0, 1, 2), True),
+        "two headers": (first + good, (0, 1, 2), True),
+        "a header nested 100,000 deep": (b"[" * 100_000 + b"\n" + _lines(*ROWS), (0, 1, 2), False),
+    }
+    for what, (data, steps, sendable) in files.items():
+        name = _named("file", what)
+        data = data.replace(_line(header("x", uri))[:-1], _line(header(name, uri))[:-1])
+        yield OddSpool(name, _write(root, name, data), steps, sendable)
+
+
+def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
+    """The folder has other things in it than files."""
+    makers: dict[str, tuple[Callable[[Path], None], bool]] = {
+        "ops a folder": (lambda folder: _replaced(folder / "ops.jsonl", os.mkdir), False),
+        "ops a pipe": (lambda folder: _replaced(folder / "ops.jsonl", os.mkfifo), False),
+        "ops a link to itself": (lambda folder: _replaced(folder / "ops.jsonl", lambda p: os.symlink(p, p)), False),
+        "ops a link to nothing": (lambda folder: _replaced(folder / "ops.jsonl", lambda p: os.symlink("x", p)), False),
+        "ops missing": (lambda folder: (folder / "ops.jsonl").unlink(), False),
+        "ops unreadable": (lambda folder: (folder / "ops.jsonl").chmod(0), False),
+        "folder unreadable": (lambda folder: folder.chmod(0), False),
+        "folder read-only": (lambda folder: folder.chmod(0o500), False),
+        "lock missing": (lambda folder: (folder / "lock").unlink(), True),
+        "lock a folder": (lambda folder: _replaced(folder / "lock", os.mkdir), False),
+        "lock a pipe": (lambda folder: _replaced(folder / "lock", os.mkfifo), False),
+        "ack a folder": (lambda folder: (folder / "ack.json").mkdir(), True),
+        "ack a pipe": (lambda folder: os.mkfifo(folder / "ack.json"), True),
+        "files a file": (lambda folder: (folder / "files").touch(), True),
+        "files with odd names": (_odd_names, True),
+        "rejected a folder": (lambda folder: (folder / "rejected.jsonl").mkdir(), True),
+        "rejected garbage": (lambda folder: (folder / "rejected.jsonl").write_bytes(b"\xff\n[1]\n"), True),
+    }
+    for what, (make, sendable) in makers.items():
+        name = _named("folder", what)
+        folder = _write(root, name, _lines(header(name, uri), *ROWS, FINISH))
+        make(folder)
+        untouched = (folder / "ops.jsonl").is_file() if what != "folder unreadable" else True
+        yield OddSpool(name, folder, (0, 1, 2) if untouched else (), sendable)
+
+
+def _replaced(path: Path, make: Callable[[Path], Any]) -> None:
+    path.unlink()
+    make(path)
+
+
+def _odd_names(folder: Path) -> None:
+    for name in ("x", "-1", "0007", "9" * 200, "\u0663"):
+        (folder / "files" / name).mkdir(parents=True)

@@ -1,0 +1,104 @@
+"""Entries of a spool that were set aside because the store did not take them, in a file of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from rl8x.tracking.spool_files import REJECTED, Op, decode, encode, open_regular, replace_file
+
+
+class Rejected:
+    """The file `rejected.jsonl` of a spool: a line for each entry, with the reason.
+
+    An entry that a later one replaces (a tag by the same tag, a status by another) goes when that one arrives, or
+    comes after it: sent again, it would undo it.
+
+    Args:
+        folder: The spool.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / REJECTED
+        self._entries = self._read()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def entries(self) -> list[Op]:
+        """The ops that were set aside, in order."""
+        return [entry["rejected"] for entry in self._entries]
+
+    @property
+    def reason(self) -> str:
+        """Say why the first one was not taken; empty where there is none."""
+        return str(self._entries[0]["reason"]) if self._entries else ""
+
+    def _read(self) -> list[Op]:
+        try:
+            with os.fdopen(open_regular(self.path), "rb") as file:
+                lines = file.read().splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            reason = f"{REJECTED} cannot be read: {error}"
+            return [{"op": "rejected", "reason": reason, "rejected": {"op": "unreadable"}}]
+        return [_entry(line) for line in dict.fromkeys(lines)]  # a kill may have left one twice
+
+    def add(self, op: Op, reason: str) -> bool:
+        """Set an op aside; False where it cannot be written down."""
+        self.replaced_by(op)
+        entry = {"op": "rejected", "reason": reason, "rejected": op}
+        if entry in self._entries:
+            return True
+        try:
+            with os.fdopen(open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+                file.write(encode(entry))
+        except OSError:
+            return False
+        self._entries.append(entry)
+        return True
+
+    def replaced_by(self, op: Op) -> None:
+        """Drop what an op, which has arrived now, replaces."""
+        if self._entries:
+            keys = _keys(op)
+            self._keep([entry for entry in self._entries if not _keys(entry["rejected"]) & keys])
+
+    def replace(self, kept: list[tuple[Op, str]]) -> None:
+        """Keep these ops and reasons alone."""
+        self._keep([{"op": "rejected", "reason": reason, "rejected": op} for op, reason in kept])
+
+    def _keep(self, entries: list[Op]) -> None:
+        if entries == self._entries:
+            return
+        self._entries = entries
+        with contextlib.suppress(OSError):
+            if entries:
+                replace_file(self.path, b"".join(map(encode, entries)))
+            else:
+                self.path.unlink()
+
+
+def _entry(line: bytes) -> Op:
+    entry = decode(line + b"\n")
+    inner = entry.get("rejected")
+    if isinstance(inner, dict) and isinstance(inner.get("op"), str):
+        return entry
+    return {"op": "rejected", "reason": "unreadable", "rejected": {"op": "unreadable", "line": repr(line)[:500]}}
+
+
+def _keys(op: Op) -> set[tuple[str, str]]:
+    """Name what an op sets, where another op would set it anew."""
+    match op["op"]:
+        case "finish" | "resume":
+            return {("status", "")}
+        case "describe":
+            return {("describe", "")}
+        case "text":
+            return {("text", str(op.get("to")))}
+        case "tags" if isinstance(op.get("tags"), dict):
+            return {("tag", name) for name in op["tags"]}
+    return set()

@@ -1,0 +1,203 @@
+"""What the files of a spool say, read with suspicion: they may be torn, edited, of another version or make."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl8x.tracking.names import readable
+from rl8x.tracking.protocol import TrackingError
+
+OPS = "ops.jsonl"
+ACK = "ack.json"
+END = "end.json"
+FILES = "files"
+REJECTED = "rejected.jsonl"
+_END_BYTES = 512
+_ODD_TEXT = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
+
+Op = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ack:
+    """What has been done with a spool.
+
+    Attributes:
+        offset: Bytes of `ops.jsonl` that the store has.
+        generation: The generation of `ops.jsonl` that `offset` counts in.
+        run_id: The run in the store.
+        run_name: Its name there.
+        name_is_free: No other run of the store had this name.
+        attempted: A run was asked for; it may be there although no answer came.
+        resumed: Rows from here on may repeat what the run already has.
+        finished: The run's status is what it is to be.
+    """
+
+    offset: int = 0
+    generation: int = 0
+    run_id: str | None = None
+    run_name: str | None = None
+    name_is_free: bool = False
+    attempted: bool = False
+    resumed: bool = False
+    finished: bool = False
+
+
+def encode(op: Mapping[str, object]) -> bytes:
+    """Write an op as one line; text that no store takes is escaped, so that it can be read there."""
+    line = json.dumps(op, separators=(",", ":")).encode()
+    if _ODD_TEXT.search(line):
+        line = json.dumps(_readable(op), separators=(",", ":")).encode()
+    return line + b"\n"
+
+
+def decode(line: bytes) -> Op:
+    """Read an op; a line that is none becomes an op `unreadable`."""
+    try:
+        op = json.loads(line)
+        if _ODD_TEXT.search(line):
+            op = _readable(op)
+    except (ValueError, RecursionError):
+        op = None
+    return (
+        op if isinstance(op, dict) and isinstance(op.get("op"), str) else {"op": "unreadable", "line": repr(line)[:500]}
+    )
+
+
+def _readable(data: Any) -> Any:
+    if isinstance(data, str):
+        return readable(data)
+    if isinstance(data, Mapping):
+        return {readable(name): _readable(value) for name, value in data.items()}
+    return [_readable(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a file of a spool; returns its descriptor.
+
+    Raises:
+        OSError: It cannot be opened, or is no file: a pipe would never end, a link may lead anywhere.
+    """
+    fd = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(22, f"{path.name} is no file")
+    return fd
+
+
+_HEADER: dict[str, tuple[type, ...]] = {
+    "spool_id": (str,),
+    "t": (int,),
+    "experiment": (str, type(None)),
+    "experiment_id": (str, type(None)),
+    "run_name": (str, type(None)),
+    "run_id": (str, type(None)),
+    "uri": (str,),
+    "owns": (bool,),
+    "generation": (int,),
+}
+
+
+def read_header(folder: Path) -> Op:
+    """Read the first line of a spool.
+
+    Raises:
+        TrackingError: It is no spool that this version can read.
+    """
+    try:
+        with os.fdopen(open_regular(folder / OPS), "rb") as file:
+            header = decode(file.readline())
+    except OSError as error:
+        raise TrackingError(f"{folder} is not a spool: it has no readable {OPS} ({error})") from error
+    if header["op"] != "open":
+        raise TrackingError(f"{folder} is not a spool: it has no readable {OPS}, which begins with a header")
+    if header.get("version") != 1:
+        raise TrackingError(f"the spool {folder} has version {header.get('version')!r}; this rl8x reads version 1")
+    for name, types in _HEADER.items():
+        required = name in ("spool_id", "t")
+        if (required or name in header) and type(header.get(name)) not in types:
+            raise TrackingError(f"the spool {folder} cannot be sent: its header has {name}={header.get(name)!r:.80}")
+    if not re.fullmatch(r"\w[\w.-]*", header["spool_id"]) or not 0 <= header["t"] < 2**63:
+        odd = f"spool_id={header['spool_id']!r:.80} and t={header['t']!r:.80}"
+        raise TrackingError(f"the spool {folder} cannot be sent: its header has {odd}")
+    return header
+
+
+def read_ack(folder: Path) -> Ack:
+    """Read how far a spool has been sent; an unreadable file means not at all, as sending twice does no harm."""
+    try:
+        with os.fdopen(open_regular(folder / ACK), "rb") as file:
+            ack = Ack(**json.loads(file.read()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return Ack()
+    numbers = all(type(number) is int and number >= 0 for number in (ack.offset, ack.generation))
+    texts = all(text is None or isinstance(text, str) for text in (ack.run_id, ack.run_name))
+    flags = all(isinstance(flag, bool) for flag in (ack.name_is_free, ack.attempted, ack.resumed, ack.finished))
+    return ack if numbers and texts and flags else Ack()
+
+
+def reserve_end(folder: Path) -> None:
+    """Make room on the disk for how the run ends, to be used where the disk is full by then.
+
+    Raises:
+        OSError: There is no room.
+    """
+    if not (folder / END).exists():
+        write_end(folder, None)
+
+
+def write_end(folder: Path, op: Mapping[str, object] | None) -> None:
+    """Write how the run ended over the room that was reserved for it; None takes it away.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    data = b"" if op is None else encode(op)
+    fd = open_regular(folder / END, os.O_RDWR | os.O_CREAT)
+    try:
+        if os.pwrite(fd, data.ljust(_END_BYTES), 0) != _END_BYTES:
+            raise OSError(28, "No space left on device")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_end(folder: Path) -> Op | None:
+    """Read how the run ended, where that is not among its ops since the disk was full; else None."""
+    try:
+        with os.fdopen(open_regular(folder / END), "rb") as file:
+            op = decode(file.read(_END_BYTES))
+    except OSError:
+        return None
+    return op if op["op"] == "finish" and type(op.get("lost_rows")) is int else None
+
+
+def whole_lines(fd: int, end: int | None = None) -> int:
+    """Return the length of a file, or of its first `end` bytes, up to the last newline."""
+    position = os.fstat(fd).st_size if end is None else end
+    while position > 0:
+        start = max(0, position - 65536)
+        found = os.pread(fd, position - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file beside its place, which only its owner can read, and rename it into that.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    beside = path.with_name(path.name + ".new")
+    with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+    os.replace(beside, path)
