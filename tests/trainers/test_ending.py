@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import sqlite3
+import sys
 
 import pytest
 from tests.conftest import InProcess
@@ -18,6 +19,7 @@ from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import StoreDownError
+from rl8x.trainers import Trainer
 
 
 def tracker(**options):
@@ -226,3 +228,12 @@ def test_the_command_line_says_it_when_silent_too(tmp_path, capfd):
     assert main(words) == 0
     out = capfd.readouterr().out.splitlines()
     assert out[-1] == f"to train on: rl8x resume '{folder}' --stop CONDITION"
+
+
+def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeypatch):
+    mine = type("Mine", (CartPole,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", mine, raising=False)
+    trainer = make(mine, trainer={"tracker": NullTracker(), "checkpoints": tmp_path})
+    run(trainer, max_steps=1)
+    assert trainer.ending == [f"to train on: Trainer.resume({str(tmp_path)!r}).run(max_steps=N), N above 1"]
+    assert Trainer.resume(tmp_path).run(max_steps=2, progress="none")[keys.STEPS] == 2
