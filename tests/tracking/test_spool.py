@@ -55,7 +55,7 @@ def test_secrets_are_not_kept(tmp_path, monkeypatch):
         spool.append(op)
     spool.reject(ops[0], f"no {uri}")
     assert [op for op, _ in spool.read().ops] == [
-        {**header(), "uri": shown},
+        {**header(), "uri": shown, "folder": str(spool.folder)},
         {"op": "tags", "tags": {"url": shown, "pages": [shown]}},
         {"op": "params", "params": {"token": "***", "lr": 0.1}},
         {"op": "text", "to": "x.txt", "text": f"{shown} ***"},
@@ -77,7 +77,7 @@ def test_a_spool_is_for_its_owner(tmp_path, monkeypatch):
     finally:
         os.umask(before)
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in spool.folder.iterdir()}
-    assert modes == dict.fromkeys(["ops.jsonl", "ack.json", "rejected.jsonl", "lock"], "0o600")
+    assert modes == dict.fromkeys(["ops.jsonl", "ack.json", "end.json", "rejected.jsonl", "lock"], "0o600")
     assert oct(spool.folder.stat().st_mode & 0o777) == "0o700"
 
 

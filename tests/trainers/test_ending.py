@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import sqlite3
+import sys
 
 import pytest
 from tests.conftest import InProcess
@@ -18,6 +19,7 @@ from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import StoreDownError, StoreRefusedError
+from rl8x.trainers import Trainer
 
 
 def tracker(**options):
@@ -276,3 +278,12 @@ def test_what_was_set_aside_is_counted_at_the_end(mlruns, mlflow_client, monkeyp
     assert main(["sync"]) == 0
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3]
     assert not trainer.tracker.spool_folder.exists()
+
+
+def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeypatch):
+    mine = type("Mine", (CartPole,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", mine, raising=False)
+    trainer = make(mine, trainer={"tracker": NullTracker(), "checkpoints": tmp_path})
+    run(trainer, max_steps=1)
+    assert trainer.ending == [f"to train on: Trainer.resume({str(tmp_path)!r}).run(max_steps=N), N above 1"]
+    assert Trainer.resume(tmp_path).run(max_steps=2, progress="none")[keys.STEPS] == 2
