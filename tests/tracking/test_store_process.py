@@ -154,6 +154,27 @@ def test_one_that_stays_silent_is_killed(process, monkeypatch):
     assert process.popen.poll() == -signal.SIGKILL
 
 
+def test_one_that_only_waits_for_a_processor_is_not_silent(process, monkeypatch):
+    monkeypatch.setattr(module, "SILENT_S", 2)
+    looks = []
+    monkeypatch.setattr(module._Process, "_is_busy", lambda self: looks.append(self._trouble) or len(looks) < 3)
+    process.popen.send_signal(signal.SIGSTOP)  # in place of a computer that has no time for it
+    wait_for(lambda: process._trouble)
+    assert looks == ["", "", ""]
+
+
+def test_what_runs_is_told_from_what_is_stopped(process):
+    wait_for(lambda: not process._is_busy())  # it waits for requests, but for beats
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    process.popen, popen = burner, process.popen
+    wait_for(process._is_busy)
+    burner.send_signal(signal.SIGSTOP)
+    wait_for(lambda: not process._is_busy())
+    process.popen = popen
+    burner.kill()
+    burner.wait()
+
+
 def test_the_end_kills_one_that_is_stopped(process):
     process.popen.send_signal(signal.SIGSTOP)
     process.end()

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rl8x.tracking.database import merge_log
@@ -40,7 +41,6 @@ from rl8x.tracking.store import (
 
 SILENT_S = 5  # without a beat: a store that is down
 KILL_S = 60  # without a beat: killed, so that the next call starts another
-_START_S = 3  # more until the first beat, for Python's own start
 _END_S = 1.0  # how long to wait for a process, or a channel, that was told to end
 # Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
 _NICENESS = 10
@@ -198,9 +198,11 @@ class _Process:
         poll.register(stdout, select.POLLIN)
         data = b""
         # Counted in waits that ended without a beat: the clock also runs where this process itself was stopped.
-        silent_s = -_START_S
+        silent_s = 0
         while True:
             if not poll.poll(1000):
+                if silent_s >= SILENT_S - 1 and self._is_busy():
+                    continue
                 silent_s += 1
                 if silent_s == SILENT_S:
                     pid = self.popen.pid
@@ -218,6 +220,14 @@ class _Process:
         self.gone = True
         self._requests.put(None)
         stdout.close()
+
+    def _is_busy(self) -> bool:
+        """Say whether the process would run if it could, or reads a disk: its low priority may keep it for long."""
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{self.popen.pid}/task").glob("*/stat"):
+                if file.read_text().rpartition(")")[2].split()[0] in "RD":
+                    return True
+        return False
 
     def _hand_out(self, data: bytes) -> bytes:
         """Give each whole answer to the one who waits for it; returns what is left."""
