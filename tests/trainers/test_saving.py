@@ -12,7 +12,7 @@ import pytest
 
 from rl8x.checkpoint import CheckpointError, listed, read
 from rl8x.cli.main import main
-from rl8x.tracking import MLflowTracker, sync
+from rl8x.tracking import sync
 from rl8x.trainers import Trainer
 
 TRAINS = """
@@ -112,18 +112,14 @@ def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(
     assert times_logged(mlflow_client) == EIGHT_STEPS
 
 
-@pytest.mark.parametrize("tracker", [None, MLflowTracker], ids=["its own tracker", "another one"])
-def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(
-    tracker, mlruns, mlflow_client, tmp_path, monkeypatch
-):
+def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, mlflow_client, tmp_path, monkeypatch):
     assert trains("dies_at_once").wait(60) == -signal.SIGKILL
     (folder,) = (mlruns / "checkpoints").iterdir()
     spool = mlruns / "spool" / folder.name
     assert read(listed(folder)[-1]).about["run"]["spool"] == str(spool)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    given = None if tracker is None else tracker(tracking_uri=f"sqlite:///{mlruns}/mlflow.db")
-    trainer = Trainer.resume(folder, tracker=given)
+    trainer = Trainer.resume(folder)
     trainer.run(progress="none")
     assert trainer.tracker.spool_folder == spool
     for place in (tmp_path / "elsewhere", tmp_path):
