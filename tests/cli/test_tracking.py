@@ -46,8 +46,8 @@ def test_sync_of_nothing(tmp_path, monkeypatch, capsys):
 def test_sync_tells_what_became_of_every_spool(tmp_path, monkeypatch, capsys, outcome, code):
     report = SyncReport([SpoolReport(tmp_path / "s1", outcome, "r1", 7)])
     calls = []
-    monkeypatch.setattr(tracking, "sync", lambda *arguments: calls.append(arguments) or report)
-    assert main(["sync", str(tmp_path), "--tracking-uri", "sqlite:///x.db"]) == code
+    monkeypatch.setattr(tracking, "sync", lambda *arguments, allow: calls.append(arguments) or report)
+    assert main(["sync", str(tmp_path), "--to", "sqlite:///x.db"]) == code
     assert calls == [(str(tmp_path), "sqlite:///x.db")]
     assert f"{outcome} s1 (run r1, 7 rows)" in capsys.readouterr().out
 

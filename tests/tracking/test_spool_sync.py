@@ -5,6 +5,10 @@ from rl8x.tracking.spool import Spool
 from tracking.fakes import FakeStore, values
 
 
+def any_store(location):
+    return True
+
+
 def left_over(root, spool_id, num_rows, *ops, **header):
     spool = Spool.create(
         root, {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "experiment": "e", "uri": "http://x", **header}
@@ -27,7 +31,7 @@ def test_all_spools_are_sent(tmp_path):
     left_over(tmp_path, "one", 3)
     left_over(tmp_path, "two", 2, {"op": "finish", "status": "FAILED", "t": 9})
     store = FakeStore()
-    report = sync(tmp_path, connect=lambda location: store)
+    report = sync(tmp_path, connect=lambda location: store, allow=any_store)
     assert report.num_sent == 2
     assert "sent one (run run0, 3 rows)" in str(report)
     by_spool = {run["spool_id"]: run for run in store.runs.values()}
@@ -40,7 +44,7 @@ def test_all_spools_are_sent(tmp_path):
 def test_one_spool_alone(tmp_path):
     left_over(tmp_path, "one", 1)
     left_over(tmp_path, "two", 1)
-    assert sync(tmp_path / "two", connect=lambda location: FakeStore()).num_sent == 1
+    assert sync(tmp_path / "two", connect=lambda location: FakeStore(), allow=any_store).num_sent == 1
     assert [folder.name for folder in tmp_path.iterdir()] == ["one"]
 
 
@@ -48,16 +52,16 @@ def test_a_failure_keeps_the_spool_for_the_next_time(tmp_path):
     left_over(tmp_path, "one", 3)
     store = FakeStore()
     store.lose_answers = 1
-    report = sync(tmp_path, connect=lambda location: store)
+    report = sync(tmp_path, connect=lambda location: store, allow=any_store)
     assert (report.num_sent, report.num_failed) == (0, 1)
     assert "the answer was lost" in str(report)
-    assert sync(tmp_path, connect=lambda location: store).num_sent == 1
+    assert sync(tmp_path, connect=lambda location: store, allow=any_store).num_sent == 1
     assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
 def test_a_spool_in_use_is_left_alone(tmp_path):
     spool = Spool.create(tmp_path, {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
-    report = sync(tmp_path, connect=lambda location: FakeStore())
+    report = sync(tmp_path, connect=lambda location: FakeStore(), allow=any_store)
     assert (report.num_busy, report.num_sent) == (1, 0)
     spool.close()
 
@@ -66,7 +70,7 @@ def test_one_bad_spool_does_not_stop_the_others(tmp_path):
     left_over(tmp_path, "one", 1)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/ops.jsonl").write_text("garbage\n")
-    report = sync(tmp_path, connect=lambda location: FakeStore())
+    report = sync(tmp_path, connect=lambda location: FakeStore(), allow=any_store)
     assert (report.num_sent, report.num_failed) == (1, 1)
     assert "is not a spool" in str(report)
 

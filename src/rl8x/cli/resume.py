@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
 @click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
+@click.option(
+    "--trust", is_flag=True, help="Use the store that the checkpoint names, also where you have not named it."
+)
 @click.option("--max-steps", type=click.IntRange(min=1), help="End after so many steps, those before among them.")
 @click.option("--steps-per-eval", type=click.IntRange(min=1), help="Evaluate after every so many steps from here on.")
 @click.option("--stop", multiple=True, metavar="CONDITION", help="Stop conditions instead of the run's own.")
@@ -29,6 +32,7 @@ def resume(
     run: str,
     words: tuple[str, ...],
     auto: bool,
+    trust: bool,
     max_steps: int | None,
     steps_per_eval: int | None,
     stop: tuple[str, ...],
@@ -49,14 +53,16 @@ def resume(
     with users_mistakes():
         if stop:
             options["stop_conditions"] = [from_spec(parse_value(text), find=import_named) for text in stop]
-        trainer = make_trainer(run, auto=auto, overrides=apply_overrides({}, words))
+        trainer = make_trainer(run, auto=auto, overrides=apply_overrides({}, words), trust=trust)
     with telling_the_end(trainer, progress), refused_runs(trainer):
         stats = trainer.run(progress=progress, **options)
         summarize_run(stats, say_reason=progress == "none")
     return 0
 
 
-def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], run: RunConfig | None = None) -> Trainer:
+def make_trainer(
+    source: str | Path, *, auto: bool, overrides: dict[str, Any], run: RunConfig | None = None, trust: bool = False
+) -> Trainer:
     """Make the trainer of a run.
 
     Args:
@@ -65,11 +71,13 @@ def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], r
         overrides: Hyperparameters to be different.
         run: Builds the algorithm, which must be as it was; None leaves that to the checkpoint, and where that cannot
             name all to its run file.
+        trust: As `Trainer.resume` takes it.
     """
     from rl8x.checkpoint import CheckpointError, find
     from rl8x.trainers import Trainer
 
     checkpoint = find(source, auto=auto)
+    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.about.get("run") or {})
     run_file = checkpoint.about.get("run_file")
     if run is None and run_file is not None and checkpoint.about.get("build", {}).get("problems"):
         data = dict(run_file)
@@ -77,13 +85,22 @@ def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], r
         run = RunConfig.from_dict(data)
     algorithm = None if run is None else run.make_algorithm()
     try:
-        return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides)
+        return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):
                 given = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
                 raise UserError(f"{error}, in a script: {given}") from error
         raise
+
+
+def _tracker_to_same_store(run: RunConfig, saved: dict[str, Any]) -> Any:
+    """Make the tracker of a run that the user describes, where it names the store that the checkpoint does."""
+    from rl8x.tracking.location import locate
+
+    if run.tracking_uri is None or not run.tracking or saved.get("tracker") != "MLflowTracker":
+        return None
+    return run.make_tracker() if locate(run.tracking_uri).shown == saved.get("location") else None
 
 
 def resumed(run: RunConfig, source: str) -> Trainer | None:

@@ -51,7 +51,8 @@ class FileLock:
         with _held_guard:
             if self._fd is not None:
                 return False
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            # In somebody else's folder it may be a link to any file, which would be cut to nothing below.
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
             try:
                 if not (_lock(fd, shared=False) and self._is_there(fd)):
                     os.close(fd)
@@ -135,6 +136,4 @@ def _close_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_close_in_child
-    )
+    os.register_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_close_in_child)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -266,7 +268,8 @@ class Sender:
     def _apply_artifact(self, op: Op) -> None:
         to = None if op["to"] is None else artifact_name(op["to"])
         path = self._file(op)
-        if path.exists():
+        if os.path.lexists(path):
+            check_artifact(path, self.spool.folder)
             self._try_artifact(op, lambda: self.store.log_artifact(self.run_id, path, to))
         else:
             self._reject(op, "its file is not in the spool")
@@ -325,6 +328,30 @@ class Sender:
             _log.warning("tracking: the store refused an entry (%s); such entries are kept in %s", reason, file)
         self.spool.reject(op, str(reason))
         self._rejected = op
+
+
+def check_artifact(path: Path, spool: Path) -> None:
+    """Refuse what no spool of ours has: a link on the way to a kept file or in a kept folder, a device, a pipe.
+
+    Nothing is opened.
+
+    Raises:
+        TrackingError: There is one.
+    """
+    for folder in path.relative_to(spool).parents:
+        _check_mode(spool / folder)
+    left = [path]
+    while left:
+        each = left.pop()
+        if stat.S_ISDIR(_check_mode(each)):
+            left += each.iterdir()
+
+
+def _check_mode(path: Path) -> int:
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise TrackingError(f"{path.name} is no plain file: links are not followed, devices and pipes not read")
+    return mode
 
 
 class KnownPoints:

@@ -134,8 +134,9 @@ class Spool:
 
         Raises:
             SpoolInUseError: Another process has it.
-            TrackingError: It is no spool.
+            TrackingError: It is no spool, or has links in it.
         """
+        check_plain(folder)
         lock = FileLock(folder / "lock")
         try:
             if not lock.acquire(timeout_s):
@@ -234,6 +235,30 @@ class Spool:
             os.close(self._fd or 0)
             self._fd = None
             raise OSError(28, "No space left on device")
+
+    def write_anew_where_deleted(self) -> None:
+        """Write the file anew where somebody deleted it: the descriptor that is open still has all of it."""
+        with self._guard:
+            if self._fd is None or os.fstat(self._fd).st_nlink:
+                return
+            old, end, count = self._fd, self._end, self._file_count
+            try:
+                if self._lock is not None:  # its file has gone with the folder
+                    self._lock.release()
+                    self._lock = None
+                self._make_folder()
+                assert self._fd is not None
+                _copy(old, self._fd, end)
+            except OSError as error:
+                if self._fd not in (None, old):
+                    os.close(self._fd)
+                self._fd, self._end = old, end
+                self._fail(error)
+                return
+            os.close(old)
+            self._end, self._file_count = end, count
+        self._write_ack()
+        _log.warning("tracking: the spool %s was deleted, and has been written anew", self.folder)
 
     def keep_file(self, source: Path) -> str:
         """Copy a file or folder into the spool; returns its path there.
@@ -367,12 +392,31 @@ class Spool:
             self._lock.release()
 
 
+def check_plain(folder: Path) -> None:
+    """Refuse a spool that has, or is, a link or anything else than plain files: it may be somebody else's.
+
+    Raises:
+        TrackingError: It does; nothing has been opened.
+    """
+    try:
+        if folder.is_symlink():
+            raise TrackingError(f"the spool {folder} is a link, which is not followed")
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_plain = entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+                if not is_plain or (entry.name == FILES) != entry.is_dir(follow_symlinks=False):
+                    raise TrackingError(f"the spool {folder} has {entry.name!r}, which is no plain file")
+    except OSError as error:
+        raise TrackingError(f"cannot open the spool {folder}: {error}") from error
+
+
 def read_header(folder: Path) -> Op:
     """Read the first line of a spool.
 
     Raises:
         TrackingError: It is no spool that this version can read.
     """
+    check_plain(folder)
     try:
         with open(folder / OPS, "rb") as file:
             header = json.loads(file.readline())
@@ -396,8 +440,9 @@ def _decode(line: bytes) -> Op:
 def read_ack(folder: Path) -> Ack:
     """Read how far a spool has been sent; an unreadable file means not at all, as sending twice does no harm."""
     try:
+        check_plain(folder)
         return Ack(**json.loads((folder / ACK).read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):  # a TrackingError is a ValueError
         return Ack()
 
 
@@ -412,6 +457,17 @@ def _whole_lines(fd: int) -> int:
             return start + found + 1
         position = start
     return 0
+
+
+def _copy(source: int, target: int, length: int) -> None:
+    """Make a file the first bytes of another one."""
+    position = 0
+    while position < length:
+        data = os.pread(source, min(READ_BYTES, length - position), position)
+        if not data:
+            raise OSError(5, "the deleted file cannot be read")
+        position += os.pwrite(target, data, position)
+    os.ftruncate(target, length)
 
 
 def _replace_file(path: Path, data: bytes) -> None:

@@ -22,6 +22,7 @@ from rl8x.tracking.store import (
     MLflowStore,
     Point,
     RunGoneError,
+    RunMissingError,
     RunName,
     RunSpec,
     Store,
@@ -32,7 +33,7 @@ from rl8x.tracking.store import (
 )
 
 _ERRORS: dict[str, type[Exception]] = {
-    error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError)
+    error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError, RunMissingError)
 }
 # Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
 _NICENESS = 10
@@ -224,8 +225,8 @@ def serve(requests: IO[bytes], answers: IO[bytes], connect: Callable[..., Store]
     store: Store | None = None
     first = json.loads(requests.readline())
     sys.argv = first["argv"]  # MLflow takes the run's source from it
-    paths = [None if first[name] is None else Path(first[name]) for name in ("database", "artifact_root")]
-    location = Location(first["uri"], *paths)
+    database, root = (None if first[name] is None else Path(first[name]) for name in ("database", "artifact_root"))
+    location = Location(first["uri"], database, root)
 
     def call(name: str, *args: Any) -> Any:
         nonlocal store

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl8x.tracking.address import beside
 from rl8x.tracking.location import Location, is_default, mlruns_dir
 from rl8x.tracking.runs import HANDLE_PREFIX
 from rl8x.tracking.spool import Ack, Unsent
@@ -62,10 +63,15 @@ class Whereabouts:
         return lines
 
     def _sync_command(self) -> str:
-        command = "rl8x sync"
-        if self.spool.parent != mlruns_dir() / "spool":
-            command += f" {shlex.quote(shown_path(self.spool))}"
-        return command + (" --tracking-uri URI" if self.location.shown != self.location.uri else "")
+        location, folder = self.location, shlex.quote(shown_path(self.spool))
+        if not self.is_found_by(self.spool):
+            uri = shlex.quote(location.uri) if location.shown == location.uri else "URI"
+            return f"rl8x sync {folder} --to {uri}"
+        return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
+
+    def is_found_by(self, folder: Path) -> bool:
+        """Say whether a command that is started here and told a folder of the run may use the store without asking."""
+        return beside(folder, self.location.database) is not None or is_default(self.location)
 
     def _ui_command(self) -> str:
         uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(self.location.shown)}"

@@ -20,6 +20,8 @@ from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, Saver
 from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.files import good
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
+from rl8x.tracking import Tracker
+from rl8x.tracking.address import beside
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
@@ -196,6 +198,7 @@ class Saving:
                 "handle": tracker.resume_handle,
                 "id": tracker.run_id,
                 "location": tracker.location,
+                "database": None if self._directory is None else beside(self._directory, _database_of(tracker)),
             },
             "build": self._build,
             "trainer": trainer.options,
@@ -230,6 +233,11 @@ class Saving:
             ) from error
         if self.options is not None and self._directory is None:
             self._directory = checkpoint.path.parent.absolute()
+
+
+def _database_of(tracker: Tracker) -> Path | None:
+    database: Path | None = getattr(tracker, "database", None)
+    return database
 
 
 def _torch_generators(device: torch.device) -> dict[str, Any]:
