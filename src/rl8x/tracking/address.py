@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rl8x.tracking.location import Location, locate, with_password
@@ -46,12 +47,14 @@ def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> L
     if found is None or found[1] == "..":
         return locate(with_password(uri))
     database = _root(folder) / found[1]
-    if not database.exists():
-        with contextlib.suppress(TrackingError):
-            named = locate(uri)
-            if named.database is not None and named.database.exists():
-                return named
-    return locate(f"sqlite:///{database}")
+    named = None
+    with contextlib.suppress(TrackingError):
+        named = locate(uri)
+    if named is not None and named.database is not None and named.database.exists() and not database.exists():
+        return named
+    location = locate(f"sqlite:///{database}")
+    own_layout = named is not None and named.artifact_root is not None  # the folder may have another name since
+    return replace(location, artifact_root=database.with_name("artifacts") if own_layout else location.artifact_root)
 
 
 def is_users_own(location: Location, folder: Path) -> bool:
