@@ -110,6 +110,27 @@ def test_what_a_deleted_database_had_is_sent_to_the_new_one_too(mlruns, tmp_path
     assert runs_in(mlruns / "mlflow.db") == [ALL]
 
 
+def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path):
+    tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0)
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 0.0}, 0)
+    assert tracker.flush(30)
+    mlruns.rename(tmp_path / "gone")  # first: a folder cannot be removed while something is made in it
+    shutil.rmtree(tmp_path / "gone")
+    for step in (1, 2):
+        tracker.log_metrics({"a": float(step)}, step)
+    tracker.finish("FINISHED")
+    assert tracker.whereabouts().unsent.num_rows == 2
+    assert not (mlruns / "mlflow.db").exists()
+    later = MLflowTracker(interval_s=0.01)
+    later.start(params={}, tags={})
+    later.log_metrics({"a": 5.0}, 5)
+    later.finish("FINISHED")
+    assert runs_in(mlruns / "mlflow.db") == [("FINISHED", [(5, 5.0)])]
+    assert sync().num_sent == 1
+    assert sorted(runs_in(mlruns / "mlflow.db")) == [ALL, ("FINISHED", [(5, 5.0)])]
+
+
 def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root, asked, reached = tmp_path / "spool", [], []

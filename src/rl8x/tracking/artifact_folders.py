@@ -42,6 +42,7 @@ class ArtifactFolders:
         Raises:
             OSError: The folder is not there, or not one that artifacts may go to.
         """
+        _forget(run_id)
         folder = _local(uri)
         if run_id in self._ready or (folder is None and not self._guarded):
             return
@@ -56,7 +57,6 @@ class ArtifactFolders:
             )
         if folder is not None and not any(parent.exists() for parent in folder.parents[1:4]):
             raise FileNotFoundError(f"the folder of the run's artifacts, {folder}, is not there, and none is made")
-        _forget(run_id)
         self._ready.add(run_id)
 
     def _was_left_behind(self, folder: Path, run_id: str) -> bool:
@@ -90,7 +90,7 @@ def _real(path: Path) -> Path:
 
 
 def _forget(run_id: str) -> None:
-    """Have MLflow ask again where a run's artifacts are: another store of this process may have the same run."""
+    """Have MLflow ask again where a run's artifacts are: another store of this process may be a copy."""
     from mlflow.tracking._tracking_service import utils
 
     utils._artifact_repos_cache.pop(run_id, None)

@@ -27,10 +27,16 @@ def ensure_database(location: Location) -> None:
         if has_tables(database):
             return
         beside = database.with_name(f".{database.name}.new")
-        for leftover in (beside, *(beside.with_name(beside.name + end) for end in ("-wal", "-shm", "-journal"))):
+        for leftover in (beside, *_logs(beside)):
             leftover.unlink(missing_ok=True)
         _make(beside, location.artifact_root or Path("mlruns"))
+        for leftover in _logs(database):  # of one that was deleted: sqlite would write it into the new one
+            leftover.unlink(missing_ok=True)
         os.replace(beside, database)
+
+
+def _logs(database: Path) -> list[Path]:
+    return [database.with_name(database.name + end) for end in ("-wal", "-shm", "-journal")]
 
 
 def merge_log(database: Path) -> None:
@@ -56,14 +62,17 @@ class DatabaseFile:
         uri: What MLflow calls it.
     """
 
-    _last: ClassVar[dict[str, tuple[int, int] | None]] = {}  # by URI, what MLflow may have open in this process
+    # By URI, what MLflow may have open in this process
+    _opened: ClassVar[dict[str, DatabaseFile]] = {}
 
     def __init__(self, database: Path, uri: str) -> None:
         self._path = database
         self._identity = _identity(database)
-        if self._last.get(uri, self._identity) != self._identity:
-            _close_files(uri)
-        self._last[uri] = self._identity
+        for other, file in list(self._opened.items()):
+            if not file.is_there():
+                _close_files(other)
+                del self._opened[other]
+        self._opened[uri] = self
 
     def is_there(self) -> bool:
         """Say whether its path still leads to it."""

@@ -241,7 +241,7 @@ class MLflowStore:
                 f"version, or back the database up and run `mlflow db upgrade {self._location.shown}`"
             )
         if self._location.database is not None and re.search(_DAMAGED, str(error)):
-            return f"{self._location.database} is damaged or no database: move it away, and a new one is made"
+            return f"{self._location.database} is damaged or no database: move it away, and `rl8x ui` makes a new one"
         return None
 
     def find_runs(self, spec: RunSpec) -> list[str]:
