@@ -15,7 +15,7 @@ from typing import Any
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import OPS, read_ack, read_header
-from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
 
@@ -85,14 +85,16 @@ def check_run_exists(location: Location, run_id: str) -> None:
         raise TrackingError(f"there is no run {run_id!r} in {location.shown}; find its ID by `rl8x ui`")
 
 
-def has_run(location: Location, run_id: str) -> bool:
-    """Say whether an sqlite store has a run; makes none, and does not import mlflow."""
+def has_run(location: Location, handle: str) -> bool:
+    """Say whether an sqlite store has a run, by its ID or its spool's; makes none, and does not import mlflow."""
     rows: list[object] = []
+    spool_id = handle.removeprefix(HANDLE_PREFIX)
+    query = "SELECT 1 FROM runs WHERE run_uuid = ? UNION SELECT 1 FROM tags WHERE key = ? AND value = ?"
     if location.database is not None:
         with contextlib.suppress(sqlite3.Error):
             uri = f"{location.database.as_uri()}?mode=ro"
             with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
-                rows = connection.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchall()
+                rows = connection.execute(query, (handle, SPOOL_TAG, spool_id)).fetchall()
     return bool(rows)
 
 
