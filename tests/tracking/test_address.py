@@ -1,5 +1,6 @@
 """Where rows go after a folder of runs was moved, copied or taken from somebody else."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -309,3 +310,12 @@ def test_a_kept_file_has_no_name_outside_of_its_folder(name, tmp_path):
     assert store.run["files"] == {}
     assert (tmp_path / "a.txt").read_text() == "secret"
     assert (spool.folder / "ops.jsonl").exists()
+
+
+@pytest.mark.parametrize("spool_id", ["x' OR tags.a = 'b", "", "../up"])
+def test_a_spool_id_that_would_search_for_other_runs_is_refused(spool_id, tmp_path):
+    header = {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "uri": "http://x"}
+    (tmp_path / "spool/one").mkdir(parents=True)
+    (tmp_path / "spool/one/ops.jsonl").write_text(json.dumps(header) + "\n")
+    report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: pytest.fail("reached"))
+    assert "no proper spool_id" in str(report)

@@ -282,11 +282,13 @@ class MLflowTracker:
         finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
             writer.stop()
             self._outage = writer.reason
-        if not arrived:
+        told = None if arrived else self.whereabouts()
+        if told is not None:
             _log.warning(
-                "tracking: not all of the run has reached %s; it is in %s, and `rl8x sync` sends it",
+                "tracking: not all of the run has reached %s; it is in %s, and `%s` sends it",
                 self.location,
                 spool.folder,
+                told.sync_command,
             )
 
     def _at_exit(self) -> None:

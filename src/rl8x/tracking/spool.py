@@ -421,6 +421,8 @@ def read_header(folder: Path) -> Op:
         with open(folder / OPS, "rb") as file:
             header = json.loads(file.readline())
         if header["op"] == "open" and header["version"] == 1:
+            if not str(header["spool_id"]).isalnum():  # it goes into a search of the store
+                raise TrackingError(f"the spool {folder} has no proper spool_id: {header['spool_id']!r:.80}")
             return dict(header)
         raise TrackingError(f"the spool {folder} has version {header.get('version')!r}; this rl8x reads version 1")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -56,13 +56,15 @@ class Whereabouts:
             what = _counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
             why = f" ({self.reason})" if self.reason else ""
             lines.append(f"{what} of {name} did not reach {store}{why}")
-            lines.append(f"to send what waits in {shown_path(self.spool)}: {self._sync_command()}")
+            lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
         elif self.ack.run_id is not None:
             look = "" if self.location.remote else f"; to look at it: {self._ui_command()}"
             lines.append(f"{name} is in {store}{look}")
         return lines
 
-    def _sync_command(self) -> str:
+    @property
+    def sync_command(self) -> str:
+        """Write the command that sends what waits, started in this folder, without asking anything."""
         location, folder = self.location, shlex.quote(shown_path(self.spool))
         if not self.is_found_by(self.spool):
             uri = shlex.quote(location.uri) if location.shown == location.uri else "URI"
@@ -71,7 +73,7 @@ class Whereabouts:
 
     def is_found_by(self, folder: Path) -> bool:
         """Say whether a command that is started here and told a folder of the run may use the store without asking."""
-        return beside(folder, self.location.database) is not None or is_default(self.location)
+        return beside(folder.absolute(), self.location.database) is not None or is_default(self.location)
 
     def _ui_command(self) -> str:
         uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(self.location.shown)}"

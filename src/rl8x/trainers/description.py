@@ -15,6 +15,7 @@ from rl8x.checkpoint.build import describe_algorithm
 from rl8x.conditions import to_spec
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.importing import dotted_path, import_named
+from rl8x.tracking import MLflowTracker
 from rl8x.tracking.location import without_password
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def describe(trainer: GenericTrainerBase[Any], status: str | None = None) -> str
         lines.append(_code(command()))
     if trainer.saving.directory is not None:
         folder = shlex.quote(str(trainer.saving.directory.absolute()))  # right also where the store is not at hand
-        lines.append(f"To go on with it: {_code(f'rl8x resume {folder}')}")
+        told = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
+        trust = "" if told is None or told.is_found_by(trainer.saving.directory) else " --trust"
+        lines.append(f"To go on with it: {_code(f'rl8x resume {folder}{trust}')}")
     return "\n\n".join(lines)
 
 

@@ -37,12 +37,12 @@ def ending(trainer: GenericTrainerBase[Any], *, max_steps: int | None, met: bool
         folder = shown_path(directory.absolute())
         to_give = _to_give(trainer)
         if to_give or callables:
-            to_give += ["trust=True"] * (told is not None and not told.is_found_by(directory.absolute()))
+            to_give += ["trust=True"] * (told is not None and not told.is_found_by(directory))
             command = _in_a_script(folder, to_give, max_steps is not None, met or callables)
         else:
             word = None if told is None else told.resume_word
             command = f"rl8x resume {word or shlex.quote(folder)}"
-            command += " --trust" * (told is not None and not word and not told.is_found_by(directory.absolute()))
+            command += " --trust" * (told is not None and not word and not told.is_found_by(directory))
             command += " --max-steps N" * (max_steps is not None) + " --stop CONDITION" * met
         lines.append(f"{what}: {command}" + ("" if max_steps is None else f", N above {max_steps}"))
     return lines
