@@ -210,8 +210,8 @@ class MLflowStore:
     def _check_file(self) -> None:
         if self._file is not None and not self._file.is_there():
             raise StoreDownError(
-                f"{self._location.database} was deleted, moved or replaced while the run was being written to it, and "
-                "does not have the run any more"
+                f"{self._location.database} was deleted, moved or replaced while the run was written to it: put it back, "
+                "or let `rl8x ui` make one; `rl8x sync` then sends what it lacks"
             )
 
     def _tried(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
