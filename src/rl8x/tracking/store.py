@@ -210,7 +210,7 @@ class MLflowStore:
     def _check_file(self) -> None:
         if self._file is not None and not self._file.is_there():
             raise StoreDownError(
-                f"{self._location.database} was deleted, moved or replaced while the run was written to it: put it back, "
+                f"{self._location.database} was deleted, moved or replaced in mid-run: put it back, "
                 "or let `rl8x ui` make one; `rl8x sync` then sends what it lacks"
             )
 
