@@ -278,11 +278,11 @@ def _odd_folders(root: Path, uri: str) -> Iterator[OddSpool]:
         "lock missing": (lambda folder: (folder / "lock").unlink(), True),
         "lock a folder": (lambda folder: _replaced(folder / "lock", os.mkdir), False),
         "lock a pipe": (lambda folder: _replaced(folder / "lock", os.mkfifo), False),
-        "ack a folder": (lambda folder: (folder / "ack.json").mkdir(), True),
-        "ack a pipe": (lambda folder: os.mkfifo(folder / "ack.json"), True),
-        "files a file": (lambda folder: (folder / "files").touch(), True),
+        "ack a folder": (lambda folder: (folder / "ack.json").mkdir(), False),
+        "ack a pipe": (lambda folder: os.mkfifo(folder / "ack.json"), False),
+        "files a file": (lambda folder: (folder / "files").touch(), False),
         "files with odd names": (_odd_names, True),
-        "rejected a folder": (lambda folder: (folder / "rejected.jsonl").mkdir(), True),
+        "rejected a folder": (lambda folder: (folder / "rejected.jsonl").mkdir(), False),
         "rejected garbage": (lambda folder: (folder / "rejected.jsonl").write_bytes(b"\xff\n[1]\n"), True),
     }
     for what, (make, sendable) in makers.items():

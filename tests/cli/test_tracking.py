@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from rl8x import tracking
 from rl8x.cli.main import main
 from rl8x.tracking import SpoolReport, SyncReport
+from rl8x.tracking.spool import Spool
 
 
 @pytest.mark.parametrize("browser", [True, False])
@@ -46,8 +49,8 @@ def test_sync_of_nothing(tmp_path, monkeypatch, capsys):
 def test_sync_tells_what_became_of_every_spool(tmp_path, monkeypatch, capsys, outcome, code):
     report = SyncReport([SpoolReport(tmp_path / "s1", outcome, "r1", 7)])
     calls = []
-    monkeypatch.setattr(tracking, "sync", lambda *arguments: calls.append(arguments) or report)
-    assert main(["sync", str(tmp_path), "--tracking-uri", "sqlite:///x.db"]) == code
+    monkeypatch.setattr(tracking, "sync", lambda *arguments, allow: calls.append(arguments) or report)
+    assert main(["sync", str(tmp_path), "--to", "sqlite:///x.db"]) == code
     assert calls == [(str(tmp_path), "sqlite:///x.db")]
     assert f"{outcome} s1 (run r1, 7 rows)" in capsys.readouterr().out
 
@@ -55,3 +58,20 @@ def test_sync_tells_what_became_of_every_spool(tmp_path, monkeypatch, capsys, ou
 def test_sync_of_a_folder_that_is_not_there(tmp_path, capsys):
     assert main(["sync", str(tmp_path / "none")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_store_that_only_a_spool_names_is_asked_about_on_a_terminal(tmp_path, monkeypatch, capsys):
+    for spool_id in ("one", "two"):
+        header = {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "uri": "http://127.0.0.1:9"}
+        Spool.create(tmp_path / "spool", header).close()
+    words = ["sync", str(tmp_path / "spool")]
+    assert main(words) == 1
+    assert "`rl8x sync --yes`" in capsys.readouterr().out
+    for answer, told in (("n", "which you have not"), ("y", "Connection refused")):
+        terminal = io.StringIO(f"{answer}\n")  # one answer for both spools
+        terminal.isatty = lambda: True
+        monkeypatch.setattr("sys.stdin", terminal)
+        assert main(words) == 1
+        said = capsys.readouterr()
+        assert said.out.count(told) == 2
+        assert said.err.count("A spool names the store http://127.0.0.1:9. Send its rows there?") == 1

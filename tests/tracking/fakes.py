@@ -2,7 +2,7 @@
 
 import threading
 
-from rl8x.tracking.store import RunGoneError, RunName, RunStatus, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import RunMissingError, RunName, RunStatus, StoreDownError, StoreRefusedError
 
 
 class FakeStore:
@@ -39,7 +39,7 @@ class FakeStore:
 
     def _run(self, run_id):
         if run_id not in self.runs:
-            raise RunGoneError(f"no run {run_id}")
+            raise RunMissingError(f"no run {run_id}")
         return self.runs[run_id]
 
     @property

@@ -2,6 +2,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 
 import pytest
 
@@ -386,3 +387,43 @@ def test_half_a_copy_of_an_artifact_does_not_stay(tmp_path, monkeypatch):
         spool.keep_file(tmp_path / "policy")
     assert list((spool.folder / "files").iterdir()) == []
     spool.close()
+
+
+def test_a_spool_that_is_deleted_under_its_owner_is_written_anew(tmp_path):
+    root = tmp_path / "mlruns/spool"
+    spool = Spool.create(root, header())
+    spool.append(row(0))
+    spool.acknowledge(spool.read().ops[0][1], run_id="r")
+    spool.write_anew_where_deleted()
+    shutil.rmtree(tmp_path / "mlruns")
+    spool.append(row(1))
+    spool.write_anew_where_deleted()
+    spool.append(row(2))
+    assert steps(spool) == [0, 1, 2]
+    with pytest.raises(SpoolInUseError):
+        Spool.open(spool.folder)
+    assert (tmp_path / "mlruns/.gitignore").exists()
+    spool.close()
+    again = Spool.open(spool.folder)
+    assert read_header(again.folder) == header()
+    assert again.ack.run_id == "r"
+    assert steps(again) == [0, 1, 2]
+    again.close()
+
+
+def test_a_spool_that_cannot_be_written_anew_keeps_all_until_it_can(tmp_path):
+    root = tmp_path / "root"
+    spool = Spool.create(root, header())
+    spool.append(row(0))
+    shutil.rmtree(root)
+    root.write_text("in the way")
+    spool.write_anew_where_deleted()
+    spool.append(row(1))
+    assert steps(spool) == [0, 1]
+    root.unlink()
+    spool.write_anew_where_deleted()
+    spool.append(row(2))
+    spool.close()
+    again = Spool.open(spool.folder)
+    assert steps(again) == [0, 1, 2]
+    again.close()

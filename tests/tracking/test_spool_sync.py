@@ -13,6 +13,10 @@ from rl8x.tracking.store import Point, RunSpec, StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 
+def any_store(location):
+    return True
+
+
 def left_over(root, spool_id, num_rows, *ops, **header):
     spool = Spool.create(
         root, {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "experiment": "e", "uri": "http://x", **header}
@@ -35,7 +39,7 @@ def test_all_spools_are_sent(tmp_path):
     left_over(tmp_path, "one", 3)
     left_over(tmp_path, "two", 2, {"op": "finish", "status": "FAILED", "t": 9})
     store = FakeStore()
-    report = sync(tmp_path, connect=lambda location: store)
+    report = sync(tmp_path, connect=lambda location: store, allow=any_store)
     assert report.num_sent == 2
     assert "sent one (run run0, 3 rows)" in str(report)
     by_spool = {run["spool_id"]: run for run in store.runs.values()}
@@ -48,7 +52,7 @@ def test_all_spools_are_sent(tmp_path):
 def test_one_spool_alone(tmp_path):
     left_over(tmp_path, "one", 1)
     left_over(tmp_path, "two", 1)
-    assert sync(tmp_path / "two", connect=lambda location: FakeStore()).num_sent == 1
+    assert sync(tmp_path / "two", connect=lambda location: FakeStore(), allow=any_store).num_sent == 1
     assert [folder.name for folder in tmp_path.iterdir()] == ["one"]
 
 
@@ -56,16 +60,16 @@ def test_a_failure_keeps_the_spool_for_the_next_time(tmp_path):
     left_over(tmp_path, "one", 3)
     store = FakeStore()
     store.lose_answers = 1
-    report = sync(tmp_path, connect=lambda location: store)
+    report = sync(tmp_path, connect=lambda location: store, allow=any_store)
     assert (report.num_sent, report.num_failed) == (0, 1)
     assert "the answer was lost" in str(report)
-    assert sync(tmp_path, connect=lambda location: store).num_sent == 1
+    assert sync(tmp_path, connect=lambda location: store, allow=any_store).num_sent == 1
     assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
 def test_a_spool_in_use_is_left_alone(tmp_path):
     spool = Spool.create(tmp_path, {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
-    report = sync(tmp_path, connect=lambda location: FakeStore())
+    report = sync(tmp_path, connect=lambda location: FakeStore(), allow=any_store)
     assert (report.num_busy, report.num_sent) == (1, 0)
     spool.close()
 
@@ -74,7 +78,7 @@ def test_one_bad_spool_does_not_stop_the_others(tmp_path):
     left_over(tmp_path, "one", 1)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/ops.jsonl").write_text("garbage\n")
-    report = sync(tmp_path, connect=lambda location: FakeStore())
+    report = sync(tmp_path, connect=lambda location: FakeStore(), allow=any_store)
     assert (report.num_sent, report.num_failed) == (1, 1)
     assert "is not a spool" in str(report)
 
@@ -88,9 +92,9 @@ def test_a_password_is_asked_for(tmp_path, monkeypatch):
         seen.append(location.uri)
         return FakeStore()
 
-    assert "the password of http://me:***@server is needed" in str(sync(tmp_path, connect=connect))
+    assert "the password of http://me:***@server is needed" in str(sync(tmp_path, connect=connect, allow=any_store))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@server")
-    assert sync(tmp_path, connect=connect).num_sent == 1
+    assert sync(tmp_path, connect=connect, allow=any_store).num_sent == 1
     assert seen == ["http://me:secret@server"]
 
 
@@ -110,14 +114,14 @@ def test_a_copy_of_a_spool_in_use_is_left_alone_until_that_is_done(tmp_path):
     spool, store = running(tmp_path / "spool")
     spool.append({"op": "m", "t": 1003, "s": 3, "m": {"a": 3.0}})
     shutil.copytree(tmp_path / "spool", tmp_path / "backup")
-    report = sync(tmp_path / "backup", connect=lambda location: store)
+    report = sync(tmp_path / "backup", connect=lambda location: store, allow=any_store)
     assert (report.num_busy, report.num_sent) == (1, 0)
     assert f"is a copy of {tmp_path}/spool/one, which is in use by this process" in str(report)
     assert (store.run["status"], len(values(store.run, "a"))) == ("RUNNING", 3)
     spool.append({"op": "finish", "status": "FINISHED", "t": 9000})
     Sender(spool, lambda: store).send_some()
     spool.close(remove=True)
-    assert sync(tmp_path / "backup", connect=lambda location: store).num_sent == 1
+    assert sync(tmp_path / "backup", connect=lambda location: store, allow=any_store).num_sent == 1
     assert (store.run["status"], store.run["end_time"]) == ("FINISHED", 9000)
     assert values(store.run, "a") == [(step, float(step)) for step in range(4)]
 
@@ -132,7 +136,7 @@ def test_a_run_that_went_on_elsewhere_and_ended_keeps_its_end_and_gets_no_row_tw
     store.log_points(run_id, [Point("a", 3.0, 2003, 3), Point("a", 4.0, 2004, 4)])
     store.set_tags(run_id, {"known": "new"})
     store.set_status(run_id, "FINISHED", 5000)
-    assert sync(tmp_path / "spool", connect=lambda location: store).num_sent == 1
+    assert sync(tmp_path / "spool", connect=lambda location: store, allow=any_store).num_sent == 1
     assert (store.run["status"], store.run["end_time"]) == ("FINISHED", 5000)
     assert values(store.run, "a") == [(step, float(step)) for step in range(5)]
     assert store.run["tags"] == {"known": "new", "new": "1"}
@@ -144,14 +148,14 @@ def test_a_resume_counts_only_where_the_run_did_not_end_after_it(resumed_at, sta
     spool.append({"op": "resume", "t": resumed_at, "repeats": True, "keeps_status": False})
     spool.close()
     store.set_status(next(iter(store.runs)), "FINISHED", 5000)
-    assert sync(tmp_path / "spool", connect=lambda location: store).num_sent == 1
+    assert sync(tmp_path / "spool", connect=lambda location: store, allow=any_store).num_sent == 1
     assert store.run["status"] == status
 
 
 def test_a_killed_run_ends_when_it_last_wrote(tmp_path):
     left_over(tmp_path, "one", 3)
     store = FakeStore()
-    sync(tmp_path, connect=lambda location: store)
+    sync(tmp_path, connect=lambda location: store, allow=any_store)
     assert (store.run["status"], store.run["end_time"]) == ("KILLED", 1002)
 
 
@@ -160,7 +164,7 @@ def test_a_users_run_that_ended_gets_no_other_word(tmp_path):
     run_id = store.create_run(RunSpec("one", "e", None, None, 1))
     store.set_tags(run_id, {"rl8x.status": "FINISHED"})
     left_over(tmp_path, "one", 1, run_id=run_id, owns=False)
-    sync(tmp_path, connect=lambda location: store)
+    sync(tmp_path, connect=lambda location: store, allow=any_store)
     assert (store.run["tags"]["rl8x.status"], store.run["status"]) == ("FINISHED", "RUNNING")
 
 
@@ -168,15 +172,15 @@ def test_what_was_refused_is_tried_again_and_counted(tmp_path):
     left_over(tmp_path, "one", 3, {"op": "finish", "status": "FINISHED", "t": 9})
     store = FakeStore()
     store.refuse = lambda point: point.step == 1
-    report = sync(tmp_path, connect=lambda location: store)
+    report = sync(tmp_path, connect=lambda location: store, allow=any_store)
     assert (report.num_sent, report.num_failed, report.num_rejected) == (0, 1, 1)
     assert "1 entry could not be logged" in str(report)
     assert str(report).endswith("0 sent, 1 failed, 0 busy, 1 entry set aside")
     assert values(store.run, "a") == [(0, 0.0), (2, 2.0)]
     assert store.run["status"] == "FINISHED"
-    assert sync(tmp_path, connect=lambda location: store).num_failed == 1
+    assert sync(tmp_path, connect=lambda location: store, allow=any_store).num_failed == 1
     store.refuse = lambda point: False
-    assert sync(tmp_path, connect=lambda location: store).num_sent == 1
+    assert sync(tmp_path, connect=lambda location: store, allow=any_store).num_sent == 1
     assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert list(tmp_path.iterdir()) == []
 
@@ -186,14 +190,14 @@ def test_a_run_that_repeats_a_row_that_was_set_aside_has_it_once(tmp_path):
     left_over(tmp_path, "one", 3)
     store = FakeStore()
     store.refuse = lambda point: point.step == 1
-    sync(tmp_path, connect=lambda location: store)
+    sync(tmp_path, connect=lambda location: store, allow=any_store)
     store.refuse = lambda point: False
     spool = Spool.open(tmp_path / "one")
     spool.append(resume)
     for step in (1, 2, 3):
         spool.append({"op": "m", "t": 2000 + step, "s": step, "m": {"a": float(step)}})
     spool.close()
-    assert sync(tmp_path, connect=lambda location: store).num_sent == 1
+    assert sync(tmp_path, connect=lambda location: store, allow=any_store).num_sent == 1
     assert values(store.run, "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
 
 
@@ -204,7 +208,7 @@ def test_a_store_that_cannot_be_made_is_no_traceback(tmp_path, error):
     def connect(location):
         raise error
 
-    report = sync(tmp_path, connect=connect)
+    report = sync(tmp_path, connect=connect, allow=any_store)
     assert report.num_failed == 1
     assert str(error) in str(report)
 
@@ -214,7 +218,7 @@ def test_nothing_odd_is_lost_or_stops_the_others(tmp_path):
     assert len(odd) >= 95
     store = FakeStore()
     for _ in range(2):
-        report = sync(tmp_path, connect=lambda location: store)
+        report = sync(tmp_path, connect=lambda location: store, allow=any_store)
         arrived = {}
         for run in store.runs.values():
             steps = {point.step for point in run["points"] if point.name == "a" and point.value == point.step}

@@ -1,5 +1,8 @@
+import contextlib
 import logging
 import os
+import shutil
+import sqlite3
 import threading
 import time
 import traceback
@@ -12,6 +15,7 @@ from rl8x.tracking.store import (
     MLflowStore,
     Point,
     RunGoneError,
+    RunMissingError,
     RunSpec,
     StoreDownError,
     StoreRefusedError,
@@ -160,7 +164,7 @@ def test_short_requests_keeps_what_the_user_set(monkeypatch):
 
 ANSWERS = {
     "MLflow's refusal": (400, '{"error_code": "INVALID_PARAMETER_VALUE", "message": "no"}', StoreRefusedError),
-    "a run that is not there": (404, '{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}', RunGoneError),
+    "a run that is not there": (404, '{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}', RunMissingError),
     "MLflow's bad request": (400, '{"error_code": "BAD_REQUEST", "message": "no"}', StoreDownError),
     "a page of a proxy": (400, "<html>Bad Request: INVALID_PARAMETER_VALUE</html>", StoreDownError),
     "a number in JSON": (400, '{"error_code": 400, "message": "no"}', StoreDownError),
@@ -194,3 +198,43 @@ def test_only_mlflows_own_refusal_is_one(what):
             store.log_points("r", [Point("a", 1.0, 5, 1)])
         proxy.shutdown()
     assert type(caught.value) is error  # a run that is gone is an outage too, of another kind
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_database_that_is_not_the_one_of_before_takes_nothing(replaced, store, mlruns, mlflow_template):
+    run_id = store.create_run(SPEC)
+    store.log_points(run_id, [Point("a", 1.0, 5, 1)])
+    for path in mlruns.glob("mlflow.db*") if replaced else [mlruns / "mlflow.db"]:
+        path.unlink()
+    if replaced:
+        shutil.copyfile(mlflow_template, mlruns / "mlflow.db")
+    for call in (
+        lambda: store.log_points(run_id, [Point("a", 2.0, 6, 2)]),
+        lambda: store.params(run_id),
+        lambda: store.set_status(run_id, "FINISHED", 5),
+        lambda: store.log_text(run_id, "x", "x.txt"),
+    ):
+        with pytest.raises(StoreDownError, match=r"mlflow\.db was deleted, moved or replaced"):
+            call()
+    assert not (mlruns / "artifacts").exists()
+    assert (mlruns / "mlflow.db").exists() == replaced
+    later = MLflowStore(locate())
+    with pytest.raises(RunMissingError, match=run_id):
+        later.check_run(run_id)
+    again = later.create_run(SPEC)
+    later.log_points(again, [Point("a", 3.0, 7, 3)])
+    with contextlib.closing(sqlite3.connect(mlruns / "mlflow.db")) as connection:
+        assert connection.execute("SELECT run_uuid, value FROM metrics").fetchall() == [(again, 3.0)]
+
+
+def test_a_database_that_goes_during_a_call_has_not_taken_it(store, mlruns, monkeypatch):
+    run_id = store.create_run(SPEC)
+    log_batch = store._client.log_batch
+
+    def goes(*args, **kwargs):
+        log_batch(*args, **kwargs)
+        (mlruns / "mlflow.db").unlink()
+
+    monkeypatch.setattr(store._client, "log_batch", goes)
+    with pytest.raises(StoreDownError, match="was deleted, moved or replaced"):
+        store.log_points(run_id, [Point("a", 2.0, 6, 2)])

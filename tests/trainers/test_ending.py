@@ -17,6 +17,8 @@ from rl8x import keys
 from rl8x.cli.main import main
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
+from rl8x.tracking.database import ensure_database
+from rl8x.tracking.location import locate
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import StoreDownError, StoreRefusedError
 from rl8x.trainers import Trainer
@@ -153,6 +155,8 @@ def moved_away(database):
 
     database.rename("damaged.db")
     SqlAlchemyStore._engine_map.pop(f"sqlite:///{database}").dispose()  # a new process has none
+    assert main(["sync"]) == 1  # which makes none
+    ensure_database(locate())
 
 
 def of_another_version(database):
@@ -173,7 +177,7 @@ def of_this_version(database):
 @pytest.mark.parametrize(
     ("spoil", "mend", "reason"),
     [
-        (damaged, moved_away, r"/mlflow.db is damaged or no database: move it away, and a new one is made\)"),
+        (damaged, moved_away, r"/mlflow.db is damaged or no database: move it away, and `rl8x ui` makes a new one\)"),
         (
             of_another_version,
             of_this_version,
@@ -287,3 +291,36 @@ def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeyp
     run(trainer, max_steps=1)
     assert trainer.ending == [f"to train on: Trainer.resume({str(tmp_path)!r}).run(max_steps=N), N above 1"]
     assert Trainer.resume(tmp_path).run(max_steps=2, progress="none")[keys.STEPS] == 2
+
+
+@pytest.mark.parametrize("spool_dir", [None, "elsewhere"])
+def test_what_a_server_did_not_take_is_sent_by_a_command_that_asks_nothing(spool_dir, tmp_path, monkeypatch, capfd):
+    class Away(InProcess):
+        def _ask(self, name):
+            raise StoreDownError("no answer")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    server = "http://127.0.0.1:9"
+    trainer = make(trainer={"tracker": tracker(tracking_uri=server, spool_dir=spool_dir)})
+    run(trainer, max_steps=2)
+    _, sync, resume = trainer.ending
+    folder = f"{spool_dir or 'mlruns/spool'}/{trainer.tracker.spool_folder.name}"
+    assert sync == f"to send what waits in {folder}: rl8x sync {folder} --to {server}"
+    assert main(command(sync)) == 1
+    told = capfd.readouterr().out
+    assert "Connection" in told
+    assert "--yes" not in told
+    assert main(["sync", folder]) == 1
+    assert f"it names the store {server}, which you have not" in capfd.readouterr().out
+    assert main(["sync", folder, "--yes"]) == 1
+    assert "Connection" in capfd.readouterr().out
+    if spool_dir is None:
+        words = command(resume)
+        assert "--trust" in words
+        assert main([*words, "--progress", "none"]) == 0
+        words.remove("--trust")
+        assert main([*words, "--progress", "none"]) == 2
+        assert f"it names the store {server}, which you have not: `--trust`" in capfd.readouterr().err
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+        assert main([*words, "--max-steps", "5", "--progress", "none"]) == 0

@@ -65,7 +65,7 @@ trust_option = click.option(
     "--trust",
     is_flag=True,
     help="Import the modules that the run file or checkpoint names, those of the working directory too: their code "
-    "runs. Names that are given here need no such word.",
+    "runs. Use the store that the checkpoint names. What is named on the command line needs no such word.",
 )
 
 

@@ -71,14 +71,15 @@ def make_trainer(
         source: What `rl8x resume` takes.
         auto: Whether the newest good checkpoint will do.
         overrides: Hyperparameters to be different.
-        trust: Whether the checkpoint may import any module.
         run: Builds the algorithm, which must be as it was; None leaves that to the checkpoint, and where that cannot
             name all to its run file.
+        trust: As `Trainer.resume` takes it.
     """
     from rl8x.checkpoint import CheckpointError, find
     from rl8x.trainers import Trainer
 
     checkpoint = find(source, auto=auto)
+    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.about.get("run") or {})
     run_file = checkpoint.about.get("run_file")
     if run is None and run_file is not None and checkpoint.about.get("build", {}).get("problems"):
         data = dict(run_file)
@@ -88,13 +89,23 @@ def make_trainer(
     try:
         named = Path(source).resolve() == checkpoint.path.resolve()
         meant = checkpoint.path if named else checkpoint.path.parent
-        return Trainer.resume(meant, auto=auto, algorithm=algorithm, overrides=overrides, trust=trust)
+        given: dict[str, Any] = {"algorithm": algorithm, "overrides": overrides, "tracker": tracker}
+        return Trainer.resume(meant, auto=auto, **given, trust=trust)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):
-                given = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
-                raise UserError(f"{error}, in a script: {given}") from error
+                call = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
+                raise UserError(f"{error}, in a script: {call}") from error
         raise
+
+
+def _tracker_to_same_store(run: RunConfig, saved: dict[str, Any]) -> Any:
+    """Make the tracker of a run that the user describes, where it names the store that the checkpoint does."""
+    from rl8x.tracking.location import locate
+
+    if run.tracking_uri is None or not run.tracking or saved.get("tracker") != "MLflowTracker":
+        return None
+    return run.make_tracker() if locate(run.tracking_uri).shown == saved.get("location") else None
 
 
 def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:
@@ -103,7 +114,7 @@ def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:
     Args:
         run: The run as the command line says it.
         source: `"auto"`, or what `rl8x resume` takes.
-        trust: Whether the checkpoint may import any module.
+        trust: As `Trainer.resume` takes it.
 
     Returns:
         The trainer; None where `"auto"` found nothing to go on with.

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
 from rl8x.cli.errors import users_mistakes
+
+if TYPE_CHECKING:
+    from rl8x.tracking.location import Location
 
 
 @click.command("ui")
@@ -31,17 +37,36 @@ def ui(host: str, port: int, tracking_uri: str | None, browser: bool) -> int:
 
 @click.command("sync")
 @click.argument("folder", required=False)
-@click.option("--tracking-uri", metavar="URI", help="Where the rows go. Default: where each run was meant to go.")
-def sync(folder: str | None, tracking_uri: str | None) -> int:
+@click.option("--to", metavar="URI", help="Store to send to. Default: where each run was meant to go.")
+@click.option("--yes", is_flag=True, help="Also send to stores that only a spool names, without asking.")
+def sync(folder: str | None, to: str | None, yes: bool) -> int:
     """Send rows that were kept back while MLflow could not be reached, or when a process was killed.
 
     FOLDER is a spool or a folder of spools, by default mlruns/spool in the working directory. Sending again what has
-    arrived adds nothing. What the store refused before is tried again. The exit code is 1 if something could not be
-    sent.
+    arrived adds nothing. What the store refused before is tried again. Rows go to the database beside the spools, or
+    to the store that you use here; any other that a spool names is asked about. The exit code is 1 if something could
+    not be sent.
     """
     from rl8x.tracking import sync as send
 
     with users_mistakes():
-        report = send(folder, tracking_uri)
+        report = send(folder, to, allow=_Asks(yes))
     click.echo(str(report))
     return 1 if report.num_failed else 0
+
+
+class _Asks:
+    """Asks on a terminal, once for each store, whether rows may be sent there; without a terminal they may not."""
+
+    def __init__(self, yes: bool) -> None:
+        self._yes = yes
+        self._answers: dict[str, bool] = {}
+
+    def __call__(self, location: Location) -> bool:
+        if self._yes:
+            return True
+        if location.uri not in self._answers:
+            question = f"A spool names the store {location.shown}. Send its rows there?"
+            terminal = sys.stdin is not None and sys.stdin.isatty()
+            self._answers[location.uri] = terminal and click.confirm(question, err=True)
+        return self._answers[location.uri]

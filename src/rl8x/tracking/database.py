@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl8x.tracking.location import Location, make_mlruns
 from rl8x.tracking.locks import FileLock
@@ -20,17 +20,23 @@ def ensure_database(location: Location) -> None:
     """
     database = location.database
     assert database is not None
-    if _has_tables(database):
+    if has_tables(database):
         return
     make_mlruns(database.parent)
     with FileLock(database.with_name(f".{database.name}.lock")):
-        if _has_tables(database):
+        if has_tables(database):
             return
         beside = database.with_name(f".{database.name}.new")
-        for leftover in (beside, *(beside.with_name(beside.name + end) for end in ("-wal", "-shm", "-journal"))):
+        for leftover in (beside, *_logs(beside)):
             leftover.unlink(missing_ok=True)
         _make(beside, location.artifact_root or Path("mlruns"))
+        for leftover in _logs(database):  # of one that was deleted: sqlite would write it into the new one
+            leftover.unlink(missing_ok=True)
         os.replace(beside, database)
+
+
+def _logs(database: Path) -> list[Path]:
+    return [database.with_name(database.name + end) for end in ("-wal", "-shm", "-journal")]
 
 
 def merge_log(database: Path) -> None:
@@ -38,7 +44,7 @@ def merge_log(database: Path) -> None:
 
     Where another process is writing, the log stays until that one is done.
     """
-    if _has_tables(database):
+    if has_tables(database):
         with (
             contextlib.suppress(sqlite3.Error),
             contextlib.closing(sqlite3.connect(database, timeout=0.5)) as connection,
@@ -46,7 +52,49 @@ def merge_log(database: Path) -> None:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _has_tables(database: Path) -> bool:
+class DatabaseFile:
+    """The file of a database, told from another one that has taken its place.
+
+    A process that has a file open goes on writing to it after it was deleted, and MLflow keeps files open.
+
+    Args:
+        database: Its path.
+        uri: What MLflow calls it.
+    """
+
+    # By URI, what MLflow may have open in this process
+    _opened: ClassVar[dict[str, DatabaseFile]] = {}
+
+    def __init__(self, database: Path, uri: str) -> None:
+        self._path = database
+        self._identity = _identity(database)
+        for other, file in list(self._opened.items()):
+            if not file.is_there():
+                _close_files(other)
+                del self._opened[other]
+        self._opened[uri] = self
+
+    def is_there(self) -> bool:
+        """Say whether its path still leads to it."""
+        return _identity(self._path) == self._identity
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        return stat.st_dev, stat.st_ino
+    return None
+
+
+def _close_files(uri: str) -> None:
+    from mlflow.store.tracking import sqlalchemy_store
+
+    engine = sqlalchemy_store.SqlAlchemyStore._engine_map.get(uri)
+    if engine is not None:
+        engine.dispose()
+
+
+def has_tables(database: Path) -> bool:
     """Say whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
     with contextlib.suppress(OSError):
         return database.stat().st_size > 0

@@ -27,11 +27,13 @@ class Location:
         uri: Its tracking URI, absolute.
         database: The file, where it is an sqlite store.
         artifact_root: Folder for the artifacts of a new experiment; None leaves it to MLflow.
+        guarded: Whether artifacts may go to the database's own folder only, as the user has not named the store.
     """
 
     uri: str
     database: Path | None = None
     artifact_root: Path | None = None
+    guarded: bool = False
 
     def __post_init__(self) -> None:
         """Make the secrets of the URI known, so that they are hidden in whatever MLflow says of it."""

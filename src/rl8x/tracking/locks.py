@@ -51,7 +51,8 @@ class FileLock:
         with _held_guard:
             if self._fd is not None:
                 return False
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            # In somebody else's folder it may be a link to any file, which would be cut to nothing below.
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
             try:
                 if not (_lock(fd, shared=False) and self._is_there(fd)):
                     os.close(fd)

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rl8x.tracking.address import beside, is_users_own, recorded_location
 from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
 from rl8x.tracking.protocol import STATUSES, Status, TrackingError
@@ -103,6 +104,11 @@ class MLflowTracker:
     def location(self) -> str:
         """Say where runs are kept."""
         return (self._location or locate(self._tracking_uri)).shown
+
+    @property
+    def database(self) -> Path | None:
+        """Name the file that the last run is kept in; None where it is kept otherwise."""
+        return None if self._location is None else self._location.database
 
     @property
     def spool_folder(self) -> Path | None:
@@ -202,29 +208,47 @@ class MLflowTracker:
         if active is not None:
             run_id, uri = active
             self._location = locate(uri)
-            owner = {"run_id": run_id, "owns": False, "uri": self._location.shown}
-            return Spool.create(root, {**header, **owner}), True
+            return Spool.create(root, self._addressed(root, {**header, "run_id": run_id, "owns": False})), True
         roots = [root] if self.resumed_spool is None else [self.resumed_spool.parent, root]
         old = None if resume is None else _reopened(roots, resume)
         if old is not None:
             spool = old
-            uri = self._tracking_uri or user_tracking_uri() or str(spool.header["uri"])
-            self._location = locate(uri)
+            self._location = self._location_of(spool)
             fresh = False
         else:
             if before is None or self._location is None:
                 self._location = locate(self._tracking_uri)
             else:
                 header["owns"] = before.header["owns"]
-            header["uri"] = self._location.shown
             if resume is not None and resume.startswith(HANDLE_PREFIX):
                 header["spool_id"] = resume.removeprefix(HANDLE_PREFIX)
             elif resume is not None:
                 check_run_exists(self._location, resume)
                 header["run_id"] = resume
-            spool = Spool.create(root, header)
+            spool = Spool.create(root, self._addressed(root, header))
             fresh = resume is None
         return spool, fresh
+
+    def _addressed(self, root: Path, header: Op) -> Op:
+        """Add to the header of a new spool where the run is kept."""
+        assert self._location is not None
+        database = beside(root / str(header["spool_id"]), self._location.database)
+        return {**header, "uri": self._location.shown, "database": database}
+
+    def _location_of(self, spool: Spool) -> Location:
+        """Find the store for a spool that is there: the one that the user chose, else the one that it was made for."""
+        chosen = self._tracking_uri or user_tracking_uri()
+        if chosen is not None:
+            return locate(chosen)
+        try:
+            location = recorded_location(spool.folder, str(spool.header["uri"]), spool.header)
+            if is_users_own(location, spool.folder):
+                return location
+        except TrackingError:
+            spool.close()
+            raise
+        spool.close()
+        raise TrackingError(f"the run was kept in {location.shown}: to go on with it there, name it by tracking_uri")
 
     @property
     def spool_root(self) -> Path:

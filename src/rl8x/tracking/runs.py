@@ -15,7 +15,7 @@ from typing import Any
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool_files import OPS, read_ack, read_header
-from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
 
@@ -65,7 +65,7 @@ def find_spool(root: Path, handle: str) -> Path | None:
 
 def spool_folders(root: Path) -> list[Path]:
     """List the spools in a folder, the oldest first; the folder may be a spool itself."""
-    if (root / OPS).is_file():
+    if os.path.lexists(root / OPS):
         return [root]
     folders = []
     with contextlib.suppress(OSError):
@@ -91,15 +91,21 @@ def check_run_exists(location: Location, run_id: str) -> None:
     Raises:
         TrackingError: The store has no such run.
     """
-    if location.database is None:
-        return  # the writer will say so
-    rows: list[object] = []
-    with contextlib.suppress(sqlite3.Error):
-        uri = f"{location.database.as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
-            rows = connection.execute("SELECT 1 FROM runs WHERE run_uuid = ?", (run_id,)).fetchall()
-    if not rows:
+    if location.database is not None and not has_run(location, run_id):  # of another kind the writer will say so
         raise TrackingError(f"there is no run {run_id!r} in {location.shown}; find its ID by `rl8x ui`")
+
+
+def has_run(location: Location, handle: str) -> bool:
+    """Say whether an sqlite store has a run, by its ID or its spool's; makes none, and does not import mlflow."""
+    rows: list[object] = []
+    spool_id = handle.removeprefix(HANDLE_PREFIX)
+    query = "SELECT 1 FROM runs WHERE run_uuid = ? UNION SELECT 1 FROM tags WHERE key = ? AND value = ?"
+    if location.database is not None:
+        with contextlib.suppress(sqlite3.Error):
+            uri = f"{location.database.as_uri()}?mode=ro"
+            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
+                rows = connection.execute(query, (handle, SPOOL_TAG, spool_id)).fetchall()
+    return bool(rows)
 
 
 def find_run(run: str, tracking_uri: str | None = None, *, experiment_name: str | None = None) -> FoundRun:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -423,8 +425,9 @@ class Sender:
     def _apply_artifact(self, op: Op) -> None:
         to = None if op["to"] is None else artifact_name(op["to"])
         path = self._file(op)
-        if not path.exists():
+        if not os.path.lexists(path):
             raise TrackingError("its file is not in the spool")
+        check_artifact(path, self.spool.folder)
         self.store.log_artifact(self.run_id, path, to)
 
     def _file(self, op: Op) -> Path:
@@ -479,3 +482,27 @@ class Sender:
             self.store.set_status(self.run_id, status, end_time)
         else:
             self.store.set_tags(self.run_id, {STATUS_TAG: status})
+
+
+def check_artifact(path: Path, spool: Path) -> None:
+    """Refuse what no spool of ours has: a link on the way to a kept file or in a kept folder, a device, a pipe.
+
+    Nothing is opened.
+
+    Raises:
+        TrackingError: There is one.
+    """
+    for folder in path.relative_to(spool).parents:
+        _check_mode(spool / folder)
+    left = [path]
+    while left:
+        each = left.pop()
+        if stat.S_ISDIR(_check_mode(each)):
+            left += each.iterdir()
+
+
+def _check_mode(path: Path) -> int:
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise TrackingError(f"{path.name} is no plain file: links are not followed, devices and pipes not read")
+    return mode

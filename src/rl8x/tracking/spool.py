@@ -42,6 +42,7 @@ from rl8x.tracking.spool_files import (
     FILES,
     OPS,
     Op,
+    check_plain,
     decode,
     encode,
     open_regular,
@@ -144,8 +145,9 @@ class Spool:
 
         Raises:
             SpoolInUseError: Another process has it, or the one that it is a copy of.
-            TrackingError: It is no spool.
+            TrackingError: It is no spool, or has links in it.
         """
+        check_plain(folder)
         lock = FileLock(folder / "lock")
         try:
             if not lock.acquire(timeout_s):
@@ -306,6 +308,30 @@ class Spool:
             os.close(self._fd)
             self._fd = None
             raise
+
+    def write_anew_where_deleted(self) -> None:
+        """Write the file anew where somebody deleted it: the descriptor that is open still has all of it."""
+        with self._guard:
+            if self._fd is None or os.fstat(self._fd).st_nlink:
+                return
+            old, end, count = self._fd, self._end, self._file_count
+            try:
+                if self._lock is not None:  # its file has gone with the folder
+                    self._lock.release()
+                    self._lock = None
+                self._make_folder()
+                assert self._fd is not None
+                _copy(old, self._fd, end)
+            except OSError as error:
+                if self._fd not in (None, old):
+                    os.close(self._fd)
+                self._fd, self._end = old, end
+                self._fail(error)
+                return
+            os.close(old)
+            self._end, self._file_count = end, count
+        self._write_ack()
+        _log.warning("tracking: the spool %s was deleted, and has been written anew", self.folder)
 
     def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
         """Copy a file or folder into the spool; returns its path there, in which all names are UTF-8.
@@ -526,3 +552,14 @@ def _rename_odd(folder: Path) -> None:
         for name in (*folders, *files):
             if readable(name) != name:
                 os.rename(os.path.join(parent, name), os.path.join(parent, artifact_name(name)))
+
+
+def _copy(source: int, target: int, length: int) -> None:
+    """Make a file the first bytes of another one."""
+    position = 0
+    while position < length:
+        data = os.pread(source, min(READ_BYTES, length - position), position)
+        if not data:
+            raise OSError(5, "the deleted file cannot be read")
+        position += os.pwrite(target, data, position)
+    os.ftruncate(target, length)

@@ -92,6 +92,24 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+def check_plain(folder: Path) -> None:
+    """Refuse a spool that has, or is, a link or anything else than plain files: it may be somebody else's.
+
+    Raises:
+        TrackingError: It does; nothing has been opened.
+    """
+    try:
+        if folder.is_symlink():
+            raise TrackingError(f"the spool {folder} is a link, which is not followed")
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_plain = entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+                if not is_plain or (entry.name == FILES) != entry.is_dir(follow_symlinks=False):
+                    raise TrackingError(f"the spool {folder} has {entry.name!r}, which is no plain file")
+    except OSError as error:
+        raise TrackingError(f"cannot open the spool {folder}: {error}") from error
+
+
 _HEADER: dict[str, tuple[type, ...]] = {
     "spool_id": (str,),
     "t": (int,),
@@ -111,6 +129,7 @@ def read_header(folder: Path) -> Op:
     Raises:
         TrackingError: It is no spool that this version can read.
     """
+    check_plain(folder)
     try:
         with os.fdopen(open_regular(folder / OPS), "rb") as file:
             header = decode(file.readline())
@@ -133,9 +152,10 @@ def read_header(folder: Path) -> Op:
 def read_ack(folder: Path) -> Ack:
     """Read how far a spool has been sent; an unreadable file means not at all, as sending twice does no harm."""
     try:
+        check_plain(folder)
         with os.fdopen(open_regular(folder / ACK), "rb") as file:
             ack = Ack(**json.loads(file.read()))
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError):  # a TrackingError is a ValueError
         return Ack()
     numbers = all(type(number) is int and number >= 0 for number in (ack.offset, ack.generation))
     texts = all(text is None or isinstance(text, str) for text in (ack.run_id, ack.run_name))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from rl8x.tracking.location import Location, locate, mlruns_dir
+from rl8x.tracking.address import is_users_own, recorded_location
+from rl8x.tracking.database import has_tables
+from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool, SpoolInUseError
 from rl8x.tracking.spool_files import OPS
-from rl8x.tracking.store import MLflowStore, Store, StoreDownError, StoreRefusedError, quiet_thread
+from rl8x.tracking.store import MLflowStore, RunMissingError, Store, StoreDownError, StoreRefusedError, quiet_thread
 
 
 @dataclass(frozen=True)
@@ -82,31 +84,80 @@ class SyncReport:
 
 def sync(
     spool_dir: str | os.PathLike[str] | None = None,
-    tracking_uri: str | None = None,
+    to: str | None = None,
     *,
+    allow: Callable[[Location], bool] = lambda location: False,
     connect: Callable[[Location], Store] = MLflowStore,
 ) -> SyncReport:
     """Send everything that waits in spools whose process is gone.
 
     A run whose process ended without a word gets the status KILLED, unless the store has it as ended by now. Sending
-    again what had arrived adds nothing.
+    again what had arrived adds nothing. No database is made. A run that the store does not have, of which the spool has
+    all, is sent from its first row.
 
     Args:
         spool_dir: A spool, or a folder of spools; default `mlruns/spool` in the working directory.
-        tracking_uri: Store to send to; default the one that each run was meant for.
+        to: Tracking URI of the store to send to; default the one that each run was meant for: the database in the
+            spools' own folder, wherever that is now, else the address that the spool names.
+        allow: Whether to send to an address that only a spool names: none that lies beside it, that training would use
+            here, or that `MLFLOW_TRACKING_URI` or `mlflow.set_tracking_uri` say.
         connect: Makes the store of a location.
 
     Raises:
-        TrackingError: `spool_dir` was given and does not exist.
+        TrackingError: `spool_dir` was given and does not exist, or `to` is of no known kind.
     """
     root = Path(spool_dir) if spool_dir is not None else mlruns_dir() / "spool"
     if spool_dir is not None and not root.is_dir():
         raise TrackingError(f"there is no folder {root} with spools to send")
+    named = None if to is None else locate(to)
+    where = lambda spool: named or _own_location(spool, allow)  # noqa: E731
     with quiet_thread():
-        return SyncReport([_sync_one(folder, tracking_uri, connect) for folder in spool_folders(root.absolute())])
+        return SyncReport([_sync_one(folder, where, connect) for folder in spool_folders(root.absolute())])
 
 
-def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Location], Store]) -> SpoolReport:
+def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
+    """Find the store that a run was meant for.
+
+    Raises:
+        TrackingError: It is one that the user has not named.
+    """
+    location = recorded_location(spool.folder, _uri(spool), spool.header)
+    if user_tracking_uri() is None and is_users_own(location, spool.folder):
+        return replace(location, guarded=location.database is not None)
+    if not is_users_own(location, spool.folder) and not allow(location):
+        raise TrackingError(
+            f"it names the store {location.shown}, which you have not: if its rows shall go there, `rl8x sync --yes`, "
+            "else `rl8x sync --to URI`"
+        )
+    return location
+
+
+def _check_database(location: Location) -> None:
+    if location.database is not None and not has_tables(location.database):
+        raise TrackingError(
+            f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
+            "makes a new one in its folder"
+        )
+
+
+def _begin_anew_where_gone(sender: Sender) -> None:
+    """Send a run from its first row to a store that does not have it, such as a database in place of a deleted one."""
+    spool = sender.spool
+    if spool.ack.run_id is None:
+        return
+    try:
+        sender.store.check_run(spool.ack.run_id)
+    except StoreRefusedError as error:
+        raise StoreDownError(str(error)) from error
+    except RunMissingError:
+        if spool.ack.generation or spool.header.get("run_id"):  # the store alone had what came before
+            raise
+        spool.acknowledge(
+            0, run_id=None, run_name=None, name_is_free=False, attempted=False, resumed=False, finished=False
+        )
+
+
+def _sync_one(folder: Path, where: Callable[[Spool], Location], connect: Callable[[Location], Store]) -> SpoolReport:
     try:
         spool = Spool.open(folder)
     except SpoolInUseError as error:
@@ -118,8 +169,10 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
     sender = None
     message = ""
     try:
-        location = locate(tracking_uri or _uri(spool))
+        location = where(spool)
+        _check_database(location)
         sender = Sender(spool, lambda: connect(location), late=True)
+        _begin_anew_where_gone(sender)
         sender.send_all()
         if not spool.ack.finished:
             sender.finish_killed()
@@ -140,7 +193,7 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
 
 def _uri(spool: Spool) -> str:
     if "uri" not in spool.header:
-        raise TrackingError(f"the spool {spool.folder} does not say where its run belongs: give the tracking URI")
+        raise TrackingError(f"the spool {spool.folder} does not say where its run belongs: `rl8x sync --to URI`")
     return str(spool.header["uri"])
 
 

@@ -6,11 +6,14 @@ import contextlib
 import logging
 import os
 import re
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from rl8x.tracking.artifact_folders import ArtifactFolders
+from rl8x.tracking.database import DatabaseFile, ensure_database
 from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide, showable
 
@@ -32,6 +35,10 @@ class StoreRefusedError(Exception):
 
 class RunGoneError(StoreDownError):
     """The run is deleted or not there; it may be restored."""
+
+
+class RunMissingError(RunGoneError):
+    """The store has never had the run, or has it no more."""
 
 
 class Point(NamedTuple):
@@ -190,18 +197,36 @@ class MLflowStore:
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
         self._location = location
         self._timeout_s = request_timeout_s
-        self._client: Any = self._call(self._connect)
+        self._artifacts: ArtifactFolders | None = None
+        self._file: DatabaseFile | None = None
+        self._client: Any = self._tried(self._connect)
 
     def _connect(self) -> Any:
         from mlflow import MlflowClient
 
-        if self._location.database is not None:
-            from rl8x.tracking.database import ensure_database
-
+        database = self._location.database
+        if database is not None:
             ensure_database(self._location)
+            self._file = DatabaseFile(database, self._location.uri)
+            self._artifacts = ArtifactFolders(database, guarded=self._location.guarded)
         return MlflowClient(tracking_uri=self._location.uri)
 
     def _call(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
+        """Make a call that goes to the database which was there when this store was made, or to none."""
+        self._check_file()
+        try:
+            return self._tried(function, *args, extra_time_s=extra_time_s, **kwargs)
+        finally:  # also where it seems to have worked: a file that was deleted takes rows until it is closed
+            self._check_file()
+
+    def _check_file(self) -> None:
+        if self._file is not None and not self._file.is_there():
+            raise StoreDownError(
+                f"{self._location.database} was deleted, moved or replaced in mid-run: put it back, "
+                "or let `rl8x ui` make one; `rl8x sync` then sends what it lacks"
+            )
+
+    def _tried(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -214,7 +239,7 @@ class MLflowStore:
             if _refuses(error):
                 raise StoreRefusedError(text) from showable(error)
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunGoneError(text) from showable(error)
+                raise RunMissingError(text) from showable(error)
             raise StoreDownError(text) from showable(error)
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
             raise StoreDownError(self._explained(error) or f"{type(error).__name__}: {_short(error)}") from showable(
@@ -230,7 +255,7 @@ class MLflowStore:
                 f"version, or back the database up and run `mlflow db upgrade {self._location.shown}`"
             )
         if self._location.database is not None and re.search(_DAMAGED, str(error)):
-            return f"{self._location.database} is damaged or no database: move it away, and a new one is made"
+            return f"{self._location.database} is damaged or no database: move it away, and `rl8x ui` makes a new one"
         return None
 
     def find_runs(self, spec: RunSpec) -> list[str]:
@@ -316,6 +341,7 @@ class MLflowStore:
 
     def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
         """Copy a file or folder to the run's artifacts."""
+        self._find_artifacts(run_id)
         if path.is_dir():
             folder = path.name if to is None else f"{to}/{path.name}"
             self._call(self._client.log_artifacts, run_id, str(path), folder, extra_time_s=120)
@@ -325,7 +351,17 @@ class MLflowStore:
 
     def log_text(self, run_id: str, text: str, name: str) -> None:
         """Write a text to the run's artifacts."""
+        self._find_artifacts(run_id)
         self._call(self._client.log_text, run_id, text, name)
+
+    def _find_artifacts(self, run_id: str) -> None:
+        """See to it that a run's artifacts go to the store's own folder, and that none is made in a wrong place."""
+        if self._artifacts is not None:
+            uri = str(self._call(self._client.get_run, run_id).info.artifact_uri)
+            try:
+                self._artifacts.prepare(run_id, uri)
+            except (OSError, sqlite3.Error) as error:
+                raise StoreDownError(str(error)) from error
 
     def set_status(self, run_id: str, status: str, end_time: int | None) -> None:
         """Set a run's status."""

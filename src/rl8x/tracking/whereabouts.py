@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl8x.output import counted
+from rl8x.tracking.address import beside
 from rl8x.tracking.location import Location, is_default, mlruns_dir
 from rl8x.tracking.runs import HANDLE_PREFIX
 from rl8x.tracking.spool import Unsent
@@ -56,23 +57,28 @@ class Whereabouts:
             what = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
             why = f" ({self.reason})" if self.reason else ""
             lines.append(f"{what} of {name} did not reach {store}{why}")
-            lines.append(f"to send what waits in {shown_path(self.spool)}: {self._sync_command()}")
+            lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
         if unsent.num_rejected:
             what = counted(unsent.num_rejected, "entry", "entries")
             where = shown_path(self.spool / REJECTED)
-            lines.append(
-                f"{what} of {name} could not be logged; to try again what is in {where}: {self._sync_command()}"
-            )
+            lines.append(f"{what} of {name} could not be logged; to try again what is in {where}: {self.sync_command}")
         if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
             look = "" if self.location.remote else f"; to look at it: {self._ui_command()}"
             lines.append(f"{name} is in {store}{look}")
         return lines
 
-    def _sync_command(self) -> str:
-        command = "rl8x sync"
-        if self.spool.parent != mlruns_dir() / "spool":
-            command += f" {shlex.quote(shown_path(self.spool))}"
-        return command + (" --tracking-uri URI" if self.location.shown != self.location.uri else "")
+    @property
+    def sync_command(self) -> str:
+        """Write the command that sends what waits, started in this folder, without asking anything."""
+        location, folder = self.location, shlex.quote(shown_path(self.spool))
+        if not self.is_found_by(self.spool):
+            uri = shlex.quote(location.uri) if location.shown == location.uri else "URI"
+            return f"rl8x sync {folder} --to {uri}"
+        return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
+
+    def is_found_by(self, folder: Path) -> bool:
+        """Say whether a command that is started here and told a folder of the run may use the store without asking."""
+        return beside(folder.absolute(), self.location.database) is not None or is_default(self.location)
 
     def _ui_command(self) -> str:
         uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(self.location.shown)}"

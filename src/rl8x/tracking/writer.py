@@ -197,7 +197,7 @@ class Writer:
         with quiet_thread():
             wait_s = 0.0
             while not self._stopping:
-                self._wake.wait(wait_s)
+                self._pause(wait_s)
                 self._wake.clear()
                 self._last_call.look()
                 collected = self._owner is not None and self._owner() is None
@@ -210,9 +210,19 @@ class Writer:
                 if collected and (self._all_arrived() or self._down_s() >= self._outage_timeout_s):
                     self._tell_rest()
                     break
+            self._spool.write_anew_where_deleted()
             self._spool.close(remove=self._spool.ack.finished and not self._spool.pending)
             self._release()
             _working.discard(self)
+
+    def _pause(self, wait_s: float) -> None:
+        """Wait until it is time to send, or something cannot wait; look after the spool meanwhile."""
+        end = time.monotonic() + wait_s
+        while True:
+            self._spool.write_anew_where_deleted()
+            left = end - time.monotonic()
+            if left <= 0 or self._wake.wait(min(left, self._interval_s)):
+                return
 
     def _send(self) -> float:
         """Send all that is pending; returns how long to wait before the next look."""

@@ -133,8 +133,9 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             eval_env: As the constructor takes it; `...` is as it was.
             callbacks: As the constructor takes them.
             checkpoints: As the constructor takes them; `...` is as they were, in the same folder.
-            trust: Whether the checkpoint may name modules to be imported, whose code then runs; without it only what is
-                imported already, or rl8x's, torch's or Gymnasium's own, is taken from it.
+            trust: Whether the checkpoint is as trustworthy as your own code. It may then name modules to be imported,
+                whose code runs, and a store that you have not named; without it only what is imported already, or
+                rl8x's, torch's or Gymnasium's own, is taken from it.
 
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.

@@ -51,7 +51,7 @@ def describe(trainer: GenericTrainerBase[Any], status: str | None = None) -> str
         lines.append(_code(command()))
     if trainer.saving.directory is not None:
         folder = shlex.quote(str(trainer.saving.directory.absolute()))  # right also where the store is not at hand
-        command_word = resume_command(trainer, trainer.tracked_run.conditions)
+        command_word = resume_command(trainer, trainer.tracked_run.conditions, trainer.saving.directory)
         lines.append(f"To go on with it: {_code(f'{command_word} {folder}')}")
     return "\n\n".join(lines)
 

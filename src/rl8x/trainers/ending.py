@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl8x.checkpoint import listed
@@ -40,18 +41,35 @@ def ending(
         folder = shown_path(directory.absolute())
         to_give, callables = _to_give(trainer), None in conditions
         if to_give or callables or _is_of_a_script(trainer.saving.names(conditions)):
+            to_give += ["trust=True"] * (not _is_found(trainer, directory))
             command = _in_a_script(folder, to_give, max_steps is not None, met or callables)
         else:
             word = None if told is None else told.resume_word
-            command = f"{resume_command(trainer, conditions)} {word or shlex.quote(folder)}"
+            where = None if word else directory
+            command = f"{resume_command(trainer, conditions, where)} {word or shlex.quote(folder)}"
             command += " --max-steps N" * (max_steps is not None) + " --stop CONDITION" * met
         lines.append(f"{what}: {command}" + ("" if max_steps is None else f", N above {max_steps}"))
     return lines
 
 
-def resume_command(trainer: GenericTrainerBase[Any], conditions: Sequence[Any]) -> str:
-    """Write the command that goes on with a run but for the run's name, with `--trust` where it has to run code."""
-    return "rl8x resume" + " --trust" * any(map(runs_code, trainer.saving.names(conditions)))
+def resume_command(trainer: GenericTrainerBase[Any], conditions: Sequence[Any], directory: Path | None) -> str:
+    """Write the command that goes on with a run but for the run's name.
+
+    It has `--trust` where it has to run code, or to use a store that it finds in the run's folder of checkpoints only.
+
+    Args:
+        trainer: What was run.
+        conditions: As `ending` takes them.
+        directory: The folder that it is given; None where it finds the run in the store.
+    """
+    trust = any(map(runs_code, trainer.saving.names(conditions)))
+    return "rl8x resume" + " --trust" * (trust or not (directory is None or _is_found(trainer, directory)))
+
+
+def _is_found(trainer: GenericTrainerBase[Any], directory: Path) -> bool:
+    """Whether the store may be used by a command that is told this folder, without a further word."""
+    told = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
+    return told is None or told.is_found_by(directory)
 
 
 def _is_of_a_script(names: Sequence[str]) -> bool:

@@ -13,8 +13,10 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
-from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
+from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
+from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.location import locate, user_tracking_uri
+from rl8x.tracking.runs import has_run
 from rl8x.tracking.sender import RESUMED_TAG
 from rl8x.trainers.saving import CheckpointsLike
 
@@ -45,7 +47,7 @@ def resume(
     about, overrides = checkpoint.about, dict(overrides or {})
     try:
         options, run = dict(about["trainer"]), about["run"]
-        own_tracker = _tracker(run) if tracker is None else tracker
+        own_tracker = _tracker(run, checkpoint.path.parent.absolute(), trust=trust) if tracker is None else tracker
         if algorithm is None:
             algorithm = build_algorithm(about["build"], overrides, trust=trust)
         changed = _changed(about["build"], algorithm, overrides)
@@ -158,8 +160,14 @@ def _eval_env(options: Mapping[str, Any], given: Any) -> Any:
     return options["eval_env"]
 
 
-def _tracker(run: Mapping[str, Any]) -> Tracker:
-    """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
+def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
+    """Make a tracker of the same kind, to the store where the run is unless the user has set another one.
+
+    Args:
+        run: What the checkpoint says of the tracked run.
+        folder: The run's folder of checkpoints.
+        trust: Whether any store that the checkpoint names may be used.
+    """
     if run["tracker"] == "NullTracker":
         return NullTracker()
     if run["tracker"] == "MemoryTracker":
@@ -171,13 +179,31 @@ def _tracker(run: Mapping[str, Any]) -> Tracker:
         raise CheckpointError(
             f"the run was kept by a {run['tracker']} ({run['location']}), which rl8x cannot make: pass `tracker=`"
         )
-    location = str(run["location"])
     if user_tracking_uri() is not None:
         return MLflowTracker()
-    database = locate(location).database
-    if database is not None and not database.exists():
-        return MLflowTracker()  # the folder was moved: the store is where it would be made now
-    return MLflowTracker(tracking_uri=location)
+    return MLflowTracker(tracking_uri=_recorded_uri(run, folder, trust=trust))
+
+
+def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str | None:
+    """Decide which store a checkpoint's run goes on in; None is the one that training uses here.
+
+    Raises:
+        CheckpointError: It is one that the checkpoint alone names.
+    """
+    try:
+        location = recorded_location(folder, str(run["location"]), run)
+    except TrackingError as error:
+        raise CheckpointError(str(error)) from error
+    if is_users_own(location, folder):
+        return location.uri
+    if has_run(locate(), str(run.get("handle"))) or (location.database is not None and not location.database.exists()):
+        return None  # the folder was moved or copied: the store is where it would be made now
+    if not trust:
+        raise CheckpointError(
+            f"it names the store {location.shown}, which you have not: `--trust` on the command line (`trust=True` in "
+            "Python) uses it, MLFLOW_TRACKING_URI or `tracker=` another one"
+        )
+    return location.uri
 
 
 def _handle(run: Mapping[str, Any], tracker: Tracker) -> str | None:

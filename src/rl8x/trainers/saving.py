@@ -23,6 +23,8 @@ from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions.spec import kinds_in
 from rl8x.importing import texts
 from rl8x.output import described
+from rl8x.tracking import Tracker
+from rl8x.tracking.address import beside
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.whereabouts import shown_path
@@ -259,6 +261,7 @@ class Saving:
                 "id": tracker.run_id,
                 "location": tracker.location,
                 "spool": None if spool is None else str(spool),
+                "database": None if self._directory is None else beside(self._directory, _database_of(tracker)),
             },
             "build": self.build,
             "trainer": trainer.options,
@@ -303,6 +306,11 @@ class Saving:
 
 def _names(directory: Path) -> frozenset[str]:
     return frozenset(path.name for path in listed(directory))
+
+
+def _database_of(tracker: Tracker) -> Path | None:
+    database: Path | None = getattr(tracker, "database", None)
+    return database
 
 
 def _torch_generators(device: torch.device) -> dict[str, Any]:

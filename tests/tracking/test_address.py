@@ -1,0 +1,321 @@
+"""Where rows go after a folder of runs was moved, copied or taken from somebody else."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.conftest import InProcess
+
+from rl8x.tracking import MLflowTracker, TrackingError, sync
+from rl8x.tracking.database import ensure_database
+from rl8x.tracking.location import locate
+from rl8x.tracking.spool import Spool, read_header
+from rl8x.tracking.store import StoreDownError
+from tracking.fakes import FakeStore
+
+
+class Away(InProcess):
+    def _ask(self, name):
+        raise StoreDownError("no answer")
+
+
+def kept_back(monkeypatch, num_rows=3, **options):
+    """Leave a run in a spool, as where MLflow was away; returns the spool."""
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+    tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0, **options)
+    tracker.start(params={"lr": 1}, tags={})
+    for step in range(num_rows):
+        tracker.log_metrics({"a": float(step)}, step)
+    tracker.log_text("hello", "note.txt")
+    tracker.finish("FINISHED")
+    monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+    return tracker.spool_folder
+
+
+def runs_in(database):
+    """What MLflow's own client finds: the status and the rows of each run."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{database}")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    history = {run.info.run_id: client.get_metric_history(run.info.run_id, "a") for run in runs}
+    return [(run.info.status, sorted((p.step, p.value) for p in history[run.info.run_id])) for run in runs]
+
+
+ALL = ("FINISHED", [(0, 0.0), (1, 1.0), (2, 2.0)])
+
+
+def test_a_moved_folder_sends_to_the_database_that_moved_with_it(mlruns, tmp_path, monkeypatch):
+    folder = kept_back(monkeypatch)
+    assert read_header(folder)["database"] == "../../mlflow.db"
+    (tmp_path / "new").mkdir()
+    mlruns.rename(tmp_path / "new/results")
+    report = sync(tmp_path / "new/results/spool")
+    assert (report.num_sent, report.num_failed) == (1, 0), report
+    assert runs_in(tmp_path / "new/results/mlflow.db") == [ALL]
+    assert not mlruns.exists()
+    [text] = (tmp_path / "new/results").glob("artifacts/*/artifacts/note.txt")
+    assert text.read_text() == "hello"
+
+
+def test_a_copy_and_its_original_each_send_to_their_own_database(mlruns, tmp_path, monkeypatch):
+    folder = kept_back(monkeypatch)
+    shutil.copytree(mlruns, tmp_path / "copy/mlruns")
+    monkeypatch.chdir(tmp_path / "copy")
+    assert sync().num_sent == 1
+    assert runs_in(tmp_path / "copy/mlruns/mlflow.db") == [ALL]
+    assert runs_in(mlruns / "mlflow.db") == []
+    assert folder.exists()
+    monkeypatch.chdir(tmp_path)
+    assert sync().num_sent == 1
+    assert runs_in(mlruns / "mlflow.db") == [ALL]
+    for root in (mlruns, tmp_path / "copy/mlruns"):
+        assert len(list(root.glob("artifacts/*/artifacts/note.txt"))) == 1
+
+
+def test_sync_makes_no_database_and_sends_all_where_another_has_taken_its_place(mlruns, tmp_path, monkeypatch):
+    kept_back(monkeypatch)
+    (mlruns / "mlflow.db").unlink()
+    for to in (None, f"sqlite:///{tmp_path}/none/other.db"):
+        report = sync(to=to)
+        assert report.num_failed == 1
+        assert "there is no database" in str(report)
+        assert "--to URI" in str(report)
+        assert "`rl8x ui`" in str(report)
+    assert not (mlruns / "mlflow.db").exists()
+    assert not (tmp_path / "none").exists()
+    ensure_database(locate())
+    assert sync().num_sent == 1
+    assert runs_in(mlruns / "mlflow.db") == [ALL]
+
+
+def test_what_a_deleted_database_had_is_sent_to_the_new_one_too(mlruns, tmp_path, monkeypatch):
+    tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0)
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 0.0}, 0)
+    assert tracker.flush(30)
+    assert len(runs_in(mlruns / "mlflow.db")) == 1
+    (mlruns / "mlflow.db").rename(tmp_path / "old.db")
+    for step in (1, 2):
+        tracker.log_metrics({"a": float(step)}, step)
+    tracker.finish("FINISHED")
+    where = tracker.whereabouts()
+    assert where.unsent.num_rows == 2
+    assert "2 rows of run" in where.lines()[0]
+    assert "was deleted, moved or replaced" in where.lines()[0]
+    assert not (mlruns / "mlflow.db").exists()
+    ensure_database(locate())
+    assert sync().num_sent == 1
+    assert runs_in(mlruns / "mlflow.db") == [ALL]
+
+
+def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path):
+    tracker = MLflowTracker(interval_s=0.01, outage_timeout_s=0.0)
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 0.0}, 0)
+    assert tracker.flush(30)
+    mlruns.rename(tmp_path / "gone")  # first: a folder cannot be removed while something is made in it
+    shutil.rmtree(tmp_path / "gone")
+    for step in (1, 2):
+        tracker.log_metrics({"a": float(step)}, step)
+    tracker.finish("FINISHED")
+    assert tracker.whereabouts().unsent.num_rows == 2
+    assert not (mlruns / "mlflow.db").exists()
+    later = MLflowTracker(interval_s=0.01)
+    later.start(params={}, tags={})
+    later.log_metrics({"a": 5.0}, 5)
+    later.finish("FINISHED")
+    assert runs_in(mlruns / "mlflow.db") == [("FINISHED", [(5, 5.0)])]
+    assert sync().num_sent == 1
+    assert sorted(runs_in(mlruns / "mlflow.db")) == [ALL, ("FINISHED", [(5, 5.0)])]
+
+
+def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root, asked, reached = tmp_path / "spool", [], []
+
+    def connect(location):
+        reached.append(location.uri)
+        return FakeStore()
+
+    def left_over():
+        header = {"op": "open", "version": 1, "spool_id": "one", "t": 1, "experiment": "e", "uri": "http://theirs/"}
+        Spool.create(root, header).close()
+
+    left_over()
+    report = sync(root, connect=connect)
+    assert (report.num_failed, reached) == (1, [])
+    assert "http://theirs/" in str(report)
+    assert "--to URI" in str(report)
+    assert "--yes" in str(report)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine")
+    assert sync(root, connect=connect).num_failed == 1
+    sync(root, connect=connect, allow=lambda location: asked.append(location.uri))
+    assert (asked, reached) == (["http://theirs/"], [])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://theirs")
+    assert sync(root, connect=connect).num_sent == 1
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    left_over()
+    assert sync(root, connect=connect, allow=lambda location: True).num_sent == 1
+    left_over()
+    assert sync(root, to="http://mine", connect=connect).num_sent == 1
+    assert reached == ["http://theirs/", "http://theirs/", "http://mine"]
+    with pytest.raises(TrackingError, match="unknown scheme"):
+        sync(root, to="htp://mine")
+
+
+@pytest.mark.parametrize(
+    "database", ["../../../theirs.db", "/etc/passwd", "../../..", "../../a/b.db", "mlflow.db", 7, "../../\0"]
+)
+def test_a_spool_cannot_name_a_database_elsewhere_as_its_own(database, tmp_path):
+    header = {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://theirs", "database": database}
+    Spool.create(tmp_path / "root/spool", header).close()
+    report = sync(tmp_path / "root/spool", connect=lambda location: pytest.fail(f"reached {location}"))
+    assert "http://theirs" in str(report)
+    assert report.num_failed == 1
+
+
+def test_artifacts_of_somebody_elses_database_stay_in_its_folder(mlruns, tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{mlruns}/mlflow.db"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    MlflowClient(uri).create_experiment("trap", artifact_location=outside.as_uri())
+    kept_back(monkeypatch, experiment_name="trap")
+    told = str(sync())
+    assert [path for path in outside.rglob("*") if path.is_file()] == []
+    told += "".join(path.read_text() for path in mlruns.glob("spool/*/rejected.jsonl"))
+    assert "you have not named this store" in told
+    assert sync(to=uri).num_sent == 1
+    assert [path.name for path in outside.rglob("*") if path.is_file()] == ["note.txt"]
+
+
+def test_a_spool_dir_that_is_a_link_has_the_database_of_where_it_leads(mlruns, tmp_path, monkeypatch):
+    folder = kept_back(monkeypatch)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/spool").symlink_to(mlruns / "spool")
+    shutil.copyfile(mlruns / "mlflow.db", tmp_path / "theirs/mlflow.db")
+    assert sync(tmp_path / "theirs/spool").num_sent == 1
+    assert not folder.exists()
+    assert runs_in(mlruns / "mlflow.db") == [ALL]
+    assert runs_in(tmp_path / "theirs/mlflow.db") == []
+
+
+def snapshot(folder: Path):
+    return {
+        str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*")) if path.exists()
+    }
+
+
+def artifact_link(secret, spool):
+    (spool / "files/1/a.txt").unlink()
+    (spool / "files/1/a.txt").symlink_to(secret / "key")
+
+
+def number_link(secret, spool):
+    shutil.rmtree(spool / "files/1")
+    (spool / "files/1").symlink_to(secret / "folder")
+
+
+def link_in_a_folder(secret, spool):
+    (spool / "files/1/a.txt").unlink()
+    (spool / "files/1/a.txt/deep").mkdir(parents=True)
+    (spool / "files/1/a.txt/deep/link").symlink_to(secret / "key")
+
+
+def folder_link(secret, spool):
+    (spool / "files/1/a.txt").unlink()
+    (spool / "files/1/a.txt").symlink_to(secret / "folder")
+
+
+def a_pipe(secret, spool):
+    (spool / "files/1/a.txt").unlink()
+    os.mkfifo(spool / "files/1/a.txt")
+
+
+def files_link(secret, spool):
+    shutil.rmtree(spool / "files")
+    (spool / "files").symlink_to(secret)
+    (secret / "1").mkdir()
+    shutil.copyfile(secret / "key", secret / "1/a.txt")
+
+
+def whole_link(secret, spool):
+    shutil.copytree(spool, secret / "spool")
+    shutil.rmtree(spool)
+    spool.symlink_to(secret / "spool")
+
+
+def pipe_of_ops(secret, spool):
+    (spool / "ops.jsonl").unlink()
+    os.mkfifo(spool / "ops.jsonl")
+
+
+def link_of(name):
+    def spoil(secret, spool):
+        target = secret / "key"
+        if (spool / name).exists():
+            shutil.copyfile(spool / name, target)
+        (spool / name).unlink(missing_ok=True)
+        (spool / name).symlink_to(target)
+
+    spoil.__name__ = name
+    return spoil
+
+
+SET_ASIDE = [artifact_link, number_link, link_in_a_folder, folder_link, a_pipe]
+REFUSED = [
+    *(link_of(name) for name in ("ops.jsonl", "ack.json", "ack.json.new", "rejected.jsonl", "lock")),
+    files_link,
+    whole_link,
+    pipe_of_ops,
+]
+
+
+@pytest.mark.parametrize("spoil", [*SET_ASIDE, *REFUSED], ids=lambda spoil: spoil.__name__)
+def test_nothing_outside_of_a_spool_is_read_changed_or_deleted(spoil, tmp_path):
+    secret = tmp_path / "secret"
+    (secret / "folder").mkdir(parents=True)
+    (secret / "key").write_text("secret")
+    (secret / "folder/a.txt").write_text("secret")
+    (tmp_path / "a.txt").write_text("mine")
+    spool = Spool.create(tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
+    spool.append({"op": "artifact", "file": spool.keep_file(tmp_path / "a.txt"), "to": None})
+    spool.append({"op": "m", "t": 1, "s": 1, "m": {"a": 1.0}})
+    spool.close()
+    spoil(secret, spool.folder)
+    before, store = snapshot(secret), FakeStore()
+    report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: store)
+    assert snapshot(secret) == before
+    assert [run["files"] for run in store.runs.values() if run["files"]] == []
+    if spoil in SET_ASIDE:
+        assert len(store.run["points"]) == 1
+        assert "no plain file" in (spool.folder / "rejected.jsonl").read_text()
+    else:
+        assert (report.num_failed, store.runs) == (1, {})
+        assert "link, which is not followed" in str(report) or "no plain file" in str(report)
+
+
+@pytest.mark.parametrize("name", ["../../a.txt", "/etc/passwd", "files/../../a.txt", "ops.jsonl", "files/1/../../lock"])
+def test_a_kept_file_has_no_name_outside_of_its_folder(name, tmp_path):
+    (tmp_path / "a.txt").write_text("secret")
+    spool = Spool.create(tmp_path / "spool", {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://x"})
+    spool.append({"op": "artifact", "file": name, "to": None})
+    spool.close()
+    store = FakeStore()
+    sync(tmp_path / "spool", to="http://mine", connect=lambda location: store)
+    assert store.run["files"] == {}
+    assert (tmp_path / "a.txt").read_text() == "secret"
+    assert (spool.folder / "ops.jsonl").exists()
+
+
+@pytest.mark.parametrize("spool_id", ["x' OR tags.a = 'b", "", "../up"])
+def test_a_spool_id_that_would_search_for_other_runs_is_refused(spool_id, tmp_path):
+    header = {"op": "open", "version": 1, "spool_id": spool_id, "t": 1, "uri": "http://x"}
+    (tmp_path / "spool/one").mkdir(parents=True)
+    (tmp_path / "spool/one/ops.jsonl").write_text(json.dumps(header) + "\n")
+    report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: pytest.fail("reached"))
+    assert "no proper spool_id" in str(report)

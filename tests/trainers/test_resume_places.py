@@ -1,0 +1,112 @@
+"""Which store a resumed run goes on in, after its folder was moved or copied, or where only its checkpoint names it."""
+
+import shutil
+
+import pytest
+from tests.trainers.test_resume import make, run
+
+from rl8x.checkpoint import CheckpointError, read
+from rl8x.cli.main import main
+from rl8x.tracking import MLflowTracker
+from rl8x.trainers import Trainer
+
+SMALL = ["--num-envs", "4", "--horizon", "8", "--device", "cpu", "--seed", "1", "--progress", "none"]
+SMALL += ["algorithm_config.model_config.hidden_sizes=[8]", "--num-eval-envs", "2"]
+
+
+def steps_in(database):
+    """The steps that MLflow's own client finds, of each run."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{database}")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    histories = [client.get_metric_history(run.info.run_id, "losses/total") for run in runs]
+    return [sorted(point.step // 32 for point in history) for history in histories]
+
+
+def trained(tracker, **options):
+    trainer = make(trainer={"tracker": tracker, **options})
+    run(trainer, max_steps=2)
+    return trainer.saving.directory
+
+
+@pytest.mark.parametrize("name", ["mlruns", "results"])
+def test_a_moved_run_goes_on_in_the_database_that_moved_with_it(name, mlruns, tmp_path, monkeypatch):
+    folder = trained(MLflowTracker(interval_s=0.05))
+    assert read(folder / "000002-step-2").about["run"]["database"] == "../../mlflow.db"
+    (tmp_path / "new").mkdir()
+    mlruns.rename(tmp_path / "new" / name)
+    monkeypatch.chdir(tmp_path / "new")
+    run(Trainer.resume(f"{name}/checkpoints/{folder.name}"), max_steps=4)
+    assert steps_in(tmp_path / "new" / name / "mlflow.db") == [[1, 2, 3, 4]]
+    assert not mlruns.exists()
+
+
+def test_a_copied_run_goes_on_in_the_copy(mlruns, tmp_path, monkeypatch):
+    folder = trained(MLflowTracker(interval_s=0.05))
+    shutil.copytree(mlruns, tmp_path / "copy/mlruns")
+    monkeypatch.chdir(tmp_path / "copy")
+    run(Trainer.resume(f"mlruns/checkpoints/{folder.name}"), max_steps=3)
+    assert steps_in(tmp_path / "copy/mlruns/mlflow.db") == [[1, 2, 3]]
+    assert steps_in(mlruns / "mlflow.db") == [[1, 2]]
+
+
+@pytest.mark.parametrize("original_stays", [True, False])
+def test_checkpoints_elsewhere_in_a_copied_project_find_the_run_in_the_copy(
+    original_stays, mlruns, tmp_path, monkeypatch
+):
+    (tmp_path / "project").mkdir()
+    mlruns.rename(tmp_path / "project/mlruns")
+    monkeypatch.chdir(tmp_path / "project")
+    trained(MLflowTracker(interval_s=0.05), checkpoints="saved")
+    shutil.copytree(tmp_path / "project", tmp_path / "copy")
+    if not original_stays:
+        shutil.rmtree(tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "copy")
+    run(Trainer.resume("saved"), max_steps=3)
+    assert steps_in(tmp_path / "copy/mlruns/mlflow.db") == [[1, 2, 3]]
+    assert (tmp_path / "project").exists() == original_stays
+
+
+def test_a_store_that_only_the_checkpoint_names_needs_a_word(mlruns, tmp_path, monkeypatch, capsys):
+    other = tmp_path / "other"
+    mlruns.rename(other)
+    uri = f"sqlite:///{other}/mlflow.db"
+    folder = trained(MLflowTracker(interval_s=0.05, tracking_uri=uri))
+    with pytest.raises(CheckpointError, match=f"it names the store {uri}, which you have not.*`trust=True`"):
+        Trainer.resume(folder)
+    assert main(["resume", str(folder), "--max-steps", "3", "--progress", "none"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "`--trust`" in error
+    assert steps_in(other / "mlflow.db") == [[1, 2]]
+    run(Trainer.resume(folder, trust=True), max_steps=3)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(["resume", str(folder), "--max-steps", "4", "--progress", "none"]) == 0
+    assert steps_in(other / "mlflow.db") == [[1, 2, 3, 4]]
+    assert not mlruns.joinpath("mlflow.db").exists()
+
+
+def test_a_run_file_that_names_the_store_is_word_enough(mlruns, tmp_path, capsys):
+    other = tmp_path / "other"
+    mlruns.rename(other)
+    uri = "sqlite:///other/mlflow.db"
+    for steps in ("2", "4"):
+        words = ["--tracking-uri", uri, "checkpoints.directory=job", "--resume", "auto", "--max-steps", steps]
+        assert main(["train", "CartPole", *SMALL, *words]) == 0
+    assert steps_in(other / "mlflow.db") == [[1, 2, 3, 4]]
+    words = ["--tracking-uri", "sqlite:///third.db", "--resume", "job", "--max-steps", "5"]
+    capsys.readouterr()
+    assert main(["train", "CartPole", *SMALL, *words]) == 2
+    assert "which you have not" in capsys.readouterr().err
+    assert not (tmp_path / "third.db").exists()
+
+
+def test_the_usual_store_needs_none(mlruns, capsys):
+    words = ["train", "CartPole", *SMALL, "--max-steps", "2", "--run-name", "mine"]
+    assert main(words) == 0
+    assert "--trust" not in capsys.readouterr().out
+    assert main(["resume", "mine", "--max-steps", "3", "--progress", "none"]) == 0
+    [folder] = (mlruns / "checkpoints").iterdir()
+    assert main(["resume", str(folder), "--max-steps", "4", "--progress", "none"]) == 0
+    assert steps_in(mlruns / "mlflow.db") == [[1, 2, 3, 4]]
