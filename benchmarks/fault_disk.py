@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.fault_process import Child, side_by_side
 from benchmarks.fault_tools import database_template, scratch
-from benchmarks.fault_tries import DEFECTS, ROWS, Timing, Try, command, totals
+from benchmarks.fault_tries import ROWS, Timing, Try, command, totals
 
 TITLE = "file system: full, read-only, gone, moved, copied, replaced"
 PLACES = ("spool", "runs", "checkpoints", "database", "work")
@@ -51,6 +51,7 @@ def _begin(root: Path, template: Path, seed: int, *, away: bool = False) -> Try:
     work = root / "work"
     (work / "mlruns").mkdir(parents=True)
     shutil.copy(template, work / "mlruns" / "mlflow.db")
+    shutil.copy(template, root / "empty.db")
     if away:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -61,7 +62,9 @@ def _begin(root: Path, template: Path, seed: int, *, away: bool = False) -> Try:
     return Try(root, work / "mlruns" / "mlflow.db")
 
 
-def _finish(attempt: Try, title: str, timing: Timing, ended: Any, *, demanded: int = 0, mend: Any = None) -> dict[str, Any]:
+def _finish(
+    attempt: Try, title: str, timing: Timing, ended: Any, *, demanded: int = 0, mend: Any = None
+) -> dict[str, Any]:
     """Check a run that has ended, mend what is broken, send what waits, go on with it, and look at the end."""
     words = attempt.check_words(ended, demanded)
     attempt.check_exit(ended, words, timing)
@@ -90,7 +93,7 @@ def _finish(attempt: Try, title: str, timing: Timing, ended: Any, *, demanded: i
 
 def _expected(attempt: Try, finished: bool) -> str | None:
     """Return the status that the run must have; None where its store was taken away with the run in it."""
-    return None if getattr(attempt, "store_replaced", False) else "FINISHED" if finished else "KILLED"
+    return None if attempt.store_replaced else "FINISHED" if finished else "KILLED"
 
 
 @functools.cache
@@ -120,7 +123,9 @@ def _full(seed: int, root: Path, template: Path) -> dict[str, Any]:
     ended = attempt.run(timing, fault, heal)
     what = "file sizes are limited" if limited else "no space"
     # A kill takes with it what the disk did not.
-    return _finish(attempt, f"seed {seed}: {what}, store away {away}, {timing}", timing, ended, demanded=_safe(attempt, timing))
+    return _finish(
+        attempt, f"seed {seed}: {what}, store away {away}, {timing}", timing, ended, demanded=_safe(attempt, timing)
+    )
 
 
 def _safe(attempt: Try, timing: Timing) -> int:
@@ -186,7 +191,7 @@ def _read_only(seed: int, root: Path, template: Path) -> dict[str, Any]:
             with contextlib.suppress(OSError):
                 path.chmod(mode if path.is_dir() else mode & 0o666)
 
-    obey_permissions()
+    attempt.prepare = obey_permissions
     ended = attempt.run(timing, lambda: change(0o555), lambda: change(0o755))
     title = f"seed {seed}: read-only {place}, {timing}"
     demanded = _safe(attempt, timing)
@@ -212,7 +217,12 @@ def _place(work: Path, place: str) -> Path:
     runs = work / "mlruns"
     if place == "spool":
         return next(iter(sorted((runs / "spool").glob("*"))), runs / "spool")
-    names = {"spools": runs / "spool", "runs": runs, "checkpoints": runs / "checkpoints", "database": runs / "mlflow.db"}
+    names = {
+        "spools": runs / "spool",
+        "runs": runs,
+        "checkpoints": runs / "checkpoints",
+        "database": runs / "mlflow.db",
+    }
     return names.get(place, work)
 
 
@@ -222,7 +232,6 @@ def _place(work: Path, place: str) -> Path:
 def _gone(seed: int, root: Path, template: Path) -> dict[str, Any]:
     place = random.choice(PLACES)
     attempt = _begin(root, template, seed, away=place != "database" and random.random() < 0.3)
-    shutil.copy(template, root / "empty.db")
     timing = Timing.drawn(signals=[None, None, signal.SIGTERM])
     timing.heals = None
 
@@ -235,7 +244,7 @@ def _gone(seed: int, root: Path, template: Path) -> dict[str, Any]:
                 beside.unlink()
 
     ended = attempt.run(timing, remove, lambda: None)
-    attempt.store_replaced = place != "checkpoints"  # type: ignore[attr-defined]
+    attempt.store_replaced = place != "checkpoints"
     # What was removed with its only copy is gone by right, what came later is not.
     demanded = 0 if place == "checkpoints" else timing.fault
     return _finish(attempt, f"seed {seed}: {place} gone, {timing}", timing, ended, demanded=demanded)
@@ -246,7 +255,6 @@ def _replaced(seed: int, root: Path, template: Path) -> dict[str, Any]:
     timing = Timing.drawn(signals=[None, None, signal.SIGTERM, signal.SIGKILL])
     timing.heals = None
     what = random.choice(["another", "older", "garbage", "cut"])
-    shutil.copy(template, root / "empty.db")
 
     def replace() -> None:
         if what == "cut":
@@ -264,8 +272,10 @@ def _replaced(seed: int, root: Path, template: Path) -> dict[str, Any]:
                 path.rename(root / f"damaged-{path.name}")
 
     ended = attempt.run(timing, replace, lambda: None)
-    attempt.store_replaced = True  # type: ignore[attr-defined]
-    return _finish(attempt, f"seed {seed}: database replaced by {what}, {timing}", timing, ended, demanded=timing.fault, mend=mend)
+    attempt.store_replaced = True
+    return _finish(
+        attempt, f"seed {seed}: database replaced by {what}, {timing}", timing, ended, demanded=timing.fault, mend=mend
+    )
 
 
 # -- folders that are moved or copied
@@ -296,7 +306,7 @@ def _moved(seed: int, root: Path, template: Path) -> dict[str, Any]:
         (root / "moved-runs").rename(attempt.work / "mlruns")
         shutil.copy(old / "run.json", attempt.work)
     attempt.database = attempt.work / "mlruns" / "mlflow.db"
-    before = {path for path in root.rglob("mlflow.db")}
+    before = set(root.rglob("mlflow.db"))
     result = _finish(attempt, title, timing, ended)
     made = [path for path in root.rglob("mlflow.db") if path not in before]
     if made and late:
@@ -382,4 +392,3 @@ KINDS: dict[str, Callable[[int, Path, Path], dict[str, Any]]] = {
     "copied": _copied,
     "copied after": _copied_after,
 }
-assert set(DEFECTS)

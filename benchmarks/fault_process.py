@@ -59,15 +59,20 @@ class Child:
     Args:
         function: What it does; `SystemExit` ends it as it would end Python.
         folder: Its working directory.
+        forks: Whether MLflow's process is a fork too, rather than a Python that imports it, as it is for users.
         env: Additions to its environment.
     """
 
-    def __init__(self, function: Callable[[], Any], folder: Path | None = None, **env: str) -> None:
+    def __init__(
+        self, function: Callable[[], Any], folder: Path | None = None, *, forks: bool = True, **env: str
+    ) -> None:
         pipes = [os.pipe(), os.pipe()]
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if not self.pid:
+            if forks:
+                subprocess.Popen = ForkedPython  # type: ignore[misc]
             _behave_as_python(function, folder, env, [write for _, write in pipes])
         for _, write in pipes:
             os.close(write)
@@ -123,12 +128,11 @@ def _behave_as_python(function: Callable[[], Any], folder: Path | None, env: dic
             os.dup2(stream, number)
         os.closerange(3, 256)
         atexit._clear()
-        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        sys.stdout, sys.stderr = _stream(1), _stream(2)
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
         os.environ.update(env)
         if folder is not None:
             os.chdir(folder)
-        subprocess.Popen = ForkedPython  # type: ignore[misc]
         try:
             function()
             code = 0
@@ -182,7 +186,7 @@ def _become(words: Sequence[str], given: dict[str, Any]) -> None:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         atexit._clear()
-        sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), open(1, "w", closefd=False), open(2, "w", closefd=False)
+        sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1), _stream(2)
         if given["env"] is not None:
             os.environ.clear()
             os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in given["env"].items()})
@@ -192,6 +196,10 @@ def _become(words: Sequence[str], given: dict[str, Any]) -> None:
         exec(words[2], {"__name__": "__main__"})
     finally:
         os._exit(0)
+
+
+def _stream(number: int, mode: str = "w") -> Any:
+    return open(number, mode, buffering=1, closefd=False)
 
 
 class Record:

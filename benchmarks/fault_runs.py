@@ -37,9 +37,11 @@ class Plan:
     Args:
         seed: Names it: the same seed is the same run.
         compiled: Whether it is compiled.
+        forks: As `Child` takes it.
     """
 
-    def __init__(self, seed: int, *, compiled: bool) -> None:
+    def __init__(self, seed: int, *, compiled: bool, forks: bool = True) -> None:
+        self.forks = forks
         self.source = random.Random(seed)
         mode = "compile" if compiled else "eager"
         self.case: Case | None = None
@@ -96,9 +98,7 @@ class Plan:
             trainer = Trainer.resume(folder, auto=True, tracker=made, algorithm=algorithm, callbacks=callbacks)
         except CheckpointError:
             checkpoints = Checkpoints(folder, **self.checkpoints)
-            trainer = Trainer(
-                case.build(), tracker=made, checkpoints=checkpoints, callbacks=callbacks, **case.trainer
-            )
+            trainer = Trainer(case.build(), tracker=made, checkpoints=checkpoints, callbacks=callbacks, **case.trainer)
             trainer.run(**{**case.run_options(), "max_steps": self.limits[0]})
         else:
             trainer.run(progress="none")
@@ -111,7 +111,13 @@ class Plan:
         source = self.source
         name = source.choice(list(BUILTIN))
         recurrent = source.choice([None, None, "lstm", "gru", "attention"])
-        sizes = {"hidden_sizes": [8]} if recurrent is None else {"width": 8} if recurrent == "attention" else {"hidden_size": 8}
+        sizes = (
+            {"hidden_sizes": [8]}
+            if recurrent is None
+            else {"width": 8}
+            if recurrent == "attention"
+            else {"hidden_size": 8}
+        )
         several = mode == "compile" and recurrent is None and source.random() < 0.3  # chunks, shared by two workers
         config = {
             "num_envs": 1024 if several else source.choice([1, 4, 8]),

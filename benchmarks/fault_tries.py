@@ -1,4 +1,4 @@
-"""One try of a fault: a run on the command line that is broken at a row, what follows it, and what is wrong of all that."""
+"""One try of a fault: a run on the command line that is broken at a row, what follows, and what is wrong of that."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ DEFECTS = (
     "secrets",
     "hung",
 )
-PASSWORD = "pw-{}/@x"  # with what URIs have a meaning for; {} tells a try from others
 
 
 @dataclasses.dataclass
@@ -58,6 +57,10 @@ class Timing:
         return cls(fault, heals if heals < ROWS else None, end, signal.SIGKILL if number is None else number)
 
 
+class UsersError(RuntimeError):
+    """An error of the user's own code."""
+
+
 class Try:
     """What happens in one folder.
 
@@ -68,6 +71,10 @@ class Try:
         env: Additions to the environment of all processes.
         uri: A tracking URI, on the command line; None is the default store.
         secrets: What no file and no message may have.
+
+    Attributes:
+        prepare: What each process of the try does first.
+        store_replaced: Whether the run's store was taken away with the run in it.
     """
 
     def __init__(
@@ -83,6 +90,8 @@ class Try:
         self.root, self.database, self.experiment = root, database, experiment
         self.work = root / "work"
         self.env, self.uri, self.secrets = env or {}, uri, list(secrets)
+        self.prepare: Callable[[], None] = lambda: None
+        self.store_replaced = False
         self.record = Record()
         self.said: list[Ended] = []
         self.wrong: Counter[str] = Counter()
@@ -129,7 +138,7 @@ class Try:
         return self._child(lambda: command(words), folder)
 
     def sync(self, words: Sequence[str] = ("sync",), folder: Path | None = None) -> Ended:
-        """Send what waits, by the command that the run told where it did; its exit code is compared with what is left."""
+        """Send what waits; the exit code is compared with what is left."""
         words = [self.uri or word if word == "URI" else word for word in words]
         before = self._left(folder)
         ended = self.command(*words, folder=folder)
@@ -148,7 +157,11 @@ class Try:
         return [] if self.uri is None else [option, self.uri]
 
     def _child(self, function: Callable[[], Any], folder: Path | None = None) -> Ended:
-        ended = Child(function, folder or self.work, **self.env).wait(timeout_s=60)
+        def do() -> None:
+            self.prepare()
+            function()
+
+        ended = Child(do, folder or self.work, **self.env).wait(timeout_s=60)
         self.said.append(ended)
         return ended
 
@@ -204,7 +217,9 @@ class Try:
             self.note("rows_lost", f"{len(gone)} of {len(rows)} rows, {excused} said to be", len(gone) - excused)
         stuck = [row for row in rows if not kept.has(row) and row not in gone]
         if stuck:
-            self.note("rows_stuck", f"{len(stuck)} rows of {len(rows)} are not sent: {_last(self.said[-1])}", len(stuck))
+            self.note(
+                "rows_stuck", f"{len(stuck)} rows of {len(rows)} are not sent: {_last(self.said[-1])}", len(stuck)
+            )
         if kept.doubled:
             self.note("rows_doubled", f"{kept.doubled} points", kept.doubled)
         if status is not None and kept.tracked != [status]:
@@ -241,7 +256,7 @@ def instrumented(words: Sequence[str], record: Record, at_row: Callable[[int], N
         try:
             at_row(number)
         except BaseException as error:
-            if not isinstance(error, SystemExit | KeyboardInterrupt):
+            if not isinstance(error, SystemExit | KeyboardInterrupt | UsersError):
                 record.add({"instrument": repr(error)})
             raise
         number += 1

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl8x.tracking.spool import OPS, REJECTED, read_ack, read_header
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.spool import OPS, REJECTED, read_ack, read_header
 
 Row = dict[str, Any]  # {"s": step, "m": names}
 Key = tuple[str, int]
@@ -27,7 +27,9 @@ _LOST = re.compile(rf"(?:lost {_NUMBER}|{_NUMBER}\b[^\n]*(?:not safe|are lost|is
 _IN_STORE = re.compile(r"^run .* is in ", re.MULTILINE)
 _COMMAND = re.compile(r"(?:waits? in|it is in) (.+?)(?::|, and) `?(rl8x sync[^\n`]*)")
 # Words that own up to a store or a spool that is not what it was
-_OWNED_UP = re.compile(r"replaced|deleted|removed|was moved|has gone|is gone|another file|damaged|not there any more|no longer there")
+_OWNED_UP = re.compile(
+    r"replaced|deleted|removed|was moved|has gone|is gone|another file|damaged|not there any more|no longer there"
+)
 
 
 @dataclasses.dataclass
@@ -95,14 +97,17 @@ class Kept:
         of = "" if experiment is None else " JOIN experiments USING (experiment_id) WHERE experiments.name = ? AND"
         where = " WHERE" if experiment is None else of
         values = () if experiment is None else (experiment,)
-        with contextlib.suppress(sqlite3.Error):
-            # Opened as a URI so that no file is made where there is none.
-            with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=20)) as connection:
-                query = f"SELECT run_uuid, status FROM runs{where} runs.lifecycle_stage = 'active'"
-                statuses = dict(connection.execute(query, values).fetchall())
-                for run in statuses:
-                    found = connection.execute("SELECT key, step FROM metrics WHERE run_uuid = ?", (run,))
-                    points[run] = Counter((key, step) for key, step in found)
+        # Opened as a URI so that no file is made where there is none.
+        address = f"{database.as_uri()}?mode=ro"
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(address, uri=True, timeout=20)) as connection,
+        ):
+            query = f"SELECT run_uuid, status FROM runs{where} runs.lifecycle_stage = 'active'"
+            statuses = dict(connection.execute(query, values).fetchall())
+            for run in statuses:
+                found = connection.execute("SELECT key, step FROM metrics WHERE run_uuid = ?", (run,))
+                points[run] = Counter((key, step) for key, step in found)
         return cls(points, statuses)
 
     def has(self, row: Row) -> bool:
@@ -196,4 +201,5 @@ def found_secrets(folder: Path, texts: Iterable[str], secrets: Iterable[str]) ->
 
 def _forms(secret: str) -> set[str]:
     quoted = {secret, urllib.parse.quote(secret, safe=""), urllib.parse.quote(secret), urllib.parse.unquote(secret)}
+    quoted.add(json.dumps(secret)[1:-1])
     return quoted | {base64.b64encode(f"user:{secret}".encode()).decode()}
