@@ -90,8 +90,8 @@ def _kill_in_write(calls: int, part: float) -> None:
     def some(path: Path) -> None:
         next(Path(path).iterdir()).unlink()
 
-    files._write_synced = deadly(files._write_synced, half)
-    files._sync_folder = deadly(files._sync_folder)
+    files.write_synced = deadly(files.write_synced, half)
+    files.sync_folder = deadly(files.sync_folder)
     files.os = type("os", (), {**vars(os), "rename": staticmethod(deadly(os.rename))})
     files.shutil = type("shutil", (), {"rmtree": staticmethod(deadly(shutil.rmtree, some))})
 

@@ -118,7 +118,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def full(path, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_write_synced", full)
+    monkeypatch.setattr(files, "write_synced", full)
     with pytest.raises(OSError, match="No space"):
         put(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [good.name]

@@ -2,7 +2,7 @@
 
 import threading
 
-from rl8x.tracking.store import RunGoneError, RunName, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import RunGoneError, RunName, RunStatus, StoreDownError, StoreRefusedError
 
 
 class FakeStore:
@@ -58,6 +58,7 @@ class FakeStore:
             "texts": {},
             "files": {},
             "status": "RUNNING",
+            "end_time": None,
         }
         self._leave()
         return run_id
@@ -73,6 +74,11 @@ class FakeStore:
     def run_name(self, run_id):
         self._enter("run_name")
         return RunName(self._run(run_id).get("name") or f"made-up-{run_id}", True)
+
+    def status(self, run_id):
+        self._enter("status")
+        run = self._run(run_id)
+        return RunStatus(run["status"], run["end_time"])
 
     def log_points(self, run_id, points):
         self._enter("log_points")
@@ -115,7 +121,7 @@ class FakeStore:
 
     def set_status(self, run_id, status, end_time):
         self._enter("set_status")
-        self._run(run_id)["status"] = status
+        self._run(run_id).update(status=status, end_time=end_time)
 
     def last_steps(self, run_id):
         self._enter("last_steps")

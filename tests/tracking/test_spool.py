@@ -44,7 +44,7 @@ def test_what_is_appended_is_read(tmp_path):
     for step in range(3):
         spool.append(row(step))
     ops = spool.read().ops
-    assert [op for op, _ in ops] == [header(), row(0), row(1), row(2)]
+    assert [op for op, _ in ops] == [{**header(), "folder": str(spool.folder)}, row(0), row(1), row(2)]
     assert ops[-1][1] == os.path.getsize(spool.folder / "ops.jsonl")
     spool.acknowledge(ops[1][1], run_id="r")
     assert steps(spool) == [1, 2]
@@ -195,16 +195,16 @@ def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
 
 
 def test_a_large_spool_begins_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(spool_module, "COMPACT_BYTES", 100)
+    monkeypatch.setattr(spool_module, "COMPACT_BYTES", 1000)
     spool = Spool.create(tmp_path, header())
-    for step in range(10):
+    for step in range(30):
         spool.append(row(step))
     mark = spool.mark()
     spool.compact()
-    assert len(steps(spool)) == 10  # nothing acknowledged: nothing goes
+    assert len(steps(spool)) == 30  # nothing acknowledged: nothing goes
     spool.acknowledge(spool.read().ops[-1][1], run_id="r")
     spool.compact()
-    assert os.path.getsize(spool.folder / "ops.jsonl") < 100
+    assert os.path.getsize(spool.folder / "ops.jsonl") < 1000
     assert spool.passed(mark)
     assert not spool.pending
     spool.append(row(10))
@@ -219,6 +219,53 @@ def test_a_large_spool_begins_anew(tmp_path, monkeypatch):
     again = Spool.open(spool.folder)
     assert (steps(again), again.ack.run_id) == ([10], "r")
     again.close()
+
+
+@pytest.mark.parametrize("too_far", [1, 5, 500])
+def test_an_acknowledgement_of_lines_that_a_power_cut_took_is_cut_to_those_there(tmp_path, too_far):
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    end = os.path.getsize(spool.folder / "ops.jsonl")
+    spool.append(row(1))
+    spool.acknowledge(end + too_far, run_id="r")
+    spool.close()
+    os.truncate(spool.folder / "ops.jsonl", end)
+    again = Spool.open(spool.folder)
+    assert not again.pending
+    again.append(row(2))
+    again.close()  # killed before anything was acknowledged
+    again = Spool.open(spool.folder)
+    assert (steps(again), again.ack.run_id) == ([2], "r")
+    again.close()
+
+
+def test_an_acknowledgement_within_a_line_is_cut_to_whole_lines(tmp_path):
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    spool.append(row(1))
+    spool.acknowledge(os.path.getsize(spool.folder / "ops.jsonl") - 3)
+    spool.close()
+    again = Spool.open(spool.folder)
+    assert steps(again) == [1]
+    again.close()
+
+
+def test_syncing_covers_what_was_appended_and_the_folders_that_lead_there(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(spool_module.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    monkeypatch.setattr(spool_module, "COMPACT_BYTES", 100)
+    spool = Spool.create(tmp_path / "spool", header())
+    spool.sync_to_disk()
+    folders = [spool.folder, tmp_path / "spool", tmp_path]
+    assert synced == [path.stat().st_ino for path in (spool.folder / "ops.jsonl", *folders)]
+    spool.acknowledge(spool.read().ops[-1][1])
+    synced.clear()
+    spool.compact()  # another file, which a cut must not leave empty, and its name
+    spool.sync_to_disk()
+    ops = (spool.folder / "ops.jsonl").stat().st_ino
+    assert synced == [ops, spool.folder.stat().st_ino, ops]
+    spool.close()
+    spool.sync_to_disk()
 
 
 def test_lines_longer_than_one_read(tmp_path, monkeypatch):

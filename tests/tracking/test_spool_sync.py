@@ -1,7 +1,11 @@
+import shutil
+
 import pytest
 
 from rl8x.tracking import TrackingError, sync
+from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
+from rl8x.tracking.store import Point, RunSpec
 from tracking.fakes import FakeStore, values
 
 
@@ -84,3 +88,73 @@ def test_a_password_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@server")
     assert sync(tmp_path, connect=connect).num_sent == 1
     assert seen == ["http://me:secret@server"]
+
+
+def running(root, num_rows=3):
+    """A spool whose process is alive, and the store that has its rows."""
+    spool = Spool.create(
+        root, {"op": "open", "version": 1, "spool_id": "one", "t": 1, "experiment": "e", "uri": "http://x"}
+    )
+    for step in range(num_rows):
+        spool.append({"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}})
+    store = FakeStore()
+    Sender(spool, lambda: store, fresh=True).send_some()
+    return spool, store
+
+
+def test_a_copy_of_a_spool_in_use_is_left_alone_until_that_is_done(tmp_path):
+    spool, store = running(tmp_path / "spool")
+    spool.append({"op": "m", "t": 1003, "s": 3, "m": {"a": 3.0}})
+    shutil.copytree(tmp_path / "spool", tmp_path / "backup")
+    report = sync(tmp_path / "backup", connect=lambda location: store)
+    assert (report.num_busy, report.num_sent) == (1, 0)
+    assert f"is a copy of {tmp_path}/spool/one, which is in use by this process" in str(report)
+    assert (store.run["status"], len(values(store.run, "a"))) == ("RUNNING", 3)
+    spool.append({"op": "finish", "status": "FINISHED", "t": 9000})
+    Sender(spool, lambda: store).send_some()
+    spool.close(remove=True)
+    assert sync(tmp_path / "backup", connect=lambda location: store).num_sent == 1
+    assert (store.run["status"], store.run["end_time"]) == ("FINISHED", 9000)
+    assert values(store.run, "a") == [(step, float(step)) for step in range(4)]
+
+
+def test_a_run_that_went_on_elsewhere_and_ended_keeps_its_end_and_gets_no_row_twice(tmp_path):
+    spool, store = running(tmp_path / "spool")
+    spool.append({"op": "m", "t": 1003, "s": 3, "m": {"a": 3.0}})
+    spool.append({"op": "tags", "tags": {"new": "1", "known": "old"}})
+    spool.append({"op": "describe", "text": "running"})
+    spool.close()  # killed; where it is resumed this spool is not found
+    run_id = next(iter(store.runs))
+    store.log_points(run_id, [Point("a", 3.0, 2003, 3), Point("a", 4.0, 2004, 4)])
+    store.set_tags(run_id, {"known": "new"})
+    store.set_status(run_id, "FINISHED", 5000)
+    assert sync(tmp_path / "spool", connect=lambda location: store).num_sent == 1
+    assert (store.run["status"], store.run["end_time"]) == ("FINISHED", 5000)
+    assert values(store.run, "a") == [(step, float(step)) for step in range(5)]
+    assert store.run["tags"] == {"known": "new", "new": "1"}
+
+
+@pytest.mark.parametrize(("resumed_at", "status"), [(4000, "FINISHED"), (6000, "KILLED")])
+def test_a_resume_counts_only_where_the_run_did_not_end_after_it(resumed_at, status, tmp_path):
+    spool, store = running(tmp_path / "spool")
+    spool.append({"op": "resume", "t": resumed_at, "repeats": True, "keeps_status": False})
+    spool.close()
+    store.set_status(next(iter(store.runs)), "FINISHED", 5000)
+    assert sync(tmp_path / "spool", connect=lambda location: store).num_sent == 1
+    assert store.run["status"] == status
+
+
+def test_a_killed_run_ends_when_it_last_wrote(tmp_path):
+    left_over(tmp_path, "one", 3)
+    store = FakeStore()
+    sync(tmp_path, connect=lambda location: store)
+    assert (store.run["status"], store.run["end_time"]) == ("KILLED", 1002)
+
+
+def test_a_users_run_that_ended_gets_no_other_word(tmp_path):
+    store = FakeStore()
+    run_id = store.create_run(RunSpec("one", "e", None, None, 1))
+    store.set_tags(run_id, {"rl8x.status": "FINISHED"})
+    left_over(tmp_path, "one", 1, run_id=run_id, owns=False)
+    sync(tmp_path, connect=lambda location: store)
+    assert (store.run["tags"]["rl8x.status"], store.run["status"]) == ("FINISHED", "RUNNING")

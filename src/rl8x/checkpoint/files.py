@@ -30,6 +30,7 @@ from torch import Tensor
 
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.tree import decode
+from rl8x.disk import sync_folder, write_synced
 
 FORMAT: Final = "rl8x-checkpoint"
 VERSION: Final = 1
@@ -80,15 +81,15 @@ def write(directory: Path, steps: int, about: Mapping[str, Any], state: Any, ten
         description = {"format": FORMAT, "version": VERSION, **about, "state": state}
         buffer = io.BytesIO()
         torch.save(dict(tensors), buffer)
-        _write_synced(unfinished / TENSORS, buffer.getbuffer())
-        _write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode())
-        _write_synced(unfinished / SUMS, _sums(unfinished).encode())
-        _sync_folder(unfinished)
+        write_synced(unfinished / TENSORS, buffer.getbuffer())
+        write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode())
+        write_synced(unfinished / SUMS, _sums(unfinished).encode())
+        sync_folder(unfinished)
         os.rename(unfinished, target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    _sync_folder(directory)
+    sync_folder(directory)
     return target
 
 
@@ -199,23 +200,6 @@ def _sums(folder: Path) -> str:
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_synced(path: Path, data: bytes | memoryview) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    """Sync a folder's entries, where the system can."""
-    with contextlib.suppress(OSError):
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _one_line(error: object) -> str:

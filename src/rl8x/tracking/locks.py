@@ -13,20 +13,20 @@ try:
 except ImportError:  # Windows: no lock between processes
     fcntl = None  # type: ignore[assignment]
 
-_held: set[str] = set()
-_held_guard = threading.Lock()
+_held: set[FileLock] = set()
+_held_guard = threading.RLock()
 
 
 class FileLock:
     """An exclusive lock between processes, and between the threads of one.
 
-    POSIX record locks are used because, other than `flock`, a forked child does not keep them alive after its parent
-    is gone; as they know no threads, a set of the held paths stands beside them.
+    It is `flock`'s, which belongs to one opening of the file: other than a POSIX record lock it stays where this
+    process opens and closes the file once more, as it does to copy a folder. A forked child would share it, and keep it
+    beyond the end of its parent: so the child closes it at once.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._key = os.path.realpath(path)
         self._fd: int | None = None
 
     @property
@@ -38,7 +38,7 @@ class FileLock:
         """Take the lock, waiting at most `timeout_s`; False where another one keeps it.
 
         Raises:
-            OSError: The file cannot be made.
+            OSError: The file cannot be made, or its file system has no locks.
         """
         deadline = time.monotonic() + timeout_s
         while not self._try():
@@ -49,39 +49,50 @@ class FileLock:
 
     def _try(self) -> bool:
         with _held_guard:
-            if self._key in _held:
+            if self._fd is not None:
                 return False
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                if fcntl is not None:
-                    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not (_lock(fd, shared=False) and self._is_there(fd)):
+                    os.close(fd)
+                    return False
             except OSError:
                 os.close(fd)
-                return False
+                raise
             self._fd = fd
-            _held.add(self._key)
+            _held.add(self)
             with contextlib.suppress(OSError):  # only there to be read by a person or an error message
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, str(os.getpid()).encode(), 0)
             return True
 
+    def _is_there(self, fd: int) -> bool:
+        """Say whether the path still names an open file: its folder may have been removed by the one before."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(fd), os.stat(self.path))
+        return False
+
     def owner(self) -> str:
         """Name the process that last took the lock."""
-        with _held_guard:
-            if self._key in _held:  # reading the file and closing it would drop this process's own lock
-                return "this process"
         try:
-            return f"process {self.path.read_text().strip() or '?'}"
-        except OSError:
+            pid = self.path.read_text().strip()
+        except (OSError, UnicodeDecodeError):
             return "another process"
+        return "this process" if pid == str(os.getpid()) else f"process {pid or '?'}"
 
     def release(self) -> None:
         """Give the lock back; without effect where it is not held."""
         with _held_guard:
             if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
-                _held.discard(self._key)
+                if fcntl is not None:  # closing would not do where a library of C has forked
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+                self._close()
+
+    def _close(self) -> None:
+        assert self._fd is not None
+        os.close(self._fd)
+        self._fd = None
+        _held.discard(self)
 
     def __enter__(self) -> FileLock:
         """Take the lock, however long it takes."""
@@ -91,3 +102,37 @@ class FileLock:
     def __exit__(self, *exception: object) -> None:
         """Give the lock back."""
         self.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Say whether a process holds the lock on a file; makes and changes none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return False
+    try:
+        return not _lock(fd, shared=True)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, *, shared: bool) -> bool:
+    """Lock an open file; False where it is locked by another opening of it."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _close_in_child() -> None:
+    for lock in list(_held):
+        lock._close()
+    _held_guard.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_close_in_child)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rl8x.tracking.names import MAX_PARAM_LENGTH, MAX_TAG_LENGTH, artifact_name, legal_name
-from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.protocol import STATUSES, TrackingError
 from rl8x.tracking.spool import FILES, REJECTED, Op, Spool
 from rl8x.tracking.store import (
     MAX_METRICS,
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
 STATUS_TAG = "rl8x.status"
+RESUMED_TAG = "rl8x.resumed_from"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
 ARTIFACT_TRIES = 3
@@ -47,6 +48,8 @@ class Sender:
         connect: Makes the store, when it is first needed.
         fresh: The spool has just been made, so that the store cannot have a run for it.
         known: What the run had when it was resumed, where another spool of this process began with that.
+        late: The process that wrote the spool is gone, so that another one may have gone on with the run since, and
+            ended it: what that one said stays, and rows that it logged too are not logged again.
 
     Attributes:
         known: What the run had when it was resumed; None where it was not, or nothing has been compared yet.
@@ -59,6 +62,7 @@ class Sender:
         *,
         fresh: bool = False,
         known: KnownPoints | None = None,
+        late: bool = False,
     ) -> None:
         self.spool = spool
         self.on_arrival: Callable[[], None] = lambda: None
@@ -67,6 +71,9 @@ class Sender:
         self._store: Store | None = None
         self._fresh = fresh
         self.known = known
+        self._late = late
+        self._is_over = False
+        self._repeats = False
         self._points: list[Point] = []
         self._upto: int | None = None
         self._lines = 0
@@ -95,6 +102,7 @@ class Sender:
         """
         try:
             self._ensure_run()
+            self._look_for_others()
             self._learn_name()
             self._points, self._lines = [], 0
             if self.known is not None:
@@ -149,6 +157,17 @@ class Sender:
             self.store.check_run(run_id)
         self.spool.acknowledge(run_id=run_id, attempted=False)
 
+    def _look_for_others(self) -> None:
+        """See once what became of the run since the spool was written."""
+        if not self._late:
+            return
+        self._repeats = RESUMED_TAG in self.store.tags(self.run_id)
+        if self._owns:
+            status, end_time = self.store.status(self.run_id)
+            ended_later = end_time is None or end_time >= self.spool.last_time()
+            self._is_over = status in STATUSES and ended_later
+        self._late = False
+
     def _learn_name(self) -> None:
         """Ask how the store calls the run: it is told to the user at the end, and no row waits for it."""
         if self.spool.ack.run_name is None and self._name_tries < NAME_TRIES:
@@ -172,7 +191,7 @@ class Sender:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._reject(op, f"not a row: {error!r}")
             points = []
-        if self.spool.ack.resumed and self.known is None:
+        if self.known is None and (self.spool.ack.resumed or self._repeats or self._is_over):
             self.known = KnownPoints(self.run_id, self.store.last_steps(self.run_id))
         if self._points and len(self._points) + len(points) > MAX_METRICS:
             self._send_points()
@@ -249,11 +268,15 @@ class Sender:
         return text[: MAX_PARAM_LENGTH - len(note)] + note
 
     def _apply_tags(self, op: Op) -> None:
-        for some in _pieces({name: text[:MAX_TAG_LENGTH] for name, text in op["tags"].items()}, MAX_PARAMS):
+        present = self.store.tags(self.run_id) if self._is_over else {}
+        tags = {name: text[:MAX_TAG_LENGTH] for name, text in op["tags"].items() if name not in present}
+        for some in _pieces(tags, MAX_PARAMS):
             self.store.set_tags(self.run_id, some)
 
     def _apply_describe(self, op: Op) -> None:
         """Renew the description, unless what is there is not what was last written here."""
+        if self._is_over:
+            return
         present = self.store.tags(self.run_id)
         if present.get(NOTE_TAG) and _digest(present[NOTE_TAG]) != present.get(NOTE_DIGEST_TAG):
             return
@@ -299,18 +322,27 @@ class Sender:
         resumed = repeats or self.spool.ack.resumed or self.known is not None
         if repeats:
             self.known = None
-        if self._owns and not keeps_status:
+        if self._owns and not keeps_status and not self._is_over:
             self.store.set_status(self.run_id, "RUNNING", None)
         return {"resumed": resumed, "finished": keeps_status}
 
     def _apply_finish(self, op: Op) -> dict[str, Any]:
-        if op["status"] is not None:
+        if op["status"] is not None and not self._is_over:
             self.finish(str(op["status"]), int(op["t"]))
         return {"finished": True}
 
     @property
     def _owns(self) -> bool:
         return bool(self.spool.header.get("owns", True))
+
+    def finish_killed(self) -> None:
+        """Set the status of a run whose process ended without a word, unless it has ended in another one."""
+        if self._owns:
+            ended = self.store.status(self.run_id).text != "RUNNING"
+        else:
+            ended = STATUS_TAG in self.store.tags(self.run_id)
+        if not ended:
+            self.finish("KILLED", self.spool.last_time())
 
     def finish(self, status: str, end_time: int) -> None:
         """Set the final status; of a run that the user started, only a tag."""

@@ -8,7 +8,9 @@ A spool is a folder:
     lock        held by the process that writes or sends
 
 A line that a killed process left half written is cut off. Writing costs one `write()` without fsync: what is in the
-spool outlives the process, not a power cut; `sync_to_disk()` is for that.
+spool outlives the process, not a power cut; `sync_to_disk()` is for that, and is called before each checkpoint. A cut
+may leave an acknowledgement older than the spool: what it misses is sent again. One that is newer, of lines that are
+gone, is cut to those that are there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl8x.tracking.locks import FileLock
+from rl8x.disk import replace_synced, sync_folder
+from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.protocol import TrackingError
 
 _log = logging.getLogger(__name__)
@@ -119,11 +122,13 @@ class Spool:
         self._dropped = 0
         self._failed_at = 0.0
         self._file_count = 0
+        self._on_disk = False
 
     @classmethod
     def create(cls, root: Path, header: Op) -> Spool:
         """Make a new spool in `root/<spool_id>`; where the disk refuses, it lives in memory until the disk does not."""
-        spool = cls(root / str(header["spool_id"]), header, None)
+        folder = (root / str(header["spool_id"])).absolute()
+        spool = cls(folder, {**header, "folder": str(folder)}, None)
         with spool._guard:
             spool._spill()
         return spool
@@ -133,7 +138,7 @@ class Spool:
         """Open a spool that is there: take its lock, cut off a torn last line.
 
         Raises:
-            SpoolInUseError: Another process has it.
+            SpoolInUseError: Another process has it, or the one that it is a copy of.
             TrackingError: It is no spool.
         """
         lock = FileLock(folder / "lock")
@@ -141,16 +146,16 @@ class Spool:
             if not lock.acquire(timeout_s):
                 raise SpoolInUseError(f"the spool {folder} is in use by {lock.owner()}; try again when that has ended")
             header = read_header(folder)
+            _check_is_no_copy(folder, header)
             spool = cls(folder, header, lock)
             spool._open_file()
+            spool._check_ack()
         except OSError as error:
             lock.release()
             raise TrackingError(f"cannot open the spool {folder}: {error}") from error
         except TrackingError:
             lock.release()
             raise
-        if spool.ack.generation != header.get("generation", 0):  # killed between the two renames of compact()
-            spool.ack = replace(spool.ack, generation=header.get("generation", 0), offset=0)
         return spool
 
     def _open_file(self) -> None:
@@ -160,6 +165,18 @@ class Spool:
         self._fd = fd
         numbers = [int(path.name) for path in (self.folder / FILES).glob("*") if path.name.isdigit()]
         self._file_count = max(numbers, default=0)
+
+    def _check_ack(self) -> None:
+        """Bring an acknowledgement to what is there, which a power cut may have left older or newer."""
+        assert self._fd is not None
+        generation = self.header.get("generation", 0)
+        if self.ack.generation != generation:  # cut or killed between the two renames of compact()
+            self.ack = replace(self.ack, generation=generation, offset=0)
+        offset = _whole_lines(self._fd, min(self.ack.offset, self._end))
+        if offset != self.ack.offset:
+            self.ack = replace(self.ack, offset=offset)
+            # On the disk before anything is appended: the old one would say that the new lines have arrived.
+            self._write_ack(synced=True)
 
     # Appending: any thread.
 
@@ -270,6 +287,15 @@ class Spool:
                 num_rows, num_others = num_rows + is_row, num_others + (not is_row)
         return Unsent(num_rows, num_others, len(self._memory) + self._dropped)
 
+    def last_time(self) -> int:
+        """Return when its process last wrote something, in milliseconds since 1970."""
+        times = [op["t"] for op, _ in self.read(self._last_lines()).ops if isinstance(op.get("t"), int)]
+        return max(times, default=int(self.header["t"]))
+
+    def _last_lines(self) -> int:
+        assert self._fd is not None
+        return _whole_lines(self._fd, max(0, self._end - READ_BYTES // 2))
+
     def mark(self) -> tuple[int, int]:
         """Return a mark of all that was appended so far, for `passed`."""
         with self._guard:
@@ -317,10 +343,11 @@ class Spool:
         if changed:
             self._write_ack()
 
-    def _write_ack(self) -> None:
+    def _write_ack(self, *, synced: bool = False) -> None:
         # Not written, it only means that something is sent twice, which the store does not mind.
         with contextlib.suppress(OSError):
-            _replace_file(self.folder / ACK, json.dumps(asdict(self.ack)).encode())
+            write = replace_synced if synced else _replace_file
+            write(self.folder / ACK, json.dumps(asdict(self.ack)).encode())
 
     def compact(self) -> None:
         """Begin the file anew where all of it has been acknowledged and it has grown large."""
@@ -330,7 +357,7 @@ class Spool:
             header = {**self.header, "generation": self.ack.generation + 1}
             line = encode(header)
             try:
-                _replace_file(self.folder / OPS, line)
+                replace_synced(self.folder / OPS, line)
                 fd = os.open(self.folder / OPS, os.O_RDWR)
             except OSError:
                 return
@@ -350,10 +377,22 @@ class Spool:
         return self._dropped
 
     def sync_to_disk(self) -> None:
-        """Make what was appended survive a power cut."""
-        with contextlib.suppress(OSError):
-            if self._fd is not None:
-                os.fsync(self._fd)
+        """Make what was appended survive a power cut; may be called by any thread, and appending does not wait."""
+        generation = -1
+        while generation != self.ack.generation:  # compact() may change the file meanwhile
+            with self._guard:
+                if self._memory:
+                    self._spill()
+                if self._fd is None:
+                    return
+                fd, generation = os.dup(self._fd), self.ack.generation
+            with contextlib.suppress(OSError):
+                os.fsync(fd)
+            os.close(fd)
+        if not self._on_disk:
+            for folder in (self.folder, *self.folder.parents[:2]):
+                sync_folder(folder)
+            self._on_disk = True
 
     def close(self, *, remove: bool = False) -> None:
         """Close the files and give the lock back; `remove` deletes the spool, except what the store refused."""
@@ -385,6 +424,21 @@ def read_header(folder: Path) -> Op:
         raise TrackingError(f"{folder} is not a spool: it has no readable {OPS}") from error
 
 
+def _check_is_no_copy(folder: Path, header: Op) -> None:
+    """Refuse the copy of a spool that a process still writes: what it sends would be sent twice, and end the run.
+
+    Raises:
+        SpoolInUseError: It is one.
+    """
+    lock = FileLock(Path(str(header.get("folder", folder))) / "lock")
+    with contextlib.suppress(OSError):
+        if not os.path.samefile(lock.path, folder / "lock") and is_locked(lock.path):
+            raise SpoolInUseError(
+                f"the spool {folder} is a copy of {lock.path.parent}, which is in use by {lock.owner()}; "
+                "try again when that has ended"
+            )
+
+
 def _decode(line: bytes) -> Op:
     try:
         op = json.loads(line)
@@ -396,15 +450,15 @@ def _decode(line: bytes) -> Op:
 def read_ack(folder: Path) -> Ack:
     """Read how far a spool has been sent; an unreadable file means not at all, as sending twice does no harm."""
     try:
-        return Ack(**json.loads((folder / ACK).read_bytes()))
+        ack = Ack(**json.loads((folder / ACK).read_bytes()))
+        return replace(ack, offset=int(ack.offset), generation=int(ack.generation))
     except (OSError, ValueError, TypeError):
         return Ack()
 
 
-def _whole_lines(fd: int) -> int:
-    """Return the length of a file up to its last newline."""
-    end = os.fstat(fd).st_size
-    position = end
+def _whole_lines(fd: int, end: int | None = None) -> int:
+    """Return the length of a file, or of its first `end` bytes, up to the last newline."""
+    position = os.fstat(fd).st_size if end is None else end
     while position > 0:
         start = max(0, position - 65536)
         found = os.pread(fd, position - start, start).rfind(b"\n")

@@ -23,7 +23,8 @@ class SpoolReport:
     Attributes:
         folder: The spool.
         outcome: "sent": all is in the store and the spool is gone (or has only what the store refused); "busy": its
-            process is alive, or another one syncs it; "failed": it stays, `message` says why.
+            process is alive, or that of the spool that it is a copy of, or another one syncs it; "failed": it stays,
+            `message` says why.
         run_id: The run in the store, where there is one.
         num_rows: Rows that were sent now.
         message: Why it failed, or what was noticed; else empty.
@@ -77,7 +78,8 @@ def sync(
 ) -> SyncReport:
     """Send everything that waits in spools whose process is gone.
 
-    A run whose process ended without a word gets the status KILLED. Sending again what had arrived adds nothing.
+    A run whose process ended without a word gets the status KILLED, unless the store has it as ended by now. Sending
+    again what had arrived adds nothing.
 
     Args:
         spool_dir: A spool, or a folder of spools; default `mlruns/spool` in the working directory.
@@ -96,7 +98,6 @@ def sync(
 
 def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Location], Store]) -> SpoolReport:
     try:
-        last_change = int((folder / OPS).stat().st_mtime * 1000)
         spool = Spool.open(folder)
     except SpoolInUseError as error:
         return SpoolReport(folder, "busy", message=str(error))
@@ -108,12 +109,12 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
     finished = False
     try:
         location = locate(tracking_uri or with_password(str(spool.header["uri"])))
-        sender = Sender(spool, lambda: connect(location))
+        sender = Sender(spool, lambda: connect(location), late=True)
         sender.send_some()
         while spool.pending:
             sender.send_some()
         if not spool.ack.finished:
-            sender.finish("KILLED", last_change)
+            sender.finish_killed()
             spool.acknowledge(finished=True)
         finished = True
     except (StoreDownError, TrackingError) as error:

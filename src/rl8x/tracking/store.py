@@ -58,6 +58,13 @@ class RunName(NamedTuple):
     is_free: bool
 
 
+class RunStatus(NamedTuple):
+    """The status that a store has of a run, and when the run ended in milliseconds since 1970, if it says that."""
+
+    text: str
+    end_time: int | None
+
+
 class Store(Protocol):
     """A place for runs. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else."""
 
@@ -75,6 +82,9 @@ class Store(Protocol):
 
     def run_name(self, run_id: str) -> RunName:
         """Read a run's name."""
+
+    def status(self, run_id: str) -> RunStatus:
+        """Read a run's status."""
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
@@ -268,6 +278,11 @@ class MLflowStore:
             return RunName(name, False)
         experiment_ids = [experiment.experiment_id for experiment in self.experiments()]
         return RunName(name, len(self.search(experiment_ids, f"attributes.run_name = '{name}'")) == 1)
+
+    def status(self, run_id: str) -> RunStatus:
+        """Read a run's status."""
+        info = self._call(self._client.get_run, run_id).info
+        return RunStatus(str(info.status), info.end_time)
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""

@@ -24,6 +24,7 @@ from rl8x.tracking.store import (
     RunGoneError,
     RunName,
     RunSpec,
+    RunStatus,
     Store,
     StoreDownError,
     StoreRefusedError,
@@ -103,6 +104,10 @@ class StoreProcess:
     def run_name(self, run_id: str) -> RunName:
         """Read a run's name."""
         return RunName(*self._ask("run_name", run_id))
+
+    def status(self, run_id: str) -> RunStatus:
+        """Read a run's status."""
+        return RunStatus(*self._ask("status", run_id))
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
@@ -202,6 +207,7 @@ _AS_THEY_ARE = (
     "delete_run",
     "check_run",
     "run_name",
+    "status",
     "params",
     "log_params",
     "tags",

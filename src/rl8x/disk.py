@@ -1,0 +1,33 @@
+"""Writing that survives a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_synced(path: Path, data: bytes | memoryview) -> None:
+    """Write a file, all of it on the disk when this returns."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Have the disk know which files a folder has, where the system can."""
+    with contextlib.suppress(OSError):
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def replace_synced(path: Path, data: bytes) -> None:
+    """Replace a file by another one: after a power cut it is there as it was before or as it is now."""
+    beside = path.with_name(path.name + ".new")
+    write_synced(beside, data)
+    os.replace(beside, path)
+    sync_folder(path.parent)
