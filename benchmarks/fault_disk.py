@@ -119,7 +119,7 @@ def _full(seed: int, root: Path, template: Path) -> dict[str, Any]:
     attempt = _begin(root, template, seed, away=away)
     timing = Timing.drawn(signals=[None, None, signal.SIGTERM, signal.SIGKILL])
     limited = not away and random.random() < 0.5
-    fault, heal = (_limit, _unlimit) if limited else _no_space(attempt.work)
+    fault, heal = (_limit, _unlimit) if limited else _no_space()
     ended = attempt.run(timing, fault, heal)
     what = "file sizes are limited" if limited else "no space"
     # A kill takes with it what the disk did not.
@@ -135,7 +135,7 @@ def _safe(attempt: Try, timing: Timing) -> int:
 
 def _limit() -> None:
     """Let no file grow beyond a size that some have already, of this process and of its children."""
-    size = random.choice([0, 4096, 40_000, 300_000])
+    size = random.choice([4096, 40_000, 300_000])
     for pid in _family():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -156,20 +156,33 @@ def _family() -> list[int]:
     return mine
 
 
-def _no_space(work: Path) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Have writes of this process to files fail as on a full disk; MLflow's process has another disk."""
+def _no_space() -> tuple[Callable[[], None], Callable[[], None]]:
+    """Have this process meet a full disk: what a file has of it can be written again, and nothing beyond.
+
+    MLflow's process has another disk.
+    """
     write, pwrite, make = os.write, os.pwrite, os.mkdir
 
-    def full(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(target: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(target, int) and not os.readlink(f"/proc/self/fd/{target}").startswith("/"):
-                return function(target, *args, **kwargs)  # a pipe or a socket
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def left(target: int, offset: int) -> int:
+        status = os.fstat(target)
+        return max(status.st_size, status.st_blocks * 512) - offset
 
-        return call
+    def full_pwrite(target: int, data: Any, offset: int) -> int:
+        room = left(target, offset)
+        if room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(target, bytes(data)[:room], offset)
+
+    def full_write(target: int, data: Any) -> int:
+        if not os.readlink(f"/proc/self/fd/{target}").startswith("/"):
+            return write(target, data)  # a pipe or a socket
+        return full_pwrite(target, data, os.lseek(target, 0, os.SEEK_CUR))
+
+    def full_make(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fault() -> None:
-        os.write, os.pwrite, os.mkdir = full(write), full(pwrite), full(make)
+        os.write, os.pwrite, os.mkdir = full_write, full_pwrite, full_make
 
     def heal() -> None:
         os.write, os.pwrite, os.mkdir = write, pwrite, make
@@ -294,9 +307,8 @@ def _moved(seed: int, root: Path, template: Path) -> dict[str, Any]:
 
     ended = attempt.run(timing, (lambda: None) if late else move, lambda: None)
     if late:
-        words = attempt.check_words(ended)
+        attempt.check_words(ended)
         move()
-        del words
     title = f"seed {seed}: {what} moved {'after the end' if late else 'in mid-run'}, {timing}"
     if what == "work":
         attempt.work = root / "moved"
@@ -321,9 +333,16 @@ def _copied(seed: int, root: Path, template: Path) -> dict[str, Any]:
     timing = Timing.drawn(signals=[None, None, signal.SIGTERM, signal.SIGKILL])
     timing.heals = None
     how = random.choice(["copytree", "zip", "copy of the checkpoints", "reading"])
-    syncs: list[str] = []
 
     def copy() -> None:
+        with contextlib.suppress(OSError):  # files come and go under it
+            duplicate()
+        for folder in (attempt.work, root / BACKUP):
+            if (folder / "mlruns").is_dir():
+                sync = Child(lambda folder=folder: command(["sync"]), folder).wait(timeout_s=60)  # type: ignore[misc]
+                attempt.record.add({"sync": sync.said, "code": sync.code, "copy": folder.name == BACKUP})
+
+    def duplicate() -> None:
         source = attempt.work / "mlruns"
         if how == "zip":
             shutil.make_archive(str(root / BACKUP), "zip", source)
@@ -334,10 +353,6 @@ def _copied(seed: int, root: Path, template: Path) -> dict[str, Any]:
                 _ = path.is_file() and path.read_bytes()
         elif (source / "checkpoints").is_dir():
             shutil.copytree(source / "checkpoints", root / BACKUP / "checkpoints")
-        for folder in (attempt.work, root / BACKUP):
-            if (folder / "mlruns").is_dir():
-                sync = Child(lambda: command(["sync"]), folder).wait(timeout_s=60)
-                attempt.record.add({"sync": sync.said, "code": sync.code, "copy": folder.name == BACKUP})
 
     ended = attempt.run(timing, copy, lambda: None)
     title = f"seed {seed}: copied by {how} in mid-run, {timing}"
@@ -348,7 +363,6 @@ def _copied(seed: int, root: Path, template: Path) -> dict[str, Any]:
             attempt.note("wrong_status", f"the spool of a live run is sent by another process: {entry['sync'][-200:]}")
         if entry["code"] not in (0, 1):
             attempt.note("wrong_exit", f"sync of a live run exits with {entry['code']}")
-    del syncs
     return _finish(attempt, title, timing, ended)
 
 
@@ -357,7 +371,7 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     attempt = _begin(root, template, seed)
     timing = Timing.drawn(signals=[signal.SIGKILL])
     timing.heals = None
-    ended = attempt.run(timing, lambda: None, lambda: None)
+    attempt.run(timing, lambda: None, lambda: None)
     shutil.copytree(attempt.work, root / "copy")
     original = {path: path.read_bytes() for path in attempt.work.rglob("*") if path.is_file()}
     title = f"seed {seed}: copied after a kill, {timing}"
@@ -375,10 +389,8 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     changed = [path.name for path in changed if path.name not in ("lock", "mlflow.db-wal", "mlflow.db-shm")]
     if changed:
         twin.note("rows_lost", f"what is done in a copy changes {', '.join(changed[:3])} of the original")
-    logged = len(attempt._entries("m"))
     attempt.wrong, attempt.why, attempt.said = twin.wrong, twin.why, [*attempt.said, *twin.said]
     attempt.sync()
-    del logged, ended
     attempt.check_end(status="KILLED" if attempt.kept().tracked else None)
     return attempt.result(title)
 

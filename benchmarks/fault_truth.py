@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.spool import OPS, REJECTED, read_ack, read_header
-
 Row = dict[str, Any]  # {"s": step, "m": names}
 Key = tuple[str, int]
+
+# The files of a spool, as its module describes them
+OPS, REJECTED, ACK = "ops.jsonl", "rejected.jsonl", "ack.json"
 
 _NUMBER = r"([\d,]+|the last|one|a) (?:rows?|entry|entries|lines?)"
 _WAIT = re.compile(rf"{_NUMBER}\b[^\n]* did not reach")
@@ -128,24 +128,23 @@ class Kept:
 def waiting(spool: Path) -> list[Row]:
     """List the rows of a spool that have not been acknowledged; those that were set aside are among them."""
     rows: list[bytes] = []
-    with contextlib.suppress(OSError, TrackingError):
-        ack, header = read_ack(spool), read_header(spool)
-        begin = ack.offset if ack.generation == header.get("generation", 0) else 0
-        rows = (spool / OPS).read_bytes()[begin:].splitlines()
+    with contextlib.suppress(OSError, ValueError):
+        data = (spool / OPS).read_bytes()
+        generation, begin = json.loads(data.splitlines()[0]).get("generation", 0), 0
+        with contextlib.suppress(OSError, ValueError):
+            ack = json.loads((spool / ACK).read_bytes())
+            begin = ack["offset"] if ack["generation"] == generation else 0
+        rows = data[begin:].splitlines()
     with contextlib.suppress(OSError):
         rows += (spool / REJECTED).read_bytes().splitlines()
     found = []
     for line in rows:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            op = _decoded(line)
+            op = json.loads(line)
+            op = op.get("rejected", op)
             if op["op"] == "m":
                 found.append({"s": op["s"], "m": list(op["m"])})
     return found
-
-
-def _decoded(line: bytes) -> Any:
-    op = json.loads(line)
-    return op.get("rejected", op)
 
 
 def spools(folder: Path) -> list[Path]:
