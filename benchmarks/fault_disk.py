@@ -372,6 +372,7 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     timing = Timing.drawn(signals=[signal.SIGKILL])
     timing.heals = None
     attempt.run(timing, lambda: None, lambda: None)
+    rows = attempt.rows()
     shutil.copytree(attempt.work, root / "copy")
     original = {path: path.read_bytes() for path in attempt.work.rglob("*") if path.is_file()}
     title = f"seed {seed}: copied after a kill, {timing}"
@@ -391,7 +392,7 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
         twin.note("rows_lost", f"what is done in a copy changes {', '.join(changed[:3])} of the original")
     attempt.wrong, attempt.why, attempt.said = twin.wrong, twin.why, [*attempt.said, *twin.said]
     attempt.sync()
-    attempt.check_end(status="KILLED" if attempt.kept().tracked else None)
+    attempt.check_end(status="KILLED" if attempt.kept().tracked else None, rows=rows)
     return attempt.result(title)
 
 

@@ -49,7 +49,7 @@ def _row(fault: str, tries: int, first: int, *, compiled: bool) -> dict[str, Any
     done = kills * len(tables)
     good = total["resumed"] == total["equal"] == total["status"] == done
     lost = sum(total[name] for name in DEFECTS)
-    offenders = [offender for table in tables for offender in table["offenders"]]
+    offenders = [offender for table in tables for offender in table["why"]]
     row = {"fault": fault, "tries": done, "ok": good and not lost, "configurations": len(tables)}
     return row | {name: total[name] for name in FIGURES} | {"offenders": offenders[:8]}
 
@@ -61,7 +61,7 @@ def _configuration(seed: int, *, template: Path, kills: int, compiled: bool) -> 
         plan = Plan(number, compiled=compiled, forks=seed % REAL_ONE_IN != REAL_ONE_IN - 1)
         expected = _reference(plan, template, twice=compiled)
         number += 1_000_000
-    table: dict[str, Any] = dict.fromkeys(FIGURES, 0) | {"offenders": []}
+    table: dict[str, Any] = dict.fromkeys(FIGURES, 0) | {"why": []}
     for attempt in range(kills):
         random.seed(f"{seed} {attempt}")
         with scratch(template) as root:
@@ -69,7 +69,7 @@ def _configuration(seed: int, *, template: Path, kills: int, compiled: bool) -> 
         for name in FIGURES:
             table[name] += found[name]
         if found["why"]:
-            table["offenders"].append(f"--seed {seed}, kill {attempt}: {found['why']:.600}; {plan!r:.300}")
+            table["why"].append(f"--seed {seed}, kill {attempt}: {found['why']:.600}; {plan!r:.300}")
     return table
 
 

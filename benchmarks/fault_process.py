@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import dataclasses
 import inspect
 import json
@@ -123,6 +124,7 @@ class Child:
 def _behave_as_python(function: Callable[[], Any], folder: Path | None, env: dict[str, str], streams: list[int]) -> Any:
     """Be a fresh Python that does something and ends: its exit code, its traceback, its exit handlers."""
     code = 1
+    _end_with_parent()
     try:
         for number, stream in enumerate(streams, 1):
             os.dup2(stream, number)
@@ -231,7 +233,8 @@ class Record:
 def side_by_side(tries: int, do: Callable[[int], dict[str, Any]], *, first: int = 0, workers: int = 2) -> list[Any]:
     """Do tries by their numbers in so many processes at a time; returns what each came to, in order.
 
-    A try that raises is a fault of the instrument, and ends all.
+    What is wrong of a try, its `why`, is printed to standard error as it comes. A try that raises is a fault of the
+    instrument, and ends all.
     """
     numbers = list(range(first, first + tries))
     reads = []
@@ -245,6 +248,8 @@ def side_by_side(tries: int, do: Callable[[int], dict[str, Any]], *, first: int 
     results: dict[int, Any] = {}
     for number, result in _lines(reads):
         results[number] = result
+        for why in result.get("why", ()):
+            print(why, file=sys.stderr, flush=True)
     for _ in reads:
         os.wait()
     missing = [number for number in numbers if number not in results]
@@ -253,7 +258,13 @@ def side_by_side(tries: int, do: Callable[[int], dict[str, Any]], *, first: int 
     return [results[number] for number in numbers]
 
 
+def _end_with_parent() -> None:
+    """Have Linux kill this process when the one that forked it ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 def _do_some(do: Callable[[int], dict[str, Any]], numbers: Sequence[int], write: int) -> None:
+    _end_with_parent()
     try:
         for number in numbers:
             random.seed(number)

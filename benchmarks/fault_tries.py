@@ -47,6 +47,11 @@ class Timing:
     ends: int | None
     number: int
 
+    def __str__(self) -> str:
+        """Write it in a few words."""
+        heals = "" if self.heals is None else f", mended at {self.heals}"
+        return f"at row {self.fault}{heals}" + ("" if self.ends is None else f", signal {self.number:d} at {self.ends}")
+
     @classmethod
     def drawn(cls, *, signals: Sequence[int | None]) -> Timing:
         """Draw instants; `signals` are what may end the run, None for its own end."""
@@ -202,16 +207,19 @@ class Try:
         if words.lost and ended.code == 0:
             self.note("wrong_exit", f"{words.lost} entries are lost, and the exit code is 0: {_last(ended)}")
 
-    def check_end(self, *, status: str | None, since: int = 0, excused: int = 0) -> None:
+    def check_end(
+        self, *, status: str | None, since: int = 0, excused: int = 0, rows: Sequence[Row] | None = None
+    ) -> None:
         """Look at what is there when all is over.
 
         Args:
             status: What the one run must be in the store; None is not looked at.
             since: The first row that must be there.
             excused: How many rows may be missing, since the run said so.
+            rows: The rows instead.
         """
         kept, folders = self.kept(), spools(self.root)
-        rows = self.rows(since)
+        rows = self.rows(since) if rows is None else rows
         gone = lost(rows, [kept], folders)
         if len(gone) > excused:
             self.note("rows_lost", f"{len(gone)} of {len(rows)} rows, {excused} said to be", len(gone) - excused)
