@@ -258,14 +258,14 @@ def test_dotted_paths_are_imported():
 )
 def test_wrong_paths(path, message):
     with pytest.raises(ValueError, match=message):
-        import_named(path)
+        import_named(path, trust=True)
 
 
 def test_a_module_that_breaks_when_imported_shows_its_own_error(tmp_path, monkeypatch):
     write(tmp_path, "breaks_on_import.py", "1 / 0")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with pytest.raises(ZeroDivisionError):
-        import_named("breaks_on_import.Env")
+        import_named("breaks_on_import.Env", trust=True)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from rl8x import products
 from rl8x.hoisting import hoist_single_numbers
 from rl8x.loops import OPERATORS, Loop, looped
 from rl8x.malloc import keep_freed_memory, keep_small_blocks
+from rl8x.output import message_of
 from rl8x.workers import Workers
 
 Mode = Literal["auto", "eager", "compile", "graph"]
@@ -193,7 +194,7 @@ class ProgramError(RuntimeError):
     """A function could not be compiled or captured."""
 
     def __init__(self, mode: str, error: Exception) -> None:
-        lines = str(error).strip().splitlines()
+        lines = message_of(error).strip().splitlines()
         reason = lines[0].rstrip(".") if lines else type(error).__name__
         super().__init__(f"execution={mode!r} is not possible here: {reason}. execution='eager' always is.")
 

@@ -1,4 +1,9 @@
-"""Naming importable things by dotted path, and importing what a path names: all that a file may make rl8x import."""
+"""Naming importable things by dotted path, and importing what a name means: all that a text may make rl8x import.
+
+A run file or a checkpoint may come from anybody, and importing a module runs its code. So a name gives only what this
+process has imported already, or what is rl8x's, torch's or Gymnasium's own; anything else needs somebody's trust: the
+user's word for the file (`--trust`, `trust=True`), or that he gave the name himself.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,20 @@ import contextlib
 import difflib
 import importlib
 import re
-from typing import Any, Final
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
+Trust: TypeAlias = bool | Collection[str]
+"""Whether names may import any module: all of them, none, or those listed, which the user has given himself."""
+
+_OWN: Final = ("rl8x", "torch", "gymnasium")
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+_GYMNASIUM_ID: Final = re.compile(r"-v\d+\s*$", re.ASCII)
+
+
+class UntrustedError(ValueError):
+    """A name would run code that nobody has said to trust."""
 
 
 def is_dotted(text: str) -> bool:
@@ -16,19 +32,83 @@ def is_dotted(text: str) -> bool:
     return _DOTTED.fullmatch(text) is not None
 
 
-def import_named(path: str) -> Any:
-    """Import what a dotted path names: an attribute of a module.
+def is_gymnasium_id(text: str) -> bool:
+    """Whether a text has the form of a Gymnasium id with a version, such as `CartPole-v1` or `module:MyEnv-v0`."""
+    return _GYMNASIUM_ID.search(text) is not None
+
+
+def module_named(text: str) -> str | None:
+    """Return the module that a dotted path or a Gymnasium id of the form `module:MyEnv-v0` imports, else None."""
+    if is_dotted(text):
+        return text.rpartition(".")[0]
+    module, colon, _ = text.partition(":")
+    return module if colon and is_gymnasium_id(text) and all(map(str.isidentifier, module.split("."))) else None
+
+
+def texts(data: Any) -> Iterator[str]:
+    """Yield every text in plain data, the keys of mappings too."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping):
+        yield from map(str, data)
+        yield from texts(list(data.values()))
+    elif isinstance(data, list | tuple):
+        for part in data:
+            yield from texts(part)
+
+
+def runs_code(name: str) -> bool:
+    """Whether what a name means is neither rl8x's, torch's nor Gymnasium's own."""
+    module = module_named(name)
+    return module is not None and module.partition(".")[0] not in _OWN
+
+
+def check_trust(name: str, module: str, trust: Trust) -> None:
+    """Refuse a name that would import a module whose code is not trusted.
+
+    Args:
+        name: What stands in the file.
+        module: The module that it imports.
+        trust: Whose code may be imported.
+
+    Raises:
+        UntrustedError: If it is not.
+    """
+    if _trusts(name, trust) or module in sys.modules or module.partition(".")[0] in _OWN:
+        return
+    raise UntrustedError(
+        f"{name!r} would import the module {module!r} and run its code, which is not rl8x's. If you trust that code, "
+        "say so: --trust on the command line, trust=True in Python, or import the module first."
+    )
+
+
+def check_gymnasium_id(name: str, trust: Trust) -> None:
+    """Refuse a Gymnasium id that would import a module whose code is not trusted; see `check_trust`."""
+    module, colon, _ = name.partition(":")
+    if colon:
+        check_trust(name, module, trust)
+
+
+def _trusts(name: str, trust: Trust) -> bool:
+    return trust if isinstance(trust, bool) else name in trust
+
+
+def import_named(path: str, *, trust: Trust = False) -> Any:
+    """Import what a dotted path names: an attribute of a module. The caller checks what it is before it calls it.
 
     Args:
         path: For example `my_package.my_module.MyEnv`.
+        trust: Whose code may be imported.
 
     Raises:
+        UntrustedError: If that would run code that is not trusted.
         ValueError: If it is no dotted path, or there is no such module or attribute.
     """
     if not is_dotted(path):
         shown = repr(path) if len(repr(path)) <= 80 else f"{path!r:.77}..."
         raise ValueError(f"a dotted path looks like package.module.Name; got {shown}.")
     module_name, _, name = path.rpartition(".")
+    check_trust(path, module_name, trust)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -39,6 +119,28 @@ def import_named(path: str) -> Any:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"module {module_name!r} has no {name!r}.{hint}")
     return getattr(module, name)
+
+
+def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:
+    """Import what a dotted path names: a class of some kinds, or where the name is trusted whatever it is.
+
+    Args:
+        path: As for `import_named`.
+        kinds: Its base classes, any of which will do.
+        trust: Whose code may be imported.
+
+    Raises:
+        UntrustedError: If it is something else, which a text may not have called, or would run code.
+        ValueError: As `import_named`.
+    """
+    named = import_named(path, trust=trust)
+    if _trusts(path, trust) or (isinstance(named, type) and issubclass(named, kinds)):
+        return named
+    listed = ", ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+    raise UntrustedError(
+        f"{path!r} is not a subclass of {listed}, and nothing else may be used by its name alone. If you trust the "
+        "file that names it, say so: --trust on the command line, trust=True in Python."
+    )
 
 
 def dotted_path(thing: Any) -> str | None:

@@ -60,6 +60,20 @@ class Unfailing:
                 os.close(null)
 
 
+def message_of(error: BaseException) -> str:
+    """Return what an exception says; one whose `__str__` raises says nothing."""
+    try:
+        return str(error)
+    except Exception:  # a defect of the exception's class must not replace what it was raised for
+        return ""
+
+
+def described(error: BaseException) -> str:
+    """Return the name of an exception's type and what it says."""
+    message = message_of(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def say(text: str, *, err: bool = False) -> None:
     """Print a line, if it can be.
 

@@ -15,6 +15,7 @@ from rl8x.acting import Cursor, Moved, act_and_step, slot
 from rl8x.envs.base import Carry, Env, Step
 from rl8x.execution import CompiledProgram, Execution
 from rl8x.filler import Filler, HorizonFiller, StepFiller
+from rl8x.output import message_of
 from rl8x.policy import Act, Policy, State
 from rl8x.rollout import Rollout
 from rl8x.tree_programs import TreeProgram, agree
@@ -120,7 +121,7 @@ class Stepper:
             return self._zeros
         cut = step.truncated & ~step.terminated
         if not host_looks:
-            return torch.where(cut, self.policy.values(step.final_obs, act.state, torch.zeros_like(cut)), 0.0)
+            return torch.where(cut, self._values(step.final_obs, act.state, torch.zeros_like(cut)), 0.0)
         if not cut.any():  # not every model takes no rows
             return self._zeros
         values = torch.zeros_like(act.values)
@@ -135,9 +136,15 @@ class Stepper:
         """Write the values of final observations where episodes were cut, and nothing elsewhere."""
         rows = cut.nonzero().squeeze(1)
         chosen = {name: value[rows] for name, value in state.items()}
-        values[rows] = self.policy.values(
-            tree_map(lambda part: part[rows], final_obs), chosen, torch.zeros_like(cut[rows])
-        )
+        values[rows] = self._values(tree_map(lambda part: part[rows], final_obs), chosen, torch.zeros_like(cut[rows]))
+
+    def _values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Value observations that no rollout holds; NaN where one is not finite, which a normaliser would hide."""
+        values = self.policy.values(obs, state, starts)
+        for part in flatten_tree(keys.OBS, obs).values():
+            if part.is_floating_point():
+                values = values.masked_fill(~part.isfinite().reshape(len(part), -1).all(1), torch.nan)
+        return values
 
     def _step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Moved:
         return act_and_step(self.policy, self.env, carry, cursor, env_noise, policy_noise)
@@ -225,7 +232,8 @@ class Stepper:
         return self.compiles_env
 
     def _warn(self, error: Exception) -> None:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        lines = message_of(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         around = {"compile": " around a compiled policy", "graph": " around a captured policy"}
         warnings.warn(
             f"{type(self.env).__name__} runs eagerly{around.get(self.execution.mode, '')}: {reason}.",

@@ -23,7 +23,7 @@ SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu"
 
 
 def read(*words, file=None, stop=(), **options):
-    return train_module.read_run(words, file, stop, options)
+    return train_module.read_run(words, file, stop, options, trust=False)
 
 
 # -- training for real ----------------------------------------------------------------------------------

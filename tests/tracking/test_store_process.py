@@ -1,19 +1,21 @@
 import contextlib
 import io
-import json
 import math
 import os
+import pickle
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
 
 from rl8x.tracking import MLflowTracker
+from rl8x.tracking import store_process as module
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.store import MLflowStore, Point, RunGoneError, RunSpec, StoreDownError, StoreRefusedError
 from rl8x.tracking.store_process import StoreProcess, serve
@@ -92,13 +94,92 @@ def test_a_store_that_is_away_still_tells_where_the_run_comes_from(monkeypatch, 
     store.close()
 
 
+def wait_for(condition, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
 def test_a_process_that_was_killed_is_replaced(store):
     run_id = store.create_run(SPEC)
-    store._process.send_signal(signal.SIGKILL)
-    store._process.wait()
-    with pytest.raises(StoreDownError, match=r"is gone .*exit status -9"):
-        store.check_run(run_id)
+    killed = store._process
+    killed.popen.kill()
+    wait_for(lambda: killed.gone)
     store.check_run(run_id)
+    assert store._process.popen.pid != killed.popen.pid
+
+
+def test_a_call_under_way_when_it_is_killed_fails(store):
+    store.source_tags()
+    store._process.popen.send_signal(signal.SIGSTOP)
+    threading.Timer(0.3, store._process.popen.kill).start()
+    with pytest.raises(StoreDownError, match=r"is gone \(exit status -9\)"):
+        store.find_runs(SPEC)
+    wait_for(lambda: store._process.gone)
+    assert store.find_runs(SPEC) == []
+
+
+def test_a_stopped_process_is_a_store_that_is_down_until_it_goes_on(store, monkeypatch):
+    monkeypatch.setattr(module, "SILENT_S", 2)
+    run_id = store.create_run(SPEC)
+    popen = store._process.popen
+    popen.send_signal(signal.SIGSTOP)
+    with pytest.raises(StoreDownError, match=rf"{popen.pid}, does not answer: is it stopped\?"):
+        store.set_tags(run_id, {"late": "1" * 200_000})  # more than a pipe holds
+    with pytest.raises(StoreDownError, match="does not answer"):
+        store.check_run(run_id)
+    popen.send_signal(signal.SIGCONT)
+    wait_for(lambda: not store._process._trouble)
+    assert store.run_name(run_id) == ("mine", True)  # and not the answer to the call before
+    assert store._process.popen is popen
+    assert store._process._waiting == {}
+
+
+def test_one_that_stays_silent_is_killed_and_replaced(store, monkeypatch):
+    run_id = store.create_run(SPEC)
+    stopped = store._process
+    stopped.popen.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patches:
+        patches.setattr(module, "SILENT_S", 2)
+        patches.setattr(module, "KILL_S", 3)
+        with pytest.raises(StoreDownError, match="does not answer"):
+            store.check_run(run_id)
+        wait_for(lambda: stopped.gone)
+    store.check_run(run_id)
+
+
+def test_closing_kills_one_that_is_stopped(store):
+    store.source_tags()
+    popen = store._process.popen
+    popen.send_signal(signal.SIGSTOP)
+    store.close()
+    assert popen.wait(5) == -signal.SIGKILL
+
+
+def test_all_stores_share_one_process_and_the_last_ends_it(store, tmp_path):
+    run_id = store.create_run(SPEC)
+    other = StoreProcess(Location(f"sqlite:///{tmp_path}/other.db", tmp_path / "other.db"))
+    other_id = other.create_run(SPEC)
+    process = store._process
+    assert other._process is process
+    assert (store.find_runs(SPEC), other.find_runs(SPEC)) == ([run_id], [other_id])
+    other.close()
+    store.check_run(run_id)
+    assert process.popen.poll() is None
+    store.close()
+    assert process.popen.poll() == 0
+
+
+def test_a_store_takes_the_environment_and_arguments_that_are_there_when_it_is_opened(store, monkeypatch, tmp_path):
+    assert store.source_tags()["mlflow.user"] != "someone"
+    monkeypatch.setenv("LOGNAME", "someone")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "another.py")])
+    other = StoreProcess(locate())
+    tags = other.source_tags()
+    assert (tags["mlflow.user"], tags["mlflow.source.name"]) == ("someone", str(tmp_path / "another.py"))
+    assert other._process is store._process
+    other.close()
 
 
 def test_one_that_cannot_be_started_is_a_store_that_is_down(monkeypatch, tmp_path):
@@ -109,7 +190,7 @@ def test_one_that_cannot_be_started_is_a_store_that_is_down(monkeypatch, tmp_pat
 
 def test_it_gives_way_to_the_training(store):
     store.find_runs(SPEC)
-    pid = store._process.pid
+    pid = store._process.popen.pid
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + 10)
     # In the same session, without which Linux would not compare the two; in a group of its own, so that Ctrl-C in the
     # terminal does not reach it.
@@ -119,9 +200,9 @@ def test_it_gives_way_to_the_training(store):
 
 def test_closing_ends_the_process(store):
     store.find_runs(SPEC)
-    process = store._process
+    popen = store._process.popen
     store.close()
-    assert process.poll() == 0
+    assert popen.poll() == 0
 
 
 def alive(pid):
@@ -140,7 +221,7 @@ def test_it_does_not_outlive_a_run_that_is_killed_nor_bring_mlflow_into_it(mlrun
         tracker.start(params={}, tags={})
         tracker.log_metrics({"a": 1.0}, 1)
         assert tracker.flush(60)
-        print("mlflow" in sys.modules, tracker._writer._sender.store._process.pid, flush=True)
+        print("mlflow" in sys.modules, tracker._writer._sender.store._process.popen.pid, flush=True)
         time.sleep(60)
     """
     process = subprocess.Popen(
@@ -165,7 +246,7 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):
         tracker.log_metrics({"a": step / 7}, step)
     tracker.log_text("hello", "note.txt")
     assert tracker.flush(60)
-    process = tracker._writer._sender.store._process
+    process = tracker._writer._sender.store._process.popen
     assert process.pid != os.getpid()
     tracker.finish("FINISHED")
     run = mlflow_client.get_run(tracker.run_id)
@@ -177,7 +258,8 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):
 
 class Fake:
     def __init__(self, location, request_timeout_s):
-        self.opened = (location, request_timeout_s)
+        new = os.environ.get("RL8X_TEST") if location.uri == "v" else None
+        self.opened = f"{location.uri}, {request_timeout_s}, {new}"
         self.points = []
 
     def log_points(self, run_id, points):
@@ -186,24 +268,30 @@ class Fake:
             raise ZeroDivisionError("three")
 
     def params(self, run_id):
-        return {"opened": str(self.opened)}
+        return {"opened": self.opened}
 
 
-def test_the_other_end_answers_line_by_line_and_survives_any_error():
-    first = {"uri": "u", "database": "/d", "artifact_root": None, "request_timeout_s": 3, "argv": sys.argv}
-    calls = [["log_points", "r", [["a", math.nan, 1, 2]]], ["log_points", "r", [["a", 1.0, 1, 2]] * 2], ["params", "r"]]
-    requests = io.BytesIO(b"".join(json.dumps(line).encode() + b"\n" for line in [first, *calls, ["nothing"]]))
-    answers = io.BytesIO()
-    made = []
-    serve(requests, answers, lambda *args, **options: made.append(Fake(*args, **options)) or made[0])
-    lines = [json.loads(line) for line in answers.getvalue().splitlines()]
-    assert lines[:3] == [
-        {"value": None},
-        {"value": None},
-        {"error": "StoreDownError", "text": "ZeroDivisionError: three"},
+def test_the_other_end_answers_in_order_and_survives_any_error():
+    point = Point("a", math.nan, 1, 2)
+    requests = [
+        (5, 0, "open", (Location("u"), 3, sys.argv, dict(os.environ))),
+        (5, 1, "log_points", ("r", [point])),
+        (5, 2, "log_points", ("r", [point, point])),
+        (5, 3, "params", ("r",)),
+        (5, 4, "nothing", ()),
+        (6, 0, "open", (Location("v"), 4, sys.argv, {**os.environ, "RL8X_TEST": "new"})),
+        (6, 5, "params", ("r",)),
+        (5, 6, "close", ()),
     ]
-    assert "'u'" in lines[3]["value"]["opened"]
-    assert lines[4]["error"] == "StoreDownError"
-    [fake] = made
-    assert math.isnan(fake.points[0].value)
-    assert fake.points[1] == Point("a", 1.0, 1, 2)
+    answers = []
+    serve(io.BytesIO(b"".join(map(pickle.dumps, requests)) + b"\x80"), lambda *answer: answers.append(answer), Fake)
+    first = [(number, str(value)) for number, value in answers if number in (1, 2, 3, 4, 6)]
+    assert first == [
+        (1, "None"),
+        (2, "ZeroDivisionError: three"),
+        (3, str({"opened": "u, 3, None"})),
+        (4, "AttributeError: 'Fake' object has no attribute 'nothing'"),
+        (6, "None"),
+    ]
+    assert dict(answers)[5] == {"opened": "v, 4, new"}
+    assert os.environ.pop("RL8X_TEST") == "new"

@@ -4,11 +4,13 @@ import math
 import pytest
 import torch
 from benchmarks.faults import inject
+from tests import probes
 from tests.trainers.test_resume import make, run, weights
 
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole
+from rl8x.execution import CompiledProgram
 from rl8x.trainers import NonFiniteError, Trainer
 from rl8x.trainers.bad_numbers import MAX_IN_A_ROW, message, take_counts
 
@@ -50,6 +52,49 @@ def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
     assert tracker.tags["rl8x.bad_numbers"].startswith(quantity)
     assert json.loads((tmp_path / "diagnosis-step-3.json").read_text())["step"] == 3
     assert read(listed(tmp_path)[-1]).about["counters"][keys.STEPS] == 0  # good, and from before
+
+
+class EndsAtInfinity(probes.Probe):
+    """Counts its steps; what the third copy ends with is infinite, which nothing but its time limit sees."""
+
+    default_time_limit = 6
+    bad = 0.0  # while it is validated
+
+    def transition(self, state, actions, parameters, noise):
+        none = torch.zeros(self.num_envs)
+        return {"x": state["x"] + 1}, none, none.bool()
+
+    def observe(self, state, parameters):
+        third = (torch.arange(self.num_envs) == 2).unsqueeze(1)
+        return torch.where(third & (state["x"] == 6), self.bad, state["x"])
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("how", ["eager", "an accelerator's way", "compiled horizon", "compiled steps", "simulator"])
+def test_what_a_cut_episode_ends_with_is_named_before_a_normaliser_clips_it(how, bad, monkeypatch):
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+    monkeypatch.setattr(EndsAtInfinity, "capturable", how != "simulator")
+    if how == "compiled steps":
+        monkeypatch.setattr("rl8x.execution._SHARED_WORK", 0)
+    execution = "compile" if how.startswith("compiled") else "eager"
+    trainer = make_one(EndsAtInfinity, normalize_observations=True, execution=execution, horizon=8)
+    monkeypatch.setattr(EndsAtInfinity, "bad", bad)
+    trainer.algorithm.execution.host_looks = how != "an accelerator's way"
+    text = "observations not finite at step 1, in environments 2, slot 5 of the horizon, in the final observation of"
+    with pytest.raises(NonFiniteError, match=text) as error:
+        trainer.step()
+    assert bool(trainer.algorithm.rollout[keys.OBS].isfinite().all())
+    assert error.value.diagnosis["final"] is True
+    assert error.value.diagnosis["rollout"]["observations"]["num_environments_in_rollout"] == 1
+
+
+def test_weights_that_are_not_finite_are_no_fault_of_a_final_observation():
+    trainer = make_one(EndsAtInfinity, normalize_observations=True, horizon=8)
+    with torch.no_grad():
+        trainer.algorithm.policy.model.apply(lambda part: [each.fill_(math.nan) for each in part.parameters(False)])
+    with pytest.raises(NonFiniteError, match=r"^actions not finite at step 1, .*slot 0 of the horizon; then") as error:
+        trainer.step()
+    assert error.value.diagnosis["also"][0] != "observations"
 
 
 def test_good_numbers_leave_no_trace():
@@ -132,6 +177,7 @@ def test_many_environments_are_counted():
         "environments": [1, 2],
         "num_environments": 9,
         "slot": 0,
+        "final": False,
         "step": 4,
     }
     assert message(found) == (

@@ -1,20 +1,46 @@
+from pathlib import Path
+
 import pytest
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Confirmed, HitsUpperBound, Plateau
 from rl8x.envs import CartPole
-from rl8x.tracking import MemoryTracker
+from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
+
+SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
 
 
 def make():
-    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
-    return Trainer(PPOConfig(**small, num_sgd_iters=1).build(CartPole), tracker=MemoryTracker(), num_eval_envs=2)
+    return Trainer(PPOConfig(**SMALL, num_sgd_iters=1).build(CartPole), tracker=MemoryTracker(), num_eval_envs=2)
 
 
 def run(trainer, **options):
     return trainer.run(progress="none", **options)
+
+
+class Silent(RuntimeError):
+    def __str__(self):
+        raise KeyError("no words")
+
+
+def fails(trainer, row):
+    raise Silent("lost")
+
+
+def test_an_exception_that_cannot_say_what_it_is_ends_the_run_as_failed(mlruns, mlflow_client, capsys):
+    trainer = Trainer(PPOConfig(**SMALL).build(CartPole), tracker=MLflowTracker(), num_eval_envs=2, callbacks=[fails])
+    with pytest.raises(Silent):
+        trainer.run(max_steps=3, progress="lines")
+    found = mlflow_client.get_run(trainer.tracker.run_id)
+    assert found.info.status == "FAILED"
+    assert (trainer.stop_reason, found.data.tags["rl8x.stop_reason"]) == ("Silent", "Silent")
+    assert "failed after 1 steps: Silent" in capsys.readouterr().err
+    assert trainer.ending[-1].startswith("to go on from step ")
+    logged = Path(mlflow_client.download_artifacts(found.info.run_id, "traceback.txt")).read_text()
+    assert "in fails" in logged
+    assert "Silent" in logged
 
 
 SOLVED = HitsUpperBound("eval/returns/mean", 475)

@@ -201,7 +201,7 @@ def make_env(
         _check_instance(config, env, device, env_kwargs)
         _check_memory(config, env, device)
         return env, None
-    maker = env_maker(env)
+    maker = env_maker(env, trust=True)  # a name that a file gave does not come here
     factory = functools.partial(maker, **env_kwargs)
     _check_memory(config, maker, device)
     made = factory(config.num_envs, device=device, seed=seed)

@@ -35,10 +35,23 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Args:
         rollout: Its tensors, by the keys of a rollout.
     """
-    return {
+    found = {
         f"finite/{quantity}": any_not_finite(value for name, value in rollout.items() if name.split("/")[0] in names)
         for quantity, names in _GATHERED.items()
     }
+    final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
+    found["finite/observations"] = torch.maximum(found["finite/observations"], final.to(torch.float32))
+    return found
+
+
+def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
+    """Tell where the final observation of an episode that was cut is not finite, which a rollout shows by its value.
+
+    Args:
+        values: Of the observations acted on, any shape. Where these are NaN too, weights are to blame.
+        final_values: Of the final observations, in the same shape.
+    """
+    return final_values.isnan() & values.isfinite()
 
 
 @torch.no_grad()

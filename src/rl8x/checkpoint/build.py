@@ -1,6 +1,7 @@
 """How an algorithm was built, as plain data, and building it again.
 
-A file can make rl8x import classes of the expected kinds and call those; nothing else.
+Without the user's trust a file can make rl8x use classes of the expected kinds that are there already, and nothing
+else; `rl8x.importing` has the rule.
 """
 
 from __future__ import annotations
@@ -8,16 +9,35 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import gymnasium
+from torch import nn
+
+from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.config import check_names
 from rl8x.checkpoint.errors import CheckpointError
-from rl8x.envs import Env
-from rl8x.importing import dotted_path, import_named
+from rl8x.conditions import Condition
+from rl8x.distributions import Distribution
+from rl8x.envs import Env, GymnasiumEnv
+from rl8x.importing import (
+    Trust,
+    UntrustedError,
+    check_gymnasium_id,
+    dotted_path,
+    import_class,
+    is_dotted,
+    module_named,
+    texts,
+)
+from rl8x.models import Model
 
-_CLASS: Final = "$class"
+CLASS: Final = "$class"
+# What a file may name: all that rl8x calls by a user's word.
+_KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribution, nn.Module)
 
 
 def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
@@ -76,7 +96,7 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON can hold it, classes by their dotted path; `_NOT_PLAIN` where it cannot."""
     if isinstance(value, type):
         path = dotted_path(value)
-        return _NOT_PLAIN if path is None else {_CLASS: path}
+        return _NOT_PLAIN if path is None else {CLASS: path}
     if isinstance(value, Mapping):
         items = {key: _plain(item) for key, item in value.items()}
         bad = any(not isinstance(key, str) or item is _NOT_PLAIN for key, item in items.items())
@@ -91,23 +111,46 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _restored(value: Any) -> Any:
+def restored(value: Any, trust: Trust) -> Any:
+    """Return plain data with the classes that it names as `{"$class": path}`.
+
+    Raises:
+        UntrustedError: If it names what it may not, also by a Gymnasium id of the form `module:MyEnv-v0`.
+        ValueError: If there is no such class.
+    """
     if isinstance(value, dict):
-        if set(value) == {_CLASS}:
-            cls = import_named(value[_CLASS])
-            if not isinstance(cls, type):
-                raise CheckpointError(f"{value[_CLASS]!r} is not a class")
-            return cls
-        return {key: _restored(item) for key, item in value.items()}
-    return [_restored(item) for item in value] if isinstance(value, list) else value
+        if set(value) == {CLASS}:
+            return import_class(str(value[CLASS]), _KINDS, trust=trust)
+        return {key: restored(item, trust) for key, item in value.items()}
+    if isinstance(value, str) and not is_dotted(value) and module_named(value) is not None:
+        check_gymnasium_id(value, trust)
+    return [restored(item, trust) for item in value] if isinstance(value, list) else value
 
 
-def build_algorithm(build: Mapping[str, Any], overrides: Mapping[str, Any]) -> GenericAlgorithmBase[Any]:
+def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, Any], trust: Trust) -> dict[str, Any]:
+    """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted.
+
+    Raises:
+        ValueError: As `restored`.
+    """
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
+    return {
+        name: import_class(value, _KINDS, trust=trust)
+        if "type[" in kinds.get(name, "") and isinstance(value, str) and is_dotted(value)
+        else restored(value, trust)
+        for name, value in values.items()
+    }
+
+
+def build_algorithm(
+    build: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False
+) -> GenericAlgorithmBase[Any]:
     """Build the algorithm that `describe_algorithm` described.
 
     Args:
         build: The description.
-        overrides: Hyperparameters that are to be different.
+        overrides: Hyperparameters that are to be different; what they name is the user's own word.
+        trust: Whether modules that the description names may be imported.
 
     Raises:
         CheckpointError: If it cannot be built from a file.
@@ -119,31 +162,67 @@ def build_algorithm(build: Mapping[str, Any], overrides: Mapping[str, Any]) -> G
             f"the algorithm cannot be built again from the checkpoint: {problems[0]}. Pass `algorithm=`"
         )
     try:
-        config_class = _imported(build["config_class"], AlgorithmConfig)
-        env_class = _imported(build["env"]["class"], Env)
-        values = _restored(build["config"])
-        args, kwargs = build["env"]["args"], build["env"]["kwargs"]
-    except (KeyError, TypeError) as error:
+        config_class: type[AlgorithmConfig] = _imported(build["config_class"], AlgorithmConfig, trust)
+        env_class: type[Env] = _imported(build["env"]["class"], Env, trust)
+        values = restored_options(config_class, build["config"], trust)
+        args, kwargs = (restored(build["env"][name], trust) for name in ("args", "kwargs"))
+        if issubclass(env_class, GymnasiumEnv) and args and isinstance(args[0], str):
+            check_gymnasium_id(args[0], trust)
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not say how its algorithm is built ({error!r})") from None
+    except UntrustedError as error:
+        raise CheckpointError(str(error)) from None
     except ValueError as error:
         raise CheckpointError(f"the algorithm cannot be built again: {error} Or pass `algorithm=`") from None
     check_names(overrides, config_class)
-    config: AlgorithmConfig = config_class(**{**values, **overrides})
+    _check_known(values, config_class)
+    config = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
     return config.build(functools.partial(env_class, *args) if args else env_class, **kwargs)
 
 
-def _imported(path: str, base: type) -> Any:
-    """Import a class by its path; it must be of the expected kind, so that a file can name nothing else to call."""
-    cls = import_named(path)
+def _imported(path: str, base: type, trust: Trust) -> Any:
+    """Import a class by its path, which must be of the expected kind also where it is trusted."""
+    cls = import_class(path, (base,), trust=trust)
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise CheckpointError(f"{path!r} is not a subclass of {base.__name__}")
     return cls
+
+
+def _check_known(values: Mapping[str, Any], config_class: type[AlgorithmConfig]) -> None:
+    """Refuse hyperparameters that a newer version had: without them the run would be another."""
+    known = {field.name for field in dataclasses.fields(config_class)}
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        listed = ", ".join(f"`{name}`" for name in unknown)
+        raise CheckpointError(
+            f"{config_class.__name__} of rl8x {__version__} does not have the hyperparameters {listed} of this "
+            "checkpoint: resume it with the version that wrote it, which its checkpoint.json names"
+        )
+
+
+def names_in(build: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of a description is imported when the algorithm is built again, as far as it has a form in a file."""
+    env = build["env"] or {}
+    yield from (path for path in (build["config_class"], env.get("class")) if path is not None)
+    yield from classes_in([build["config"], env])
+    yield from (text for text in texts([env.get("args"), env.get("kwargs")]) if not is_dotted(text))
+
+
+def classes_in(value: Any) -> Iterator[str]:
+    """Yield the paths of the classes in plain data."""
+    if isinstance(value, Mapping):
+        if set(value) == {CLASS}:
+            yield value[CLASS]
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from classes_in(part)
 
 
 def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> dict[str, tuple[Any, Any]]:
     """Compare an algorithm with a description; return what differs, as it was and as it is.
 
     A seed that the config leaves open does not count, because the restored generators make it irrelevant.
+    Hyperparameters that an older version did not have had their defaults; a warning names them.
 
     Raises:
         CheckpointError: If it is for another environment or of another kind.
@@ -152,8 +231,31 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
     for key, what in (("config_class", "config"), ("env_class", "environment")):
         if build.get(key) != now[key]:
             raise CheckpointError(f"the checkpoint's {what} is {build.get(key)}; the algorithm given has {now[key]}")
-    before = build["config"]
+    before = dict(build["config"])
+    no_form = " ".join([*build["problems"], *now["problems"]])
+    defaults = _defaults(algorithm.config).items()
+    missing = {name: value for name, value in defaults if name not in before and f"`{name}` is " not in no_form}
+    if missing:
+        listed = ", ".join(f"{name}={value!r}" for name, value in missing.items())
+        warnings.warn(
+            f"the checkpoint is of another version, without these hyperparameters, which take their defaults: {listed}",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    _check_known(before, type(algorithm.config))
+    before |= missing
     different = {name for name in {*before, *now["config"]} if before.get(name) != now["config"].get(name)}
     if algorithm.config.seed is None:
         different.discard("seed")
     return {name: (before.get(name), now["config"].get(name)) for name in sorted(different)}
+
+
+def _defaults(config: AlgorithmConfig) -> dict[str, Any]:
+    """Return the default of each hyperparameter that has one, as JSON can hold it."""
+    found = {}
+    for field in dataclasses.fields(config):
+        if field.default_factory is not dataclasses.MISSING:
+            found[field.name] = _plain(field.default_factory())
+        elif field.default is not dataclasses.MISSING:
+            found[field.name] = _plain(field.default)
+    return found

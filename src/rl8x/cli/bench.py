@@ -23,7 +23,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.config import resolve_device
 from rl8x.cli.bench_table import render, short, summarize
 from rl8x.cli.errors import UserError, users_mistakes
-from rl8x.cli.options import GroupedCommand, field_options, given
+from rl8x.cli.options import GroupedCommand, field_options, given, trust_option
 from rl8x.cli.train import read_run
 from rl8x.config import RunConfig
 
@@ -67,7 +67,7 @@ class BenchCommand(GroupedCommand):
 
 
 def _groups() -> dict[str, str]:
-    names = ("file", "modes", "precisions", "passes", "seconds", "threads", "device", "tracking", "json_file")
+    names = ("file", "modes", "precisions", "passes", "seconds", "threads", "device", "tracking", "json_file", "trust")
     return dict.fromkeys(names, "The measurement") | {
         field.name: "The problem" for field in _FIELDS if field.name != "device"
     }
@@ -97,6 +97,7 @@ def _groups() -> dict[str, str]:
     help="Seconds of iterations that each process times, after the first.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's own choice]")
+@trust_option
 @click.option(
     "--json", "json_file", metavar="FILE", help="Write every measurement with machine and settings to a file."
 )
@@ -109,6 +110,7 @@ def bench(
     seconds: float,
     threads: int | None,
     json_file: str | None,
+    trust: bool,
     **options: Any,
 ) -> int:
     """Measure how fast ENV trains in each execution mode, update and logging included.
@@ -117,7 +119,7 @@ def bench(
     """
     with users_mistakes():
         chosen = given(options) | ({} if threads is None else {"num_threads": threads})
-        run = read_run(words, file, (), chosen)
+        run = read_run(words, file, (), chosen, trust=trust)
         device, pairs = _plan(run, modes, precisions)
     out = None if json_file is None else _writable(json_file)
     rows = _measure(run, pairs, passes, seconds)
@@ -170,11 +172,13 @@ def _problem(run: RunConfig) -> dict[str, Any]:
 def _measure(run: RunConfig, pairs: Sequence[tuple[str, str]], passes: int, seconds: float) -> list[dict[str, Any]]:
     """Measure every pair in a fresh process, in turn, so that a machine that changes its speed does so for all."""
     rows: list[dict[str, Any]] = []
+    trust = run.trusted if isinstance(run.trusted, bool) else sorted(run.trusted)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for index in range(passes):
             for execution, precision in pairs:
                 job = {"run": _problem(run), "execution": execution, "precision": precision, "seconds": seconds}
-                row = _in_fresh_process(job | {"folder": folder}, _TIMEOUT_S + 4 * seconds)
+                job |= {"folder": folder, "trust": trust}
+                row = _in_fresh_process(job, _TIMEOUT_S + 4 * seconds)
                 if row.pop("mistake", False):
                     raise UserError(row["error"])
                 rows.append({"execution": execution, "precision": precision, "pass": index, **row})
@@ -189,7 +193,7 @@ def _in_fresh_process(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
         settings = {**caches, "MLFLOW_DISABLE_TELEMETRY": "true"}
-        # -P: modules of the working directory are found last, as by the command itself.
+        # -P: modules of the working directory are found last, and where they are trusted, as by the command itself.
         command = [sys.executable, "-P", "-m", "rl8x.cli.bench_process"]
         try:
             done = subprocess.run(

@@ -24,8 +24,9 @@ import torch
 
 from rl8x import keys
 from rl8x.cli.errors import is_users_mistake
-from rl8x.cli.train import find_modules_here
+from rl8x.cli.options import find_modules_here
 from rl8x.config import RunConfig
+from rl8x.output import message_of
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.trainers import Trainer
 
@@ -38,8 +39,8 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Train for a while in one mode.
 
     Args:
-        job: `run`: a run's data; `execution` and `precision`; `seconds` to time after the first iteration; `folder`
-            for MLflow's database.
+        job: `run`: a run's data, and `trust` in what it names; `execution` and `precision`; `seconds` to time after the
+            first iteration; `folder` for MLflow's database.
 
     Returns:
         What was measured; or `error`, why it was not, in one line, and `mistake`, whether the run itself is not legal.
@@ -48,9 +49,9 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         try:
-            run = RunConfig.from_dict(job["run"])
+            run = RunConfig.from_dict(job["run"], trust=job["trust"])
             chosen = {name: job[name] for name in ("execution", "precision")}
-            run = dataclasses.replace(run, algorithm_config={**run.algorithm_config, **chosen})
+            run = dataclasses.replace(run, algorithm_config={**run.algorithm_config, **chosen}, trust=job["trust"])
             trainer = make_trainer(run, job["folder"])
             row = time_iterations(trainer, run, job["seconds"])
         except Exception as error:
@@ -138,7 +139,7 @@ def peak_memory_mb() -> float:
 
 def reason(error: BaseException) -> str:
     """Say in one line what went wrong: refusals in their own words, anything else with its kind."""
-    text = shown(error)
+    text = shown(message_of(error))
     if is_users_mistake(error) or type(error).__module__.startswith("rl8x."):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -154,8 +155,9 @@ def main() -> None:
     """Do the job on standard input, and print what was measured as the last line."""
     answer = os.dup(1)
     os.dup2(2, 1)  # what the environment or a library prints is no part of the answer
-    find_modules_here()
-    row = measure(json.loads(sys.stdin.read()))
+    job = json.loads(sys.stdin.read())
+    find_modules_here(job["trust"])
+    row = measure(job)
     sys.stdout.flush()
     os.write(answer, (json.dumps(row) + "\n").encode())
 

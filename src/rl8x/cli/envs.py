@@ -18,11 +18,11 @@ def envs(name: str | None) -> None:
 
     NAME is a built-in name, a Gymnasium id, or a dotted path to a class.
     """
-    from rl8x.cli.train import find_modules_here
+    from rl8x.cli.options import find_modules_here
     from rl8x.envs import BUILTIN
 
     if name is not None:
-        find_modules_here()
+        find_modules_here([name])
         with users_mistakes():
             click.echo(describe(name))
         return
@@ -34,7 +34,7 @@ def describe(name: str) -> str:
     """Describe an environment in full, by what `rl8x train` takes for it."""
     from rl8x.envs import Env, GymnasiumEnv, env_maker
 
-    env = env_maker(name)(1, seed=0)
+    env = env_maker(name, trust=True)(1, seed=0)
     if not isinstance(env, Env):
         raise UserError(f"{name!r} makes {type(env).__name__}, which is no rl8x Env.")
     copies = getattr(env.vector_env, "envs", ()) if isinstance(env, GymnasiumEnv) else ()

@@ -6,6 +6,10 @@ import difflib
 import importlib
 import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    sys.path.pop(0)  # where `python -m` puts the working directory, whose modules would be taken for our dependencies
+
 from collections.abc import Sequence
 from typing import Any, Final
 

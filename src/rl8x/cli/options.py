@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from typing import Any
 
 import click
 
 from rl8x.config import parse_value
+from rl8x.importing import Trust, module_named
 
 
 class GroupedCommand(click.Command):
@@ -57,11 +61,35 @@ class FieldType(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    help="Import the modules that the run file or checkpoint names, those of the working directory too: their code "
+    "runs. Names that are given here need no such word.",
+)
+
+
 class _None:
     """A None that was given, next to click's own for an option that was not."""
 
 
 _NONE = _None()
+
+
+def find_modules_here(trust: Trust) -> None:
+    """Let names import modules of the working directory, where they are trusted; last, so that they hide nothing.
+
+    Args:
+        trust: Whether all names are trusted, or those that the user has given on the command line.
+    """
+    here = os.getcwd()
+    if isinstance(trust, bool):
+        wanted = trust
+    else:
+        tops = {module.partition(".")[0] for module in map(module_named, trust) if module is not None}
+        wanted = any(PathFinder.find_spec(top, [here]) is not None for top in tops)
+    if wanted and here not in sys.path:
+        sys.path.append(here)
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

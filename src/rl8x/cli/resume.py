@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rl8x.cli.errors import UserError, refused_runs, users_mistakes
+from rl8x.cli.options import find_modules_here, trust_option
 from rl8x.config import RunConfig, apply_overrides, parse_value
+from rl8x.importing import import_named, texts
 from rl8x.output import say
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
 )
+@trust_option
 def resume(
     run: str,
     words: tuple[str, ...],
@@ -33,36 +37,41 @@ def resume(
     steps_per_eval: int | None,
     stop: tuple[str, ...],
     progress: Any,
+    trust: bool,
 ) -> int:
     """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
 
     The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
     one from here on, as in lr=1e-4, and is noted in the run's tags.
     """
-    from rl8x.cli.train import find_modules_here, summarize_run, telling_the_end
+    from rl8x.cli.train import summarize_run, telling_the_end
     from rl8x.conditions import from_spec
-    from rl8x.importing import import_named
 
-    find_modules_here()
     given = {"max_steps": max_steps, "steps_per_eval": steps_per_eval}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with users_mistakes():
-        if stop:
-            options["stop_conditions"] = [from_spec(parse_value(text), find=import_named) for text in stop]
-        trainer = make_trainer(run, auto=auto, overrides=apply_overrides({}, words))
+        overrides, conditions = apply_overrides({}, words), [parse_value(text) for text in stop]
+        find_modules_here(trust or list(texts([overrides, conditions])))
+        if conditions:
+            find = functools.partial(import_named, trust=True)
+            options["stop_conditions"] = [from_spec(condition, find=find) for condition in conditions]
+        trainer = make_trainer(run, auto=auto, overrides=overrides, trust=trust)
     with telling_the_end(trainer, progress), refused_runs(trainer):
         stats = trainer.run(progress=progress, **options)
         summarize_run(stats, say_reason=progress == "none")
     return 0
 
 
-def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], run: RunConfig | None = None) -> Trainer:
+def make_trainer(
+    source: str | Path, *, auto: bool, overrides: dict[str, Any], trust: bool, run: RunConfig | None = None
+) -> Trainer:
     """Make the trainer of a run.
 
     Args:
         source: What `rl8x resume` takes.
         auto: Whether the newest good checkpoint will do.
         overrides: Hyperparameters to be different.
+        trust: Whether the checkpoint may import any module.
         run: Builds the algorithm, which must be as it was; None leaves that to the checkpoint, and where that cannot
             name all to its run file.
     """
@@ -74,10 +83,10 @@ def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], r
     if run is None and run_file is not None and checkpoint.about.get("build", {}).get("problems"):
         data = dict(run_file)
         data["algorithm_config"] = {**data.get("algorithm_config", {}), **overrides}
-        run = RunConfig.from_dict(data)
+        run = RunConfig.from_dict(data, trust=trust or frozenset(texts(overrides)))
     algorithm = None if run is None else run.make_algorithm()
     try:
-        return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides)
+        return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides, trust=trust)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):
@@ -86,12 +95,13 @@ def make_trainer(source: str | Path, *, auto: bool, overrides: dict[str, Any], r
         raise
 
 
-def resumed(run: RunConfig, source: str) -> Trainer | None:
+def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:
     """Make the trainer that `rl8x train --resume` asks for.
 
     Args:
         run: The run as the command line says it.
         source: `"auto"`, or what `rl8x resume` takes.
+        trust: Whether the checkpoint may import any module.
 
     Returns:
         The trainer; None where `"auto"` found nothing to go on with.
@@ -100,7 +110,7 @@ def resumed(run: RunConfig, source: str) -> Trainer | None:
     from rl8x.checkpoint.find import find_unfinished
 
     if source != "auto":
-        return make_trainer(source, auto=False, overrides={}, run=run)
+        return make_trainer(source, auto=False, overrides={}, trust=trust, run=run)
     directory = run.checkpoints.get("directory")
     if directory is None:
         folder = find_unfinished(run.to_dict())
@@ -109,4 +119,4 @@ def resumed(run: RunConfig, source: str) -> Trainer | None:
     if folder is None:
         return None
     say(f"rl8x: going on with {folder}", err=True)
-    return make_trainer(folder, auto=True, overrides={}, run=run)
+    return make_trainer(folder, auto=True, overrides={}, trust=trust, run=run)

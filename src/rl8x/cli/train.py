@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +14,12 @@ import click
 from rl8x import keys
 from rl8x.algorithms import AlgorithmConfig, PPOConfig
 from rl8x.cli.errors import UserError, refused_runs, users_mistakes
-from rl8x.cli.options import GroupedCommand, field_options, given
+from rl8x.cli.options import GroupedCommand, field_options, find_modules_here, given, trust_option
 from rl8x.cli.resume import resumed
 from rl8x.config import RunConfig, apply_overrides, dump_run, load_run_file, parse_value
 from rl8x.config.files import SUFFIXES
 from rl8x.config.run import ALIASES, HYPERPARAMETER_ALIASES, renamed_keys
+from rl8x.importing import texts
 from rl8x.output import say
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ A run file has the same keys, in YAML, TOML or JSON:
 
 
 def _groups() -> dict[str, str]:
-    groups = dict.fromkeys(("file", "stop", "resume", "dry_run"), "The run")
+    groups = dict.fromkeys(("file", "stop", "resume", "dry_run", "trust"), "The run")
     groups |= {field.name: "The run" for field in _RUN_FIELDS}
     for name in ("tracking", "tracking_uri", "experiment_name", "run_name", "progress"):
         groups[name] = "Tracking and display"
@@ -78,9 +77,16 @@ def _groups() -> dict[str, str]:
     help="Go on with a run: by name, ID or path; auto: with the newest unfinished one of the same run file, if there "
     "is one. For jobs that may be preempted and started again.",
 )
+@trust_option
 @click.option("--dry-run", is_flag=True, help="Check everything, print the run as a run file, and train nothing.")
 def train(
-    words: tuple[str, ...], file: str | None, stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: Any
+    words: tuple[str, ...],
+    file: str | None,
+    stop: tuple[str, ...],
+    resume: str | None,
+    dry_run: bool,
+    trust: bool,
+    **options: Any,
 ) -> int:
     """Train a policy in ENV: a built-in environment (see `rl8x envs`), a Gymnasium id, or a dotted path to a class.
 
@@ -88,10 +94,10 @@ def train(
     algorithm_config before them: lr=3e-4. Later wins: the run file, then KEY=VALUE, then options. Without a stop
     condition the run goes on until Ctrl-C.
     """
-    find_modules_here()
     with users_mistakes():
-        run = read_run(words, file, stop, given(options))
-        trainer = (resumed(run, resume) if resume is not None and not dry_run else None) or run.make_trainer()
+        run = read_run(words, file, stop, given(options), trust=trust)
+        going_on = resumed(run, resume, trust=trust) if resume is not None and not dry_run else None
+        trainer = going_on or run.make_trainer()
     if dry_run:
         click.echo(dump_run(run.to_dict()), nl=False)
         return 0
@@ -105,14 +111,19 @@ train.params.extend(field_options(_RUN_FIELDS))
 train.params.extend(field_options(dataclasses.fields(PPOConfig)))
 
 
-def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], options: Mapping[str, Any]) -> RunConfig:
+def read_run(
+    words: tuple[str, ...], file: str | None, stop: tuple[str, ...], options: Mapping[str, Any], *, trust: bool
+) -> RunConfig:
     """Put a run together from what stood on the command line.
+
+    What the user gave there may import the modules that it names, what stands in a file only where he trusts it.
 
     Args:
         words: At most one environment, and `key=value` overrides.
         file: A run file.
         stop: Stop conditions in YAML; they replace the file's.
         options: Values of the options that were given, by field.
+        trust: Whether the file may import any module.
     """
     data = renamed_keys(load_run_file(file)) if file is not None else {}
     envs = [word for word in words if "=" not in word]
@@ -120,11 +131,13 @@ def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], op
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
-    data = apply_overrides(data, [_under_algorithm(word) for word in words if "=" in word], ALIASES)
+    overrides = [_under_algorithm(word) for word in words if "=" in word]
+    data = apply_overrides(data, overrides, ALIASES)
+    conditions = [parse_value(text) for text in stop]
     if envs:
         data["env"] = envs[0]
-    if stop:
-        data["stop_conditions"] = [parse_value(text) for text in stop]
+    if conditions:
+        data["stop_conditions"] = conditions
     of_run = {field.name for field in _RUN_FIELDS}
     data.update({name: value for name, value in options.items() if name in of_run})
     hyperparameters = {name: value for name, value in options.items() if name not in of_run}
@@ -133,7 +146,9 @@ def read_run(words: tuple[str, ...], file: str | None, stop: tuple[str, ...], op
         if "seed" in hyperparameters:
             data.pop("seed", None)
         data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
-    return RunConfig.from_dict(data)
+    words_given = frozenset(texts([envs, apply_overrides({}, overrides, ALIASES), conditions, dict(options)]))
+    find_modules_here(trust or words_given)
+    return RunConfig.from_dict(data, trust=trust or words_given)
 
 
 def _under_algorithm(word: str) -> str:
@@ -187,9 +202,3 @@ def _describe_evaluation(stats: TrainStats, group: str) -> str:
     played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
     figures = f"{what} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
     return f"evaluated   {figures}, {played}deterministic, the {when} policy"
-
-
-def find_modules_here() -> None:
-    """Let dotted paths name modules of the working directory; last, so that they hide nothing."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
@@ -105,6 +105,15 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
     near = difflib.get_close_matches(kind, [*KINDS, *_BY_CLASS_NAME], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"unknown stop condition {kind!r}; known are {', '.join(KINDS)}.{hint}")
+
+
+def kinds_in(specs: object) -> Iterator[str]:
+    """Yield the kinds of which conditions are made that are plain data, and names of arguments among them."""
+    for name, inner in specs.items() if isinstance(specs, Mapping) else ():
+        yield str(name)
+        yield from kinds_in(inner)
+    for inner in specs if isinstance(specs, list | tuple) else ():
+        yield from kinds_in(inner)
 
 
 def _make_inner(positional: list[Any], named: dict[str, Any], find: Find | None) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.config import check_names as check_hyperparameters
 from rl8x.algorithms.config import check_names_in, check_options, option
+from rl8x.checkpoint.build import restored, restored_options
 from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
-from rl8x.importing import import_named, is_dotted
+from rl8x.importing import Trust, import_named, is_dotted
 
 if TYPE_CHECKING:
     from rl8x.algorithms.base import GenericAlgorithmBase
@@ -29,7 +31,15 @@ HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "dist
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A training run."""
+    """A training run.
+
+    `trust` is no part of it, and no key of a run file: it says whether what is named here may import any module, whose
+    code then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
+    rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted. `trusted` tells it.
+    """
+
+    trust: dataclasses.InitVar[Trust] = False
+    trusted: ClassVar[Trust] = False
 
     env: str = option(
         "", "Environment: a built-in name (`rl8x envs` lists them), a Gymnasium id, or a dotted path to a class."
@@ -78,8 +88,9 @@ class RunConfig:
         choices=("auto", "bar", "lines", "none"),
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, trust: Trust) -> None:
         """Check everything that can be checked without building the environment."""
+        object.__setattr__(self, "trusted", trust)
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
         check_options(self)
@@ -88,7 +99,7 @@ class RunConfig:
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.conditions()
         self.make_checkpoints()
-        cls = _algorithm_config_class(self.algorithm)
+        cls = _algorithm_config_class(self.algorithm, trust)
         check_hyperparameters(self.algorithm_config, cls)
         for field in dataclasses.fields(cls):
             if field.name in self.algorithm_config:
@@ -96,11 +107,12 @@ class RunConfig:
         self.make_algorithm_config()
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
+    def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunConfig:
         """Make a run's config from plain data.
 
         Args:
             data: The fields by name; rl8's names `env_cls`, `model_cls`, ... are understood.
+            trust: Whether what it names may import modules and be any factory, as the class explains.
 
         Raises:
             ValueError: If a key is unknown or a value is not legal.
@@ -113,12 +125,12 @@ class RunConfig:
                 raise ValueError(_unknown_key(name, names))
         if isinstance(data.get("algorithm_config"), Mapping):
             data["algorithm_config"] = _renamed(data["algorithm_config"], HYPERPARAMETER_ALIASES)
-        return cls(**data)
+        return cls(**data, trust=trust)
 
     @classmethod
-    def from_file(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-        """Read a run file, put `key=value` overrides in, and check the result."""
-        return cls.from_dict(apply_overrides(renamed_keys(load_run_file(path)), overrides, ALIASES))
+    def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust = False) -> RunConfig:
+        """Read a run file, put `key=value` overrides in, and check the result; `trust` as in `from_dict`."""
+        return cls.from_dict(apply_overrides(renamed_keys(load_run_file(path)), overrides, ALIASES), trust=trust)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults; `from_dict` makes the same config of them."""
@@ -132,19 +144,18 @@ class RunConfig:
 
     def conditions(self) -> list[Condition]:
         """Make the stop conditions."""
-        conditions = []
+        conditions, find = [], functools.partial(import_named, trust=self.trusted)
         for index, spec in enumerate(self.stop_conditions):
             try:
-                conditions.append(from_spec(spec, find=import_named))
+                conditions.append(from_spec(spec, find=find))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"stop_conditions[{index}]: {one_line(error)}.") from None
         return as_conditions(conditions)
 
     def make_algorithm_config(self) -> AlgorithmConfig:
         """Make the algorithm's config of its hyperparameters."""
-        cls = _algorithm_config_class(self.algorithm)
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        values = {name: _imported(fields[name], value) for name, value in self.algorithm_config.items()}
+        cls = _algorithm_config_class(self.algorithm, self.trusted)
+        values = restored_options(cls, self.algorithm_config, self.trusted)
         if self.seed is not None and values.setdefault("seed", self.seed) != self.seed:
             raise ValueError(
                 f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of the two."
@@ -162,7 +173,7 @@ class RunConfig:
 
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
         """Build the environment and the algorithm."""
-        return self.make_algorithm_config().build(self._env_maker(), **self.env_kwargs)
+        return self.make_algorithm_config().build(self._env_maker(), **restored(self.env_kwargs, self.trusted))
 
     def make_trainer(self) -> Trainer:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
@@ -179,7 +190,7 @@ class RunConfig:
         """Find what makes the environment, and check that it takes `env_kwargs`."""
         from rl8x.envs import env_maker
 
-        maker = env_maker(self.env)
+        maker = env_maker(self.env, trust=self.trusted)
         signature = inspect.signature(maker)
         try:
             signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
@@ -217,7 +228,7 @@ def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
     }
 
 
-def _algorithm_config_class(name: str) -> type[AlgorithmConfig]:
+def _algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
     known = algorithm_configs()
     if name.removesuffix("Config") in known:
         return known[name.removesuffix("Config")]
@@ -225,7 +236,7 @@ def _algorithm_config_class(name: str) -> type[AlgorithmConfig]:
         near = difflib.get_close_matches(name.upper(), known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"no built-in algorithm {shortened(name)}; there are {', '.join(known)}.{hint}")
-    cls = import_named(name)
+    cls = import_named(name, trust=trust)
     if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
         raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}.")
     return cls
@@ -273,8 +284,3 @@ def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
     if kinds.startswith("Sequence"):
         return tuple(value) if isinstance(value, list | tuple) else (value,)
     return value
-
-
-def _imported(field: dataclasses.Field[Any], value: Any) -> Any:
-    """Import what a dotted path names, where a class is wanted."""
-    return import_named(value) if "type[" in str(field.type) and isinstance(value, str) and is_dotted(value) else value

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import gymnasium
 
@@ -18,9 +17,7 @@ from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
 from rl8x.envs.pendulum import Pendulum
-from rl8x.importing import import_named, is_dotted
-
-_GYMNASIUM_ID: Final = re.compile(r"-v\d+$", re.ASCII)
+from rl8x.importing import Trust, check_gymnasium_id, import_class, is_dotted, is_gymnasium_id
 
 BUILTIN: dict[str, type[Env]] = {
     cls.__name__: cls
@@ -52,11 +49,12 @@ def resolve(name: str) -> type[Env]:
     raise ValueError(f"no built-in environment {name!r}. {hint}There are {', '.join(BUILTIN)}.")
 
 
-def env_maker(env: object) -> Callable[..., Env]:
+def env_maker(env: object, *, trust: Trust = False) -> Callable[..., Env]:
     """Find what makes an environment.
 
     Args:
         env: A built-in name, a Gymnasium id, a dotted path, a class of ours or of Gymnasium's, or a factory.
+        trust: Whether a dotted path or an id may import any module, and name any factory rather than a class.
 
     Returns:
         What is called with the number of copies, and `device` and `seed` by name.
@@ -66,9 +64,10 @@ def env_maker(env: object) -> Callable[..., Env]:
         TypeError: If it makes no environments.
     """
     if isinstance(env, str):
-        if _GYMNASIUM_ID.search(env):
+        if is_gymnasium_id(env):
+            check_gymnasium_id(env, trust)
             return functools.partial(GymnasiumEnv, env)
-        env = import_named(env) if is_dotted(env) else resolve(env)
+        env = import_class(env, (Env, gymnasium.Env), trust=trust) if is_dotted(env) else resolve(env)
     if isinstance(env, type) and issubclass(env, gymnasium.Env):
         return functools.partial(GymnasiumEnv, env)
     if isinstance(env, gymnasium.Env):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl8x.envs.base import Env
 from rl8x.keys import ACTION_MASK
+from rl8x.output import described
 from rl8x.spaces import check_mask, check_supported, map_tensors, named_parts, only_legal, sample_actions, torch_dtype
 
 STEPS = 32
@@ -100,7 +101,7 @@ class _Probe:
             result = method(*arguments)
             again = method(*(map_tensors(argument, Tensor.clone) for argument in kept)) if pure else None
         except Exception as error:
-            raise self.fault(function, f"raised {type(error).__name__}: {error}") from error
+            raise self.fault(function, f"raised {described(error)}") from error
         of_state = ("state", "parameters")
         names = {"initial_state": ("parameters", "noise"), "observe": of_state, "measure": of_state}
         for i, (argument, original) in enumerate(zip(arguments, kept, strict=True)):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import logging
 import os
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import OPS, Op, Spool
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.whereabouts import Whereabouts
-from rl8x.tracking.writer import FIRST_CONTACT_S, Writer
+from rl8x.tracking.writer import Writer
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +41,11 @@ class MLflowTracker:
         tracking_uri: Store to use instead of the user's.
         spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
         tags: Tags for each run that is started.
-        finish_timeout_s: Seconds that `finish` waits at most until all has arrived; more where the store is being made.
-        outage_timeout_s: Seconds that `finish` waits for a store that does not answer.
+        finish_timeout_s: Seconds that `finish` waits at most until all has arrived; a minute more where the store has
+            not answered yet, since MLflow is being imported and the database made.
+        outage_timeout_s: Seconds that `finish` waits for a store that is down. It is down when a request has failed:
+            at once where nothing is there, after `request_timeout_s` where a server is silent, and after 5 s where the
+            process that talks to MLflow has been stopped.
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two requests with what was logged in between.
     """
@@ -78,7 +79,6 @@ class MLflowTracker:
         self._writer: Writer | None = None
         self._outage = ""
         self._metric_names = NameTable()
-        self._keeps_status = False
         self._last_time = 0
         self._pid = os.getpid()
 
@@ -167,16 +167,22 @@ class MLflowTracker:
         for op in first:
             spool.append(op)
         self._spool = self._last_spool = spool
-        self._keeps_status = keeps_status
         store = StoreProcess(self._location, request_timeout_s=self._request_timeout_s)
         own_tags = set(first[1]["tags"])
         prepare = (lambda: _add_source_tags(spool, store, own_tags)) if fresh and spool.header["owns"] else None
         known = self._sender.known if going_on and self._sender is not None else None
         self._sender = sender = Sender(spool, lambda: store, fresh=fresh, known=known)
         self._writer = Writer(
-            sender, self._location.shown, interval_s=self._interval_s, prepare=prepare, release=store.close
+            sender,
+            self._location.shown,
+            owner=self,
+            keeps_status=keeps_status,
+            finish_timeout_s=self._finish_timeout_s,
+            outage_timeout_s=self._outage_timeout_s,
+            interval_s=self._interval_s,
+            prepare=prepare,
+            release=store.close,
         )
-        atexit.register(self._at_exit)
 
     def _open_spool(self, resume: str | None, before: Spool | None) -> tuple[Spool, bool]:
         """Make the spool of a new run, or open or make the one of a run to resume.
@@ -246,29 +252,13 @@ class MLflowTracker:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
         if self._spool is None or self._writer is None or os.getpid() != self._pid:
             return
-        spool, writer = self._spool, self._writer
+        writer = self._writer
         self._spool = self._writer = None
-        atexit.unregister(self._at_exit)
-        spool.append({"op": "finish", "status": None if self._keeps_status else status, "t": self._now()})
-        spool.sync_to_disk()
+        writer.end(status, self._now())
         try:
-            arrived = writer.wait(
-                lambda: not spool.pending, self._finish_timeout_s, self._outage_timeout_s, FIRST_CONTACT_S
-            )
-        finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
-            writer.stop()
+            writer.finish()
+        finally:
             self._outage = writer.reason
-        if not arrived:
-            _log.warning(
-                "tracking: not all of the run has reached %s; it is in %s, and `rl8x sync` sends it",
-                self.location,
-                spool.folder,
-            )
-
-    def _at_exit(self) -> None:
-        """End the run of a script that did not: as MLflow does, FINISHED unless an exception ended the script."""
-        error = getattr(sys, "last_value", None)
-        self.finish("FINISHED" if error is None else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""
@@ -354,9 +344,10 @@ class MLflowTracker:
         return self._spool
 
     def _append(self, op: Op) -> None:
-        spool = self._running()
+        self._running()
+        assert self._writer is not None
         if os.getpid() == self._pid:  # a forked child has a copy of this object, but the run is its parent's
-            spool.append(op)
+            self._writer.append(op)
 
     def _now(self) -> int:
         """Return milliseconds since 1970, always more than before.

@@ -1,30 +1,35 @@
-"""MLflow in a process of its own.
+"""MLflow in a process of its own, one for all trackers of this process.
 
 Importing MLflow takes seconds, and a request milliseconds, during which Python runs nothing else in the same process:
-they would be taken from the training. So the writer's thread only writes a line of JSON for each call of a `Store`, and
-waits for a line with the answer; what is at the other end does nothing but that, and ends when the lines end.
+they would be taken from the training. So a writer's thread only hands over each call of a `Store`, and waits for the
+answer; what is at the other end does nothing but that, and ends when the last tracker does, or this process.
+
+Each tracker is a channel, with a thread of its own at the other end, so that a slow server holds up no other run. An
+answer has the number of its request; one that nobody waits for any more is dropped. The other end also sends a beat
+every second: one that was stopped, or hangs, is noticed as silent, long before a request could count as too slow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
+import itertools
 import os
+import pickle  # both ends are this code, and nothing of a server's comes through but plain values
+import queue
+import select
+import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any
 
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import (
     MLflowStore,
-    Point,
-    RunGoneError,
-    RunName,
-    RunSpec,
-    RunStatus,
     Store,
     StoreDownError,
     StoreRefusedError,
@@ -32,18 +37,25 @@ from rl8x.tracking.store import (
     source_tags,
 )
 
-_ERRORS: dict[str, type[Exception]] = {
-    error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError)
-}
+SILENT_S = 5  # without a beat: a store that is down
+KILL_S = 60  # without a beat: killed, so that the next call starts another
+_START_S = 3  # more until the first beat, for Python's own start
+_END_S = 1.0  # how long to wait for a process, or a channel, that was told to end
 # Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
 _NICENESS = 10
-_END_S = 1.0  # how long to wait for a process that was told to end
+_HEAD = struct.Struct("!QI")  # before each answer: the number of its request, and its length; 0 and 0 are a beat
+_CALLS = frozenset(name for name in vars(Store) if not name.startswith("_")) | {"source_tags"}
+
+if TYPE_CHECKING:
+    _Calls = MLflowStore  # what answers at the other end: the same calls, of the same types
+else:
+    _Calls = object
 
 
-class StoreProcess:
-    """A `Store` whose calls are made by a process of its own, which the first call starts.
+class StoreProcess(_Calls):
+    """A `Store` whose calls are made by the process that all trackers share, which the first call starts.
 
-    A process that has ended, or cannot be started, is a store that is down: the next call starts another.
+    A process that has ended, cannot be started or is silent is a store that is down: a later call starts another.
 
     Args:
         location: As for `MLflowStore`.
@@ -51,218 +63,313 @@ class StoreProcess:
     """
 
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
-        self._location = location
-        self._request_timeout_s = request_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._opening = (location, request_timeout_s)
+        self._process: _Process | None = None
+        self._channel = 0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Make a call of `Store`, whichever it is."""
+        if name not in _CALLS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return functools.partial(self._ask, name)
+
+    if TYPE_CHECKING:
+
+        def source_tags(self) -> dict[str, str]:
+            """Return the tags that say where the run comes from; the store need not be there."""
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        global _shared
+        if self._process is None or self._process.gone:
+            with _guard:
+                if _shared is None or _shared.gone:
+                    try:
+                        _shared = _Process()
+                    except (OSError, RuntimeError) as error:
+                        raise StoreDownError(f"the process that talks to MLflow cannot be started: {error}") from error
+                self._process = _shared
+                self._channel = _shared.open(*self._opening)
+        return self._process.ask(self._channel, name, args)
 
     def close(self) -> None:
-        """End the process."""
+        """End this channel, and the process where it was the last."""
+        global _shared
         process, self._process = self._process, None
         if process is None:
             return
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):
-                stream.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+        with _guard:
+            process.channels.discard(self._channel)
+            is_last = not process.channels
+            if is_last and _shared is process:
+                _shared = None
+        if is_last:
+            process.end()
+        else:
+            with contextlib.suppress(StoreDownError):
+                process.ask(self._channel, "close", (), _END_S)
 
-    def _ask(self, name: str, *args: Any) -> Any:
+
+class _Process:
+    """The process, and the two threads that write requests to it and hand its answers out."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.popen = _start()
+        self.channels: set[int] = set()
+        self._numbers = itertools.count(1)
+        self._guard = threading.Lock()
+        self._trouble = ""
+        self._waiting: dict[int, queue.SimpleQueue[bytes | StoreDownError]] = {}
+        # A write blocks where the process is stopped: a thread of its own may wait for that, a caller may not.
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        for work in (self._send, self._receive):
+            threading.Thread(target=work, name="rl8x-store", daemon=True).start()
+
+    def open(self, location: Location, request_timeout_s: int) -> int:
+        """Open a channel. Where the store is, and any password in it, goes through the pipe."""
+        channel = next(self._numbers)
+        self.channels.add(channel)
+        # MLflow takes the run's source from the arguments, and credentials from the environment, as they are now.
+        opening = (location, request_timeout_s, sys.argv, dict(os.environ))
+        self._requests.put(pickle.dumps((channel, 0, "open", opening)))
+        return channel
+
+    def ask(self, channel: int, name: str, args: tuple[Any, ...], timeout_s: float | None = None) -> Any:
+        """Make a call and wait for its answer.
+
+        Raises:
+            StoreDownError: The process is gone or silent, or the store is down.
+            StoreRefusedError: As the store says.
+        """
+        number = next(self._numbers)
+        request = pickle.dumps((channel, number, name, args))
+        box: queue.SimpleQueue[bytes | StoreDownError] = queue.SimpleQueue()
+        with self._guard:
+            if self._trouble:
+                raise StoreDownError(self._trouble)
+            self._waiting[number] = box
+        self._requests.put(request)
         try:
-            if self._process is None:
-                self._process = _start(self._location, self._request_timeout_s)
-            answer = _exchange(self._process, [name, *args])
-        except (OSError, ValueError) as error:
-            status = None if self._process is None else self._process.poll()
-            self.close()
-            ended = "" if status is None else f", exit status {status}"
-            raise StoreDownError(f"the process that talks to MLflow is gone ({error}{ended})") from error
-        if "error" in answer:
-            raise _ERRORS[answer["error"]](answer["text"])
-        return answer["value"]
+            answer = box.get(timeout=timeout_s)  # without a time-out: `_receive` answers in the end
+        except queue.Empty:
+            raise StoreDownError("no answer in time") from None
+        finally:
+            self._waiting.pop(number, None)
+        value = pickle.loads(answer) if isinstance(answer, bytes) else answer
+        if isinstance(value, Exception):
+            raise value
+        return value
 
-    def source_tags(self) -> dict[str, str]:
-        """Return the tags that say where the run comes from; the store need not be there."""
-        return dict(self._ask("source_tags"))
+    def end(self) -> None:
+        """End the process: by a word, unless it does not listen."""
+        if self._trouble:
+            self.popen.kill()
+        self._requests.put(None)
+        try:
+            self.popen.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
 
-    def find_runs(self, spec: RunSpec) -> list[str]:
-        """List the runs that were made for a spool, the oldest first."""
-        return list(self._ask("find_runs", spec))
+    def forget(self) -> None:
+        """Leave the process to the one that started it, in a child that was forked from that one."""
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
+        self.gone = True
+        self.popen.stdin.close()
+        self.popen.stdout.close()
+        self.popen.returncode = 0  # not this process's to wait for
 
-    def create_run(self, spec: RunSpec) -> str:
-        """Make a run and return its ID."""
-        return str(self._ask("create_run", spec))
+    def _send(self) -> None:
+        stdin = self.popen.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):  # it is gone, as `_receive` finds out too
+            while (request := self._requests.get()) is not None:
+                rest = memoryview(request)
+                while rest:
+                    rest = rest[stdin.write(rest) :]
+        with contextlib.suppress(OSError):
+            stdin.close()
 
-    def delete_run(self, run_id: str) -> None:
-        """Delete a run."""
-        self._ask("delete_run", run_id)
+    def _receive(self) -> None:
+        stdout = self.popen.stdout
+        assert stdout is not None
+        poll = select.poll()
+        poll.register(stdout, select.POLLIN)
+        data = b""
+        # Counted in waits that ended without a beat: the clock also runs where this process itself was stopped.
+        silent_s = -_START_S
+        while True:
+            if not poll.poll(1000):
+                silent_s += 1
+                if silent_s == SILENT_S:
+                    pid = self.popen.pid
+                    self._fail(f"the process that talks to MLflow, {pid}, does not answer: is it stopped?")
+                elif silent_s == KILL_S:
+                    self.popen.kill()
+                continue
+            more = os.read(stdout.fileno(), 1 << 16)
+            if not more:
+                break
+            silent_s, self._trouble = 0, ""
+            data = self._hand_out(data + more)
+        status = self.popen.wait()
+        self._fail(f"the process that talks to MLflow is gone (exit status {status})")
+        self.gone = True
+        self._requests.put(None)
+        stdout.close()
 
-    def check_run(self, run_id: str) -> None:
-        """Raise `RunGoneError` unless the run is there and active."""
-        self._ask("check_run", run_id)
+    def _hand_out(self, data: bytes) -> bytes:
+        """Give each whole answer to the one who waits for it; returns what is left."""
+        while len(data) >= _HEAD.size:
+            number, length = _HEAD.unpack_from(data)
+            end = _HEAD.size + length
+            if len(data) < end:
+                break
+            box = self._waiting.pop(number, None)
+            if box is not None:
+                box.put(data[_HEAD.size : end])
+            data = data[end:]
+        return data
 
-    def run_name(self, run_id: str) -> RunName:
-        """Read a run's name."""
-        return RunName(*self._ask("run_name", run_id))
-
-    def status(self, run_id: str) -> RunStatus:
-        """Read a run's status."""
-        return RunStatus(*self._ask("status", run_id))
-
-    def log_points(self, run_id: str, points: Sequence[Point]) -> None:
-        """Log at most 1000 points: all or none."""
-        self._ask("log_points", run_id, points)
-
-    def params(self, run_id: str) -> dict[str, str]:
-        """Read a run's params."""
-        return dict(self._ask("params", run_id))
-
-    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Log at most 100 new params."""
-        self._ask("log_params", run_id, params)
-
-    def tags(self, run_id: str) -> dict[str, str]:
-        """Read a run's tags."""
-        return dict(self._ask("tags", run_id))
-
-    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Set at most 100 tags."""
-        self._ask("set_tags", run_id, tags)
-
-    def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
-        """Copy a file or folder to the run's artifacts."""
-        self._ask("log_artifact", run_id, str(path.absolute()), to)
-
-    def log_text(self, run_id: str, text: str, name: str) -> None:
-        """Write a text to the run's artifacts."""
-        self._ask("log_text", run_id, text, name)
-
-    def set_status(self, run_id: str, status: str, end_time: int | None) -> None:
-        """Set a run's status."""
-        self._ask("set_status", run_id, status, end_time)
-
-    def last_steps(self, run_id: str) -> dict[str, int]:
-        """Read the last step of each metric that a run has."""
-        return dict(self._ask("last_steps", run_id))
-
-    def logged_steps(self, run_id: str, name: str) -> list[int]:
-        """Read the steps at which a run has a metric, one for each point."""
-        return list(self._ask("logged_steps", run_id, name))
+    def _fail(self, reason: str) -> None:
+        """Answer everyone who waits, and all who ask until there is a beat again."""
+        with self._guard:
+            self._trouble = reason
+            boxes, self._waiting = list(self._waiting.values()), {}
+        for box in boxes:
+            box.put(StoreDownError(reason))
 
 
-def _start(location: Location, request_timeout_s: int) -> subprocess.Popen[bytes]:
-    """Start the other end; where the store is, and any password in it, goes through the pipe."""
+_guard = threading.Lock()
+_shared: _Process | None = None
+
+
+def _forget() -> None:
+    """Give up what a forked child has of the process: with its ends held open, it would outlive its parent."""
+    global _guard, _shared
+    _guard = threading.Lock()
+    if _shared is not None:
+        _shared.forget()
+    _shared = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _start() -> subprocess.Popen[bytes]:
     # It finds the same packages, and nothing of the working directory that this process would not have found.
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from rl8x.tracking.store_process import main; main()"],
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from rl8x.tracking.store_process import main; main({os.getpid()})"],
+        bufsize=0,  # nothing that a fork would copy and write twice
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         # A Ctrl-C in the terminal is the training's business. No session of its own: Linux shares processors between
         # sessions first, whatever the niceness inside each.
         process_group=0,
     )
-    root = location.artifact_root
-    database = location.database
-    first = {
-        "uri": location.uri,
-        "database": None if database is None else str(database),
-        "artifact_root": None if root is None else str(root),
-        "request_timeout_s": request_timeout_s,
-        "argv": sys.argv,
-    }
-    _exchange(process, first)
-    return process
-
-
-def _exchange(process: subprocess.Popen[bytes], message: Any) -> dict[str, Any]:
-    """Write a line and read the answer.
-
-    Raises:
-        OSError: The other end is gone.
-    """
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(message).encode() + b"\n")
-    process.stdin.flush()
-    line = process.stdout.readline()
-    if not line:
-        raise BrokenPipeError("no answer")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
 
 
 # The other end.
 
-_CALLS: dict[str, Callable[..., Any]] = {
-    "find_runs": lambda store, spec: store.find_runs(RunSpec(*spec)),
-    "create_run": lambda store, spec: store.create_run(RunSpec(*spec)),
-    "log_points": lambda store, run_id, points: store.log_points(run_id, [Point(*point) for point in points]),
-    "log_artifact": lambda store, run_id, path, to: store.log_artifact(run_id, Path(path), to),
-}
-_AS_THEY_ARE = (
-    "delete_run",
-    "check_run",
-    "run_name",
-    "status",
-    "params",
-    "log_params",
-    "tags",
-    "set_tags",
-    "log_text",
-    "set_status",
-    "last_steps",
-    "logged_steps",
-)
+_Answer = Callable[[int, Any], None]
+_importing = threading.Lock()  # modules that import each other are seen half made by a second thread
 
 
-def serve(requests: IO[bytes], answers: IO[bytes], connect: Callable[..., Store] = MLflowStore) -> None:
+def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., Store] = MLflowStore) -> None:
     """Answer calls until they end.
 
     Args:
-        requests: A line of JSON each: first where the store is, then calls, the name first.
-        answers: Gets a line of JSON for each.
-        connect: Makes the store, at the first call that needs it.
+        requests: Pickled channel, number, name and arguments of each; "open" makes a channel.
+        answer: Takes a request's number and a value or exception; any thread calls it.
+        connect: Makes the store of a channel, at the first call that needs it.
     """
+    channels: dict[int, queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]]] = {}
+    threads: list[threading.Thread] = []
+    environment: Mapping[str, str] | None = None
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # cut, where the one who asks was killed
+        while True:
+            channel, number, name, args = pickle.load(requests)
+            if name != "open":
+                channels[channel].put((number, name, args))
+                continue
+            location, timeout_s, sys.argv, wanted = args
+            _adopt(wanted, wanted if environment is None else environment)
+            environment = wanted
+            channels[channel] = queue.SimpleQueue()
+            make = functools.partial(connect, location, request_timeout_s=timeout_s)
+            work = (channels[channel], answer, location, make)
+            threads.append(threading.Thread(target=_serve_channel, args=work, daemon=True))
+            threads[-1].start()
+    for inbox in channels.values():
+        inbox.put((0, "close", ()))
+    end = time.monotonic() + _END_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _adopt(wanted: Mapping[str, str], before: Mapping[str, str]) -> None:
+    """Change the environment as the other process has changed its own since another channel was opened."""
+    for name in before.keys() - wanted.keys():
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in wanted.items() if before.get(name) != value})
+
+
+def _serve_channel(
+    inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]],
+    answer: _Answer,
+    location: Location,
+    connect: Callable[[], Store],
+) -> None:
     store: Store | None = None
-    first = json.loads(requests.readline())
-    sys.argv = first["argv"]  # MLflow takes the run's source from it
-    paths = [None if first[name] is None else Path(first[name]) for name in ("database", "artifact_root")]
-    location = Location(first["uri"], *paths)
-
-    def call(name: str, *args: Any) -> Any:
-        nonlocal store
-        if name == "source_tags":
-            return source_tags()
-        if store is None:
-            store = connect(location, request_timeout_s=first["request_timeout_s"])
-        return getattr(store, name)(*args) if name in _AS_THEY_ARE else _CALLS[name](store, *args)
-
-    answer: dict[str, Any] = {"value": None}
-    while True:
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
-        line = requests.readline()
-        if not line:
-            if store is not None and location.database is not None:
-                merge_log(location.database)  # which the end of this process, being sudden, would not do
-            return
-        try:
-            answer = {"value": call(*json.loads(line))}
-        except Exception as error:  # whatever it is, the training process shall hear of it and go on
-            known = type(error).__name__ in _ERRORS
-            text = str(error) if known else f"{type(error).__name__}: {error}"
-            answer = {"error": type(error).__name__ if known else StoreDownError.__name__, "text": text}
+    with quiet_thread():
+        while True:
+            number, name, args = inbox.get()
+            try:
+                if name == "close":
+                    if store is not None and location.database is not None:
+                        merge_log(location.database)  # which the end of this process, being sudden, would not do
+                    answer(number, None)
+                    return
+                if name == "source_tags":
+                    with _importing:
+                        answer(number, source_tags())
+                    continue
+                if store is None:
+                    with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
+                        import mlflow.entities  # noqa: F401
+                    store = connect()
+                answer(number, getattr(store, name)(*args))
+            except (StoreDownError, StoreRefusedError) as error:
+                answer(number, error)
+            except Exception as error:  # whatever it is, the training process shall hear of it and go on
+                answer(number, StoreDownError(f"{type(error).__name__}: {error}"))
 
 
-def main() -> None:
-    """Serve on the standard streams; what MLflow prints goes nowhere."""
-    os.nice(_NICENESS)
+def main(parent: int) -> None:
+    """Serve on the standard streams; what MLflow prints goes nowhere.
+
+    Args:
+        parent: The process that asks. This one ends with it, also where its pipes stay open in other hands.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with quiet_thread(), contextlib.suppress(BrokenPipeError):
-        serve(sys.stdin.buffer, answers)
+    guard = threading.Lock()
+
+    def write(number: int, data: bytes) -> None:
+        with guard:
+            answers.write(_HEAD.pack(number, len(data)) + data)
+            answers.flush()
+
+    def beat() -> None:
+        while os.getppid() == parent:
+            write(0, b"")
+            time.sleep(1.0)
+        os._exit(0)
+
+    threading.Thread(target=beat, daemon=True).start()
+    os.nice(_NICENESS)
+    serve(sys.stdin.buffer, lambda number, value: write(number, pickle.dumps(value)))
     os._exit(0)  # at once: MLflow's own threads are not waited for

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import webbrowser
@@ -42,8 +43,13 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
 
 
 def ui_environment() -> dict[str, str]:
-    """Return the environment for `ui_command`: without the workers for jobs that rl8x has no use for."""
-    return {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    """Return the environment for `ui_command`: without the workers for jobs that rl8x has no use for.
+
+    No module of the working directory is taken for one of MLflow's: not by Python, and not by uvicorn, which looks
+    there unless it is told another folder, such as the one where it is itself.
+    """
+    settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **settings, "UVICORN_APP_DIR": sysconfig.get_path("purelib")}
 
 
 def _own_store(tracking_uri: str | None) -> Location:

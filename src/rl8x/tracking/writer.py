@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import random
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 
+from rl8x.tracking.last_call import LastCall
+from rl8x.tracking.protocol import Status
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import StoreDownError, quiet_thread
@@ -22,11 +27,16 @@ FIRST_CONTACT_S = 60.0  # importing mlflow and making a new database take this l
 class Writer:
     """Sends a spool from a daemon thread, every `interval_s` where there is something to send.
 
-    One warning is logged for each outage, and one line when it is over. Rows wait in the spool meanwhile.
+    One warning is logged for each outage, and one line when it is over. Rows wait in the spool meanwhile. Where the
+    tracker is collected, or the interpreter ends, before the run has been ended, the writer ends it.
 
     Args:
         sender: What to send with.
         location: The store, for messages.
+        owner: The tracker, which the thread does not keep alive; None where someone else ends the run for sure.
+        keeps_status: Whether the run is over, and its status stays as it is.
+        finish_timeout_s: Seconds that `finish` waits at most; a minute more where the store has not been tried yet.
+        outage_timeout_s: Seconds that `finish` waits for a store that is down.
         interval_s: Seconds between two looks at the spool: rows are gathered into few requests.
         prepare: Called once in the thread before anything is sent, for slow work such as importing mlflow.
         release: Called in the thread when all is over.
@@ -37,6 +47,10 @@ class Writer:
         sender: Sender,
         location: str,
         *,
+        owner: object = None,
+        keeps_status: bool = False,
+        finish_timeout_s: float = 30.0,
+        outage_timeout_s: float = 5.0,
         interval_s: float = 1.0,
         prepare: Callable[[], None] | None = None,
         release: Callable[[], None] = lambda: None,
@@ -44,18 +58,52 @@ class Writer:
         self._sender = sender
         self._spool: Spool = sender.spool
         self._location = location
+        self._owner = None if owner is None else weakref.ref(owner)
+        self._keeps_status = keeps_status
+        self._finish_timeout_s = finish_timeout_s
+        self._outage_timeout_s = outage_timeout_s
         self._interval_s = interval_s
         self._prepare = prepare
         self._release = release
         self._wake = threading.Event()
         self._progress = threading.Condition()
+        self._appending = threading.Lock()
+        self._last_call = LastCall()
+        self._ended = False
         self._stopping = False
         self._failures = 0
         self._reason = ""
         self._settled = False
+        self._answered_at = time.monotonic()
         sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
+        if owner is not None:
+            _working.add(self)
         self._thread.start()
+
+    def append(self, op: Mapping[str, object]) -> None:
+        """Add an op to the spool; none of a thread that still runs when the run has been ended at exit."""
+        with self._appending:
+            if not self._ended:
+                self._spool.append(op)
+        if op["op"] == "m":
+            self._last_call.note()
+
+    def end(self, status: Status | None, time_ms: int) -> None:
+        """Write the end of the run to the spool, once.
+
+        Args:
+            status: How it ended; None leaves that to be told from who logged last, when the interpreter ends.
+            time_ms: When it ended, in milliseconds since 1970.
+        """
+        with self._appending:
+            if self._ended:
+                return
+            self._ended = True
+            status = status or self._last_call.status(at_exit=True)
+            self._spool.append({"op": "finish", "status": None if self._keeps_status else status, "t": time_ms})
+        self._spool.sync_to_disk()
+        self._wake.set()
 
     @property
     def down(self) -> bool:
@@ -68,25 +116,71 @@ class Writer:
         return self._reason if self.down else ""
 
     def wait(
-        self, done: Callable[[], bool], timeout_s: float, outage_timeout_s: float, first_contact_s: float = 0.0
+        self,
+        done: Callable[[], bool],
+        timeout_s: float,
+        outage_timeout_s: float,
+        *,
+        first_contact_s: float = 0.0,
+        begin: float | None = None,
     ) -> bool:
-        """Send without delay until `done`, but no longer than `outage_timeout_s` where the store is down.
+        """Send without delay until `done`; says whether that came in time.
 
-        Until the store has been tried for the first time, `timeout_s` is longer by `first_contact_s`.
+        Args:
+            done: What is waited for.
+            timeout_s: How long to wait at most.
+            outage_timeout_s: How long to wait for a store that is down, counted from its last answer; a request that is
+                under way is waited for.
+            first_contact_s: How much longer than `timeout_s` to wait for a store that has not been tried yet.
+            begin: Since when, by `time.monotonic()`; default now.
         """
-        begin = time.monotonic()
-        down_at: float | None = None
+        begin = time.monotonic() if begin is None else begin
         with self._progress:
             while not done():
-                now = time.monotonic()
-                down_at = None if not self.down else down_at if down_at is not None else now
                 bound = timeout_s if self._settled else timeout_s + first_contact_s
-                over = now - begin >= bound or (down_at is not None and now - down_at >= outage_timeout_s)
-                if over or not self._thread.is_alive():
+                if time.monotonic() - begin >= bound or self._down_s(begin) >= outage_timeout_s:
+                    return False
+                if not self._thread.is_alive():
                     return False
                 self._wake.set()
                 self._progress.wait(0.2 if self.down else 0.05)
         return True
+
+    def _down_s(self, begin: float = 0.0) -> float:
+        """Return how long the store has been down, counted from `begin` at the earliest."""
+        return time.monotonic() - max(begin, self._answered_at) if self.down else 0.0
+
+    def finish(self, begin: float | None = None) -> None:
+        """Send what is left of a run that has ended, but do not wait long for a store that is away; end the thread.
+
+        Args:
+            begin: As for `wait`.
+        """
+        try:
+            self.wait(
+                self._all_arrived,
+                self._finish_timeout_s,
+                self._outage_timeout_s,
+                first_contact_s=FIRST_CONTACT_S,
+                begin=begin,
+            )
+        finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
+            _working.discard(self)
+            self.stop()
+        self._tell_rest()
+
+    def _all_arrived(self) -> bool:
+        return not self._spool.pending
+
+    def _tell_rest(self) -> None:
+        if not self._all_arrived():
+            why = f" ({self.reason})" if self.reason else ""
+            _log.warning(
+                "tracking: not all of the run has reached %s%s; it is in %s, and `rl8x sync` sends it",
+                self._location,
+                why,
+                self._spool.folder,
+            )
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """End the thread. One that hangs in a request is left to itself; it gives the spool back when it is through."""
@@ -100,15 +194,25 @@ class Writer:
             while not self._stopping:
                 self._wake.wait(wait_s)
                 self._wake.clear()
+                self._last_call.look()
+                collected = self._owner is not None and self._owner() is None
+                if collected:
+                    self.end(self._last_call.status(at_exit=False), time.time_ns() // 1_000_000)
                 wait_s = self._send()
                 self._settled = True
                 with self._progress:
                     self._progress.notify_all()
+                if collected and (self._all_arrived() or self._down_s() >= self._outage_timeout_s):
+                    self._tell_rest()
+                    break
             self._spool.close(remove=self._spool.ack.finished and not self._spool.pending)
             self._release()
+            _working.discard(self)
 
     def _send(self) -> float:
         """Send all that is pending; returns how long to wait before the next look."""
+        if not self.down:
+            self._answered_at = time.monotonic()  # or would have, had it been asked
         try:
             if self._prepare is not None:
                 self._prepare()
@@ -130,6 +234,7 @@ class Writer:
             self._failures = 0
             _log.info("tracking: %s takes rows again; what waited is being sent", self._location)
         self._settled = True
+        self._answered_at = time.monotonic()
         with self._progress:
             self._progress.notify_all()
 
@@ -145,3 +250,20 @@ class Writer:
         self._reason = reason
         longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._failures - 1, 10))
         return longest * random.uniform(0.5, 1.0)
+
+
+_working: set[Writer] = set()  # those whose run has not been ended, or not arrived yet after its tracker was collected
+
+
+def _end_at_exit() -> None:
+    """End the runs of a script that did not: all of them together, so that a store which is away is waited for once."""
+    begin, now = time.monotonic(), time.time_ns() // 1_000_000
+    writers = list(_working)
+    for writer in writers:
+        writer.end(None, now)
+    for writer in writers:
+        writer.finish(begin)
+
+
+atexit.register(_end_at_exit)
+os.register_at_fork(after_in_child=_working.clear)  # they are the parent's

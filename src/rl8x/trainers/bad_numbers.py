@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.finite import final_not_finite
 from rl8x.checkpoint.tree import clone
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], bad: Mapping[str, float]) -> 
         bad: Counts by quantity.
 
     Returns:
-        Plain data: the `quantity` that came first, the `environments` and the `slot` of the horizon where it did, the
-        counters, and which parameters and gradients are affected.
+        Plain data: the `quantity` that came first, the `environments` and the `slot` of the horizon where it did,
+        whether it is `final` (in what an episode that was cut in this slot ended with), the counters, and which
+        parameters and gradients are affected.
     """
     found: dict[str, Any] = {
         quantity: _look(algorithm, quantity) for quantity in QUANTITIES if quantity in _BUFFER_KEYS
@@ -82,6 +84,7 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], bad: Mapping[str, float]) -> 
         "environments": [] if place is None else place["environments"],
         "num_environments": 0 if place is None else place["num_environments"],
         "slot": None if place is None else place["slot"],
+        "final": place is not None and place["final"],
         "step": algorithm.counters[keys.STEPS],
         "counters": dict(algorithm.counters),
         "rollout": {name: value for name, value in found.items() if value is not None},
@@ -114,6 +117,10 @@ def _look(algorithm: GenericAlgorithmBase[Any], quantity: str) -> dict[str, Any]
     for value in (buffer[name] for name in names if buffer[name].is_floating_point()):
         wrong = ~torch.isfinite(value).reshape(*value.shape[:2], -1).all(-1)
         bad = wrong if bad is None else bad | wrong
+    final: Tensor | None = None
+    if quantity == "observations" and keys.FINAL_VALUES in buffer.keys():  # noqa: SIM118
+        final = final_not_finite(buffer[keys.VALUES], buffer[keys.FINAL_VALUES])
+        bad = final if bad is None else bad | final
     if bad is None or not bool(bad.any()):
         return None
     slot = int(bad.any(0).nonzero()[0])
@@ -123,6 +130,7 @@ def _look(algorithm: GenericAlgorithmBase[Any], quantity: str) -> dict[str, Any]
         "environments": environments[:_MAX_LISTED],
         "num_environments": len(environments),
         "num_environments_in_rollout": int(bad.any(1).sum()),
+        "final": final is not None and bool((final[:, slot] & bad[:, slot]).any()),
     }
 
 
@@ -135,6 +143,7 @@ def message(diagnosis: Mapping[str, Any]) -> str:
         where = (
             f"in environments {listed}{f' and {more} more' if more else ''}, slot {diagnosis['slot']} of the horizon"
         )
+        where += ", in the final observation of an episode that was cut" if diagnosis["final"] else ""
     also = f"; then {', '.join(diagnosis['also'])}" if diagnosis["also"] else ""
     return f"{diagnosis['quantity']} not finite at step {diagnosis['step']}, {where}{also}"
 

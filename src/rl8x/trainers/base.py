@@ -116,6 +116,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         eval_env: EvalEnv | EllipsisType = ...,
         callbacks: Sequence[Callback] = (),
         checkpoints: CheckpointsLike | EllipsisType = ...,
+        trust: bool = False,
     ) -> Self:
         """Make a trainer that goes on where a run was saved; its next `run()` goes on with that run, to the same bits.
 
@@ -130,6 +131,8 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             eval_env: As the constructor takes it; `...` is as it was.
             callbacks: As the constructor takes them.
             checkpoints: As the constructor takes them; `...` is as they were, in the same folder.
+            trust: Whether the checkpoint may name modules to be imported, whose code then runs; without it only what is
+                imported already, or rl8x's, torch's or Gymnasium's own, is taken from it.
 
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
@@ -144,6 +147,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             eval_env=eval_env,
             callbacks=callbacks,
             checkpoints=checkpoints,
+            trust=trust,
         )
 
     @property

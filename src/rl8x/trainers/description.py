@@ -16,6 +16,7 @@ from rl8x.conditions import to_spec
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.importing import dotted_path, import_named
 from rl8x.tracking.location import without_password
+from rl8x.trainers.ending import resume_command
 
 if TYPE_CHECKING:
     from rl8x.trainers.base import GenericTrainerBase
@@ -50,7 +51,8 @@ def describe(trainer: GenericTrainerBase[Any], status: str | None = None) -> str
         lines.append(_code(command()))
     if trainer.saving.directory is not None:
         folder = shlex.quote(str(trainer.saving.directory.absolute()))  # right also where the store is not at hand
-        lines.append(f"To go on with it: {_code(f'rl8x resume {folder}')}")
+        command_word = resume_command(trainer, trainer.tracked_run.conditions)
+        lines.append(f"To go on with it: {_code(f'{command_word} {folder}')}")
     return "\n\n".join(lines)
 
 

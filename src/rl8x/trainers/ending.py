@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl8x.checkpoint import listed
+from rl8x.importing import runs_code
 from rl8x.tracking import MLflowTracker
 from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.resume import TRACKERS
@@ -15,14 +16,16 @@ if TYPE_CHECKING:
     from rl8x.trainers.base import GenericTrainerBase
 
 
-def ending(trainer: GenericTrainerBase[Any], *, max_steps: int | None, met: bool, callables: bool) -> list[str]:
+def ending(
+    trainer: GenericTrainerBase[Any], *, max_steps: int | None, met: bool, conditions: Sequence[Any]
+) -> list[str]:
     """Say where a run is that has just ended, its tracked run too, and how to go on with it; a fact a line.
 
     Args:
         trainer: What was run.
         max_steps: The limit that the run has come to; None where it has come to none.
         met: Whether a stop condition ended it.
-        callables: Whether some of its stop conditions have no form in a file.
+        conditions: Its stop conditions as plain data; None for those that have no such form.
     """
     tracker = trainer.tracker
     told = tracker.whereabouts() if isinstance(tracker, MLflowTracker) else None
@@ -35,15 +38,25 @@ def ending(trainer: GenericTrainerBase[Any], *, max_steps: int | None, met: bool
     if directory is not None and saved:
         what = "to train on" if met or max_steps is not None else f"to go on from step {saved[-1].name.split('-')[-1]}"
         folder = shown_path(directory.absolute())
-        to_give = _to_give(trainer)
-        if to_give or callables:
+        to_give, callables = _to_give(trainer), None in conditions
+        if to_give or callables or _is_of_a_script(trainer.saving.names(conditions)):
             command = _in_a_script(folder, to_give, max_steps is not None, met or callables)
         else:
             word = None if told is None else told.resume_word
-            command = f"rl8x resume {word or shlex.quote(folder)}"
+            command = f"{resume_command(trainer, conditions)} {word or shlex.quote(folder)}"
             command += " --max-steps N" * (max_steps is not None) + " --stop CONDITION" * met
         lines.append(f"{what}: {command}" + ("" if max_steps is None else f", N above {max_steps}"))
     return lines
+
+
+def resume_command(trainer: GenericTrainerBase[Any], conditions: Sequence[Any]) -> str:
+    """Write the command that goes on with a run but for the run's name, with `--trust` where it has to run code."""
+    return "rl8x resume" + " --trust" * any(map(runs_code, trainer.saving.names(conditions)))
+
+
+def _is_of_a_script(names: Sequence[str]) -> bool:
+    """Whether something is defined in the script itself, which no other process can import."""
+    return any(name.startswith("__main__.") for name in names)
 
 
 def _to_give(trainer: GenericTrainerBase[Any]) -> list[str]:

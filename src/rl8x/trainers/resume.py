@@ -34,6 +34,7 @@ def resume(
     eval_env: Any,
     callbacks: Sequence[Any],
     checkpoints: CheckpointsLike | EllipsisType,
+    trust: bool,
 ) -> TrainerT:
     """Make a trainer that goes on where a checkpoint was taken; `GenericTrainerBase.resume` documents it."""
     checkpoint = find(source, auto=auto)
@@ -42,7 +43,7 @@ def resume(
         options, run = dict(about["trainer"]), about["run"]
         own_tracker = _tracker(run) if tracker is None else tracker
         if algorithm is None:
-            algorithm = build_algorithm(about["build"], overrides)
+            algorithm = build_algorithm(about["build"], overrides, trust=trust)
         changed = _changed(about["build"], algorithm, overrides)
         if checkpoints is ...:
             checkpoints = _saved_options(checkpoint)
@@ -54,6 +55,7 @@ def resume(
     trainer = cls(algorithm, tracker=own_tracker, callbacks=callbacks, checkpoints=checkpoints, **options)
     trainer.saving.restore(checkpoint)
     trainer.saving.run_file = about.get("run_file")
+    trainer.saving.trust = trust
     trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
     if trainer.saving.restored is not None:
         trainer.evaluations.env_config = trainer.saving.restored["options"]["eval_env_config"]

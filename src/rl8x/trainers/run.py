@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from rl8x.conditions import (
 )
 from rl8x.conditions.base import FromCallable
 from rl8x.importing import import_named
+from rl8x.output import described
 from rl8x.tracking.protocol import Status
 from rl8x.trainers.callbacks import declared_metrics
 from rl8x.trainers.ending import ending
@@ -82,13 +84,13 @@ class Run:
     ) -> list[Condition]:
         if not isinstance(given, EllipsisType):
             return as_conditions(given)
-        conditions = []
+        conditions, find = [], functools.partial(import_named, trust=self.trainer.saving.trust)
         for entry in () if saved is None else saved["conditions"]:
             if entry["spec"] is None:
                 raise CheckpointError(
                     f"the stop condition {entry['repr']} has no form in a file: pass the run's `stop_conditions` again"
                 )
-            conditions.append(from_spec(entry["spec"], find=import_named))
+            conditions.append(from_spec(entry["spec"], find=find))
         return as_conditions(conditions)
 
     def _go_on(self, saved: Mapping[str, Any]) -> None:
@@ -121,6 +123,11 @@ class Run:
         names = ("env_config", "eval_env_config")
         configs = plain_configs(self.trainer.algorithm.env, eval_env, *(self.options[name] for name in names))
         return dict(zip(names, configs, strict=True))
+
+    @property
+    def specs(self) -> list[Any]:
+        """Its conditions as plain data; None for those that have no such form."""
+        return [_spec(condition) for condition in self.conditions]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -164,7 +171,7 @@ class Run:
                 trainer.stop_reason = "interrupted" if signals.stop is None else f"interrupted by {signals.stop.name}"
                 raise
             except BaseException as error:
-                status, trainer.stop_reason = "FAILED", f"{type(error).__name__}: {error}"
+                status, trainer.stop_reason = "FAILED", described(error)
                 trainer.tracked_run.log_failure(traceback.format_exc())
                 raise
             finally:
@@ -188,7 +195,7 @@ class Run:
             trainer,
             max_steps=limit if finished else None,
             met=finished and (bool(self._met) or limit is None),
-            callables=any(_spec(condition) is None for condition in self.conditions),
+            conditions=self.specs,
         )
         reason = " ".join(str(trainer.stop_reason).split())
         verb = "failed" if status == "FAILED" else "stopped"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import os
 import platform
@@ -17,9 +18,12 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, Saver
-from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint.build import describe_algorithm, names_in
 from rl8x.checkpoint.files import good
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
+from rl8x.conditions.spec import kinds_in
+from rl8x.importing import texts
+from rl8x.output import described
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
@@ -45,6 +49,7 @@ class Saving:
         key: The run's own key, by which its checkpoints are told from other runs'.
         restored: The interrupted run that the next `run()` goes on with, as its checkpoint has it.
         run_file: The run file that made the trainer, if one did, for the checkpoints to keep.
+        trust: Whether what `restored` names may import any module.
     """
 
     def __init__(self, trainer: GenericTrainerBase[Any], checkpoints: CheckpointsLike) -> None:
@@ -55,6 +60,7 @@ class Saving:
         self.key = uuid.uuid4().hex
         self.restored: dict[str, Any] | None = None
         self.run_file: dict[str, Any] | None = None
+        self.trust = False
         self._trainer = trainer
         # None saves where the run is kept on a disk, so that a MemoryTracker's leaves nothing behind.
         self._where_tracked = checkpoints is None
@@ -62,7 +68,6 @@ class Saving:
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
         self._saver: Saver | None = None
         self._run: Run | None = None
-        self._build: dict[str, Any] | None = None
         self._best: dict[str, Any] | None = None
         if self.options and self.options.best is not None and self.options.best not in trainer.metric_names:
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {self.options.best!r}.")
@@ -80,7 +85,22 @@ class Saving:
     @property
     def needs_algorithm(self) -> bool:
         """Whether neither checkpoints nor a run file say how the algorithm is built."""
-        return self.run_file is None and bool(self._build is not None and self._build["problems"])
+        return self.run_file is None and bool(self.build["problems"])
+
+    @functools.cached_property
+    def build(self) -> dict[str, Any]:
+        """How the algorithm is built, as plain data."""
+        return describe_algorithm(self._trainer.algorithm)
+
+    def names(self, conditions: Iterable[Any]) -> list[str]:
+        """List what going on imports by its name.
+
+        Args:
+            conditions: The run's stop conditions as plain data.
+        """
+        file = self.run_file if self.build["problems"] else None
+        parts = [(file or {}).get(name) for name in ("env", "env_kwargs", "algorithm", "algorithm_config")]
+        return [*names_in(self.build), *texts(parts), *kinds_in(list(conditions))]
 
     # -- while it runs
 
@@ -182,8 +202,6 @@ class Saving:
 
     def _snapshot(self, status: str, run: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer, tracker, options = self._trainer, self._trainer.tracker, self.options
-        if self._build is None:
-            self._build = describe_algorithm(trainer.algorithm)
         about = {
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
             "versions": {"rl8x": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -197,7 +215,7 @@ class Saving:
                 "id": tracker.run_id,
                 "location": tracker.location,
             },
-            "build": self._build,
+            "build": self.build,
             "trainer": trainer.options,
             "checkpoints": None if options is None else options.to_dict(),
             "run_file": self.run_file,
@@ -224,9 +242,9 @@ class Saving:
             self.restored, self._best = state["run"], state["best"]
             self.key = about["run"]["key"]
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(described(error).split())
             raise CheckpointError(
-                f"the checkpoint {checkpoint.path} does not fit this trainer: {type(error).__name__}: {reason:.300}"
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
             ) from error
         if self.options is not None and self._directory is None:
             self._directory = checkpoint.path.parent.absolute()

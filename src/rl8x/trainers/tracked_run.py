@@ -32,12 +32,14 @@ class TrackedRun:
     Attributes:
         is_open: Whether it has begun, or gone on, and not ended since.
         log_ms: Milliseconds that the last row took.
+        conditions: Stop conditions of the last `run()` as plain data; None for those that have no such form.
     """
 
     def __init__(self, trainer: GenericTrainerBase[Any]) -> None:
         self._trainer = trainer
         self.is_open = False
         self.log_ms = 0.0
+        self.conditions: list[Any] = []
         self._handle: str | None = None
         self._repeats = False
         self._only_adds = False
@@ -68,6 +70,7 @@ class TrackedRun:
         else:
             self._config = env.next_config if given is None else given
         self._run_params, self._run_file = run.params, description.run_file(trainer, run)
+        self.conditions = run.specs
 
     def open(self, *, trains: bool = True) -> None:
         """Begin the tracked run, or go on with it.
