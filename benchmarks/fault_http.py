@@ -89,6 +89,7 @@ def _broken(seed: int, root: Path, proxy: Proxy, title: str, timing: Timing, dat
         proxy.break_it()
         attempt.sync()
     proxy.mend()
+    del attempt.env["MLFLOW_HTTP_REQUEST_TIMEOUT"]
     attempt.sync(words.command if words.command is not None else ["sync"])
     attempt.sync()
     finished = ended.code == 0
