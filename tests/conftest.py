@@ -88,6 +88,12 @@ class InProcess:
 
 
 @pytest.fixture(autouse=True)
+def no_secrets(monkeypatch):
+    """Let no test's passwords be hidden in the next one's texts."""
+    monkeypatch.setattr("rl8x.tracking.secrets._given", {})
+
+
+@pytest.fixture(autouse=True)
 def mlflow_in_process(request, monkeypatch):
     """Let trackers talk to MLflow in this process, unless a test is marked with `store_process`."""
     if "store_process" not in request.keywords:

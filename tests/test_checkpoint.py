@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import pickle
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ from rl8x.checkpoint.find import find_unfinished
 from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
+from rl8x.models import MLPModel
 
 # -- trees
 
@@ -250,6 +253,14 @@ def test_a_run_is_found_by_what_its_checkpoints_say(tmp_path, monkeypatch):
         assert find(name).path == path
 
 
+def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
+    run_file = {"env": "CartPole", "tracking_uri": "http://me:p4ss@host"}
+    path = put(tmp_path / "a", run_file=run_file, status="KILLED")
+    assert "p4ss" not in (path / files.DESCRIPTION).read_text()
+    assert find_unfinished(run_file, tmp_path) == tmp_path / "a"
+    assert find_unfinished({**run_file, "tracking_uri": "http://you:p4ss@host"}, tmp_path) is None
+
+
 def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
     config = {"env": "CartPole"}
     for name, created, status in (("a", "1", "RUNNING"), ("b", "2", "KILLED"), ("c", "3", "FINISHED")):
@@ -417,6 +428,52 @@ def test_an_adapter_is_built_again_with_its_arguments():
     assert again.env.single_observation_space == algorithm.env.single_observation_space
 
 
+class Simulator(CartPoleEnv):
+    def __init__(self, kind=None, **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+
+
+def test_a_simulators_class_and_one_among_its_arguments_are_there_again():
+    made_by = functools.partial(GymnasiumEnv, Simulator, kind=Simulator, vectorization="sync")
+    algorithm = config(model_config={"hidden_sizes": [4]}).build(made_by)
+    build = json.loads(json.dumps(describe_algorithm(algorithm)))
+    assert build["problems"] == []
+    again = build_algorithm(build, {})
+    (copy, *_) = again.env.vector_env.envs
+    assert (type(copy.unwrapped), copy.unwrapped.kind) == (Simulator, Simulator)
+    assert changes(build, again) == {}
+
+
+def test_a_hyperparameter_that_an_older_checkpoint_lacks_takes_its_default_with_a_word():
+    algorithm = config(gamma=0.5).build(CartPole)
+    build = json.loads(json.dumps(describe_algorithm(algorithm)))
+    for name in ("vf_coeff", "optimizer_config"):
+        del build["config"][name]
+    again = build_algorithm(build, {})
+    with pytest.warns(RuntimeWarning, match=r"take their defaults: optimizer_config=\{\}, vf_coeff=1\.0$"):
+        assert changes(build, again) == {}
+    assert again.config == algorithm.config
+    with pytest.warns(RuntimeWarning, match="vf_coeff"):
+        assert changes(build, build_algorithm(build, {"vf_coeff": 0.5})) == {"vf_coeff": (1.0, 0.5)}
+
+
+def test_what_has_no_form_in_a_file_is_not_taken_for_a_missing_hyperparameter(recwarn):
+    model = MLPModel(CartPole(1).single_observation_space, 2)
+    algorithm = config(model=model).build(CartPole)
+    assert changes(json.loads(json.dumps(describe_algorithm(algorithm))), algorithm) == {}
+    assert list(recwarn) == []
+
+
+def test_a_hyperparameter_of_a_newer_version_is_one_clear_error():
+    algorithm = config().build(CartPole)
+    build = describe_algorithm(algorithm)
+    build["config"] |= {"look_ahead": 3}
+    for attempt in (lambda: build_algorithm(build, {}), lambda: changes(build, algorithm)):
+        with pytest.raises(CheckpointError, match=r"^PPOConfig of rl8x .* not have the hyperparameters `look_ahead`"):
+            attempt()
+
+
 def test_what_cannot_be_built_again_says_so():
     with pytest.raises(CheckpointError, match=r"given as an instance. Pass `algorithm=`"):
         build_algorithm(describe_algorithm(config().build(CartPole(4))), {})
@@ -434,11 +491,11 @@ def test_another_environment_is_refused():
 def test_a_file_cannot_have_anything_else_called(path):
     build = describe_algorithm(config().build(CartPole))
     build["env"]["class"] = path
-    with pytest.raises(CheckpointError, match=r"not a subclass of Env|cannot import"):
+    with pytest.raises(CheckpointError, match=r"not a subclass of Env|would import the module"):
         build_algorithm(build, {})
     build = describe_algorithm(config().build(CartPole)) | {"config_class": path}
     if path != "rl8x.PPOConfig":
-        with pytest.raises(CheckpointError, match=r"not a subclass of AlgorithmConfig|cannot import"):
+        with pytest.raises(CheckpointError, match=r"not a subclass of AlgorithmConfig|would import the module"):
             build_algorithm(build, {})
 
 

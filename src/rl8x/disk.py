@@ -7,9 +7,15 @@ import os
 from pathlib import Path
 
 
-def write_synced(path: Path, data: bytes | memoryview) -> None:
-    """Write a file, all of it on the disk when this returns."""
-    with open(path, "wb") as file:
+def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
+    """Write a file, all of it on the disk when this returns.
+
+    Args:
+        path: The file.
+        data: What goes into it.
+        mode: Who may read a new file, less what the process's umask takes away.
+    """
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -25,9 +31,9 @@ def sync_folder(path: Path) -> None:
             os.close(folder)
 
 
-def replace_synced(path: Path, data: bytes) -> None:
-    """Replace a file by another one: after a power cut it is there as it was before or as it is now."""
+def replace_synced(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace a file by another one, of `mode`: after a power cut it is there as it was before or as it is now."""
     beside = path.with_name(path.name + ".new")
-    write_synced(beside, data)
+    write_synced(beside, data, mode=mode)
     os.replace(beside, path)
     sync_folder(path.parent)

@@ -57,6 +57,14 @@ def test_wrong_words_are_refused_in_one_line(words, message, capsys):
     assert captured.err.endswith("--help'.\n")
 
 
+@pytest.mark.parametrize("words", [["--tracking-uri", "htp://me:p4ss@host"], ["x", "http://me:p4ss@host"]])
+def test_no_mistake_repeats_a_password(words, capsys):
+    assert main(["train", "CartPole", "--debug", *words]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "p4ss" not in err
+
+
 def test_debug_shows_the_traceback_too(capsys):
     assert main(["trian", "--debug"]) == 2
     err = capsys.readouterr().err

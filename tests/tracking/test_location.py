@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rl8x.tracking import TrackingError
-from rl8x.tracking.location import locate, make_mlruns, user_tracking_uri, with_password, without_password
+from rl8x.tracking import TrackingError, secrets
+from rl8x.tracking.location import locate, make_mlruns, user_tracking_uri, with_password
 
 
 @pytest.fixture(autouse=True)
@@ -81,12 +81,41 @@ def test_unknown_schemes():
 def test_passwords_are_not_shown(monkeypatch):
     location = locate("postgresql://me:secret@host/db")
     assert location.shown == "postgresql://me:***@host/db"
-    with pytest.raises(TrackingError, match="password of postgresql"):
-        with_password(location.shown)
+    assert "secret" not in repr(location)
+    assert with_password(location.shown) == location.uri  # this process was given it
+    secrets._given.clear()
+    for other in ("", "postgresql://you:secret@host/db", location.shown):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
+        with pytest.raises(
+            TrackingError, match=r"the password of postgresql://me:\*\*\*@host/db is needed: set MLFLOW"
+        ):
+            locate(location.shown)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", location.uri)
     assert with_password(location.shown) == location.uri
+    assert locate(location.shown) == location
     assert with_password("http://host:5000") == "http://host:5000"
-    assert without_password("http://host:5000/a@b") == "http://host:5000/a@b"
+    assert locate("http://host:5000/a@b").shown == "http://host:5000/a@b"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://me:p/w@host:5000", "http://me:***@host:5000"),
+        ("https://me:p#w@host", "https://me:***@host"),
+        ("postgresql://me:p@w@host/db", "postgresql://me:***@host/db"),
+        ("http://me:[w@host", "http://me:***@host"),
+        ("http://host:port", "http://host:port"),
+    ],
+)
+def test_a_password_that_makes_another_address_is_refused(uri, shown):
+    with pytest.raises(TrackingError, match=r"percent-encode its password \('/' is %2F,") as caught:
+        locate(uri)
+    assert str(caught.value).startswith(f"tracking_uri {shown} cannot be read")
+
+
+@pytest.mark.parametrize("uri", ["http://me:p@w@host", "postgresql://me:p/w@host/db", "mysql://me@azure:pw@host/db"])
+def test_a_password_that_is_read_as_it_is_meant_is_taken(uri):
+    assert locate(uri).uri == uri
 
 
 def test_a_new_mlruns_is_ignored_by_git(tmp_path):

@@ -372,3 +372,27 @@ def test_bad_calls_leave_the_run_alone(mlruns, mlflow_client, tmp_path):
     run = mlflow_client.get_run(tracker.run_id)
     assert (run.data.metrics, run.info.status) == ({"a": 1.0}, "FINISHED")
     assert len(mlflow_client.get_metric_history(tracker.run_id, "a")) == 1
+
+
+@pytest.mark.parametrize("what", [".", "mlruns", "mlruns/spool", "link"])
+def test_a_folder_with_the_spools_in_it_is_logged_without_them(what, mlruns, mlflow_client, tmp_path):
+    (tmp_path / "plan.txt").write_text("plan")
+    (tmp_path / "link").symlink_to(tmp_path)  # leads to itself
+    (mlruns / "spool/notes").mkdir(parents=True)
+    (mlruns / "spool/notes/note.txt").write_text("note")
+    tracker = tracker_of(tmp_path)
+    tracker.start(params={}, tags={})
+    tracker.log_text("first", "first.txt")
+    assert tracker.flush(60)
+    tracker.log_artifact(what)
+    tracker.finish("FINISHED")
+    logged = mlruns / "artifacts" / tracker.run_id / "artifacts"
+    found = {str(path.relative_to(logged)) for path in logged.rglob("*") if path.is_file()}
+    expected = {
+        ".": {f"{tmp_path.name}/plan.txt", f"{tmp_path.name}/mlruns/mlflow.db"},
+        "link": {"link/plan.txt", "link/mlruns/mlflow.db"},
+        "mlruns": {"mlruns/mlflow.db"},
+        "mlruns/spool": {"spool/notes/note.txt"},
+    }[what]
+    assert {path for path in found if not path.endswith(("-wal", "-shm", ".lock"))} == {"first.txt"} | expected
+    assert not (mlruns / "spool").joinpath(tracker.spool_folder.name).exists()

@@ -106,6 +106,7 @@ def test_every_section_and_chart_has_an_identity_of_its_own():
         ("sqlite:///x.db", "::1", "http://[::1]:5001"),
         ("sqlite:///x.db", "box", "http://box:5001"),
         ("https://me:secret@server/mlflow/", "127.0.0.1", "https://server/mlflow"),
+        ("https://me:s@cret@server/?token=abcd", "127.0.0.1", "https://server"),
     ],
 )
 def test_the_address(uri, host, address):

@@ -39,6 +39,47 @@ def test_what_has_not_arrived_is_counted(tmp_path):
     assert nowhere.unsent() == Unsent(0, 0, 1)
 
 
+def test_secrets_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATABRICKS_TOKEN", "dapi0123")
+    uri, shown = "http://me:p%2Fw@host", "http://me:***@host"
+    spool = Spool.create(tmp_path, {**header(), "uri": uri})
+    name = "dapi0123.txt"
+    ops = [
+        {"op": "tags", "tags": {"url": uri, "pages": [uri]}},
+        {"op": "params", "params": {"token": "dapi0123", "lr": 0.1}},
+        {"op": "text", "to": "x.txt", "text": f"{uri} dapi0123"},
+        {"op": "artifact", "file": f"files/1/{name}", "to": None},  # a path, which has to be found again
+    ]
+    for op in ops:
+        spool.append(op)
+    spool.reject(ops[0], f"no {uri}")
+    assert [op for op, _ in spool.read().ops] == [
+        {**header(), "uri": shown},
+        {"op": "tags", "tags": {"url": shown, "pages": [shown]}},
+        {"op": "params", "params": {"token": "***", "lr": 0.1}},
+        {"op": "text", "to": "x.txt", "text": f"{shown} ***"},
+        ops[3],
+    ]
+    assert "p%2Fw" not in (spool.folder / "rejected.jsonl").read_text()
+    assert spool.header["uri"] == shown
+
+
+def test_a_spool_is_for_its_owner(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool_module, "COMPACT_BYTES", 10)
+    before = os.umask(0)
+    try:
+        spool = Spool.create(tmp_path / "spool", header())
+        spool.append(row(0))
+        spool.acknowledge(spool.read().ops[-1][1])
+        spool.compact()
+        spool.reject(row(0), "refused")
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in spool.folder.iterdir()}
+    assert modes == dict.fromkeys(["ops.jsonl", "ack.json", "rejected.jsonl", "lock"], "0o600")
+    assert oct(spool.folder.stat().st_mode & 0o777) == "0o700"
+
+
 def test_what_is_appended_is_read(tmp_path):
     spool = Spool.create(tmp_path, header())
     for step in range(3):

@@ -2,6 +2,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -38,6 +39,14 @@ def test_points_are_idempotent(store, mlflow_client):
     assert len(mlflow_client.get_metric_history(run_id, "b")) == 1
     assert store.last_steps(run_id) == {"a": 2, "b": 2}
     assert sorted(store.logged_steps(run_id, "a")) == [1, 2]
+
+
+def test_an_error_has_no_password_and_no_cause_that_has_one():
+    # The text is cut within the password, and MLflow's own error, which would be shown as the cause, has all of it.
+    store = MLflowStore(locate(f"http://me:{'p4ssw0rd' * 10}@127.0.0.1:1"), request_timeout_s=2)
+    with pytest.raises(StoreDownError, match=r"http://me:\*\*\*@127\.0\.0\.1:1") as caught:
+        store.experiments()
+    assert "p4ss" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_runs_are_found_by_their_spool(store):

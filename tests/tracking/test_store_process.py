@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from rl8x.tracking import MLflowTracker
+from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking import store_process as module
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.store import MLflowStore, Point, RunGoneError, RunSpec, StoreDownError, StoreRefusedError
@@ -110,14 +110,22 @@ def test_a_process_that_was_killed_is_replaced(store):
     assert store._process.popen.pid != killed.popen.pid
 
 
-def test_a_call_under_way_when_it_is_killed_fails(store):
-    store.source_tags()
-    store._process.popen.send_signal(signal.SIGSTOP)
-    threading.Timer(0.3, store._process.popen.kill).start()
+@pytest.fixture
+def process(mlruns):
+    """The process without MLflow, which it imports when the store is first asked for something."""
+    process = module._Process()
+    process.channel = process.open(locate(), 10)
+    assert process.ask(process.open(locate(), 10), "close", ()) is None  # it has started
+    yield process
+    process.end()
+
+
+def test_a_call_under_way_when_it_is_killed_fails(process):
+    process.popen.send_signal(signal.SIGSTOP)
+    threading.Timer(0.3, process.popen.kill).start()
     with pytest.raises(StoreDownError, match=r"is gone \(exit status -9\)"):
-        store.find_runs(SPEC)
-    wait_for(lambda: store._process.gone)
-    assert store.find_runs(SPEC) == []
+        process.ask(process.channel, "close", ())
+    wait_for(lambda: process.gone)
 
 
 def test_a_stopped_process_is_a_store_that_is_down_until_it_goes_on(store, monkeypatch):
@@ -125,7 +133,7 @@ def test_a_stopped_process_is_a_store_that_is_down_until_it_goes_on(store, monke
     run_id = store.create_run(SPEC)
     popen = store._process.popen
     popen.send_signal(signal.SIGSTOP)
-    with pytest.raises(StoreDownError, match=rf"{popen.pid}, does not answer: is it stopped\?"):
+    with pytest.raises(StoreDownError, match=rf"process ID {popen.pid}\) does not answer: is it stopped\?"):
         store.set_tags(run_id, {"late": "1" * 200_000})  # more than a pipe holds
     with pytest.raises(StoreDownError, match="does not answer"):
         store.check_run(run_id)
@@ -136,29 +144,46 @@ def test_a_stopped_process_is_a_store_that_is_down_until_it_goes_on(store, monke
     assert store._process._waiting == {}
 
 
-def test_one_that_stays_silent_is_killed_and_replaced(store, monkeypatch):
+def test_one_that_stays_silent_is_killed(process, monkeypatch):
+    monkeypatch.setattr(module, "SILENT_S", 2)
+    monkeypatch.setattr(module, "KILL_S", 3)
+    process.popen.send_signal(signal.SIGSTOP)
+    with pytest.raises(StoreDownError, match="does not answer"):
+        process.ask(process.channel, "close", ())
+    wait_for(lambda: process.gone)
+    assert process.popen.poll() == -signal.SIGKILL
+
+
+def test_the_end_kills_one_that_is_stopped(process):
+    process.popen.send_signal(signal.SIGSTOP)
+    process.end()
+    assert process.popen.wait(5) == -signal.SIGKILL
+
+
+def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, mlflow_client, monkeypatch, caplog):
+    tracker = MLflowTracker()
+    tracker.start(params={}, tags={})
+    tracker.log_metrics({"a": 1.0}, 1)
+    assert tracker.flush(60)
+    pid = tracker._writer._sender.store._process.popen.pid
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(module, "SILENT_S", 2)
+    tracker.log_metrics({"a": 2.0}, 2)
+    tracker.finish("FINISHED")
+    reason = f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?"
+    began, ended = [record.getMessage() for record in caplog.records if record.name.startswith("rl8x")]
+    assert f"does not take rows ({reason})" in began
+    assert f"({reason}); it is in {tracker.spool_folder}, and `rl8x sync` sends it" in ended
+    assert reason in tracker.whereabouts().lines()[0]
+    wait_for(lambda: not alive(pid))
+    assert sync().num_sent == 1
+    assert [point[:2] for point in history(mlflow_client, tracker.run_id, "a")] == [(1, 1.0), (2, 2.0)]
+    assert mlflow_client.get_run(tracker.run_id).info.status == "FINISHED"
+
+
+def test_all_stores_share_one_process_and_the_last_ends_it(store, mlflow_template, tmp_path):
     run_id = store.create_run(SPEC)
-    stopped = store._process
-    stopped.popen.send_signal(signal.SIGSTOP)
-    with monkeypatch.context() as patches:
-        patches.setattr(module, "SILENT_S", 2)
-        patches.setattr(module, "KILL_S", 3)
-        with pytest.raises(StoreDownError, match="does not answer"):
-            store.check_run(run_id)
-        wait_for(lambda: stopped.gone)
-    store.check_run(run_id)
-
-
-def test_closing_kills_one_that_is_stopped(store):
-    store.source_tags()
-    popen = store._process.popen
-    popen.send_signal(signal.SIGSTOP)
-    store.close()
-    assert popen.wait(5) == -signal.SIGKILL
-
-
-def test_all_stores_share_one_process_and_the_last_ends_it(store, tmp_path):
-    run_id = store.create_run(SPEC)
+    shutil.copyfile(mlflow_template, tmp_path / "other.db")
     other = StoreProcess(Location(f"sqlite:///{tmp_path}/other.db", tmp_path / "other.db"))
     other_id = other.create_run(SPEC)
     process = store._process
@@ -188,21 +213,13 @@ def test_one_that_cannot_be_started_is_a_store_that_is_down(monkeypatch, tmp_pat
         StoreProcess(Location("sqlite:///x.db")).check_run("0000")
 
 
-def test_it_gives_way_to_the_training(store):
-    store.find_runs(SPEC)
-    pid = store._process.popen.pid
+def test_it_gives_way_to_the_training(process):
+    pid = process.popen.pid
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.nice(0) + 10)
     # In the same session, without which Linux would not compare the two; in a group of its own, so that Ctrl-C in the
     # terminal does not reach it.
     assert os.getsid(pid) == os.getsid(0)
     assert os.getpgid(pid) == pid
-
-
-def test_closing_ends_the_process(store):
-    store.find_runs(SPEC)
-    popen = store._process.popen
-    store.close()
-    assert popen.poll() == 0
 
 
 def alive(pid):
@@ -215,28 +232,29 @@ def alive(pid):
 
 def test_it_does_not_outlive_a_run_that_is_killed_nor_bring_mlflow_into_it(mlruns, tmp_path):
     script = """
-        import sys, time
-        from rl8x.tracking import MLflowTracker
+        import os, sys, time
+        from rl8x.tracking import MLflowTracker, sync
         tracker = MLflowTracker()
         tracker.start(params={}, tags={})
         tracker.log_metrics({"a": 1.0}, 1)
         assert tracker.flush(60)
         print("mlflow" in sys.modules, tracker._writer._sender.store._process.popen.pid, flush=True)
+        print(os.fork(), flush=True)  # the child is there longer
         time.sleep(60)
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     imported, pid = process.stdout.readline().split()
+    forked = max(int(process.stdout.readline()) for _ in range(2))  # and 0, in the child
     assert imported == "False"
     assert alive(pid)
     process.kill()
     process.wait()
     process.stdout.close()
-    end = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not alive(pid)
+    wait_for(lambda: not alive(pid))
+    assert alive(forked)
+    os.kill(forked, signal.SIGKILL)
 
 
 def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):

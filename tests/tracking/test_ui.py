@@ -1,4 +1,5 @@
 import http.server
+import re
 import socket
 import subprocess
 import sys
@@ -19,9 +20,16 @@ def test_the_command(mlruns):
         "--workers": "1",
         "--host": "0.0.0.0",
         "--port": "5001",
-        "--backend-store-uri": f"sqlite:///{mlruns}/mlflow.db",
     }
-    assert ui.ui_environment()["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    environment = ui.ui_environment()
+    assert environment["MLFLOW_BACKEND_STORE_URI"] == f"sqlite:///{mlruns}/mlflow.db"
+    assert environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+
+
+def test_a_password_is_in_no_command():
+    uri = "postgresql://me:p4ssw0rd@host/db"
+    assert "p4ssw0rd" not in " ".join(ui_command(uri))
+    assert ui.ui_environment(uri)["MLFLOW_BACKEND_STORE_URI"] == uri
 
 
 def test_what_cannot_be_served():
@@ -130,3 +138,12 @@ def test_a_port_that_has_just_been_given_back_is_free():
         with socket.create_connection(("127.0.0.1", port)), other.accept()[0]:
             pass
     ui._check_address("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("words", [["served"], ["uvicorn", "served:app"]])
+def test_the_ui_runs_no_module_of_the_working_directory(words, tmp_path):
+    (tmp_path / "served.py").write_text("open('imported', 'w')")
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=ui.ui_environment(), capture_output=True, text=True, check=False)
+    assert re.search("No module named .?served|Could not import module", done.stderr)
+    assert not (tmp_path / "imported").exists()

@@ -1,6 +1,8 @@
 import functools
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from rl8x.algorithms import PPOConfig
 from rl8x.conditions import Condition, HitsUpperBound
@@ -13,6 +15,10 @@ from rl8x.trainers import Trainer
 from rl8x.trainers.description import command
 
 OPTIONS = {"num_envs": 4, "horizon": 4, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+
+class Passing(gymnasium.Wrapper):
+    pass
 
 
 class Never(Condition):
@@ -47,6 +53,23 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
         f"To go on with it: `rl8x resume {tmp_path}/kept`",
     ]
     assert "secret" not in trainer.tracker.tags["rl8x.command"]
+
+
+def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--wandb-api-key", "abcdefgh", "--name=x"])
+    assert command() == "train.py --wandb-api-key '***' --name=x"
+    uri = f"postgresql://me:{'p4ss' * 200}@host/db"  # so long that a description cuts it
+
+    def fail(trainer, stats):
+        raise RuntimeError(uri)
+
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker(), callbacks=[fail])
+    with pytest.raises(RuntimeError):
+        trainer.run(max_steps=1, progress="none")
+    assert (
+        trainer.stop_reason == trainer.tracker.tags["rl8x.stop_reason"] == "RuntimeError: postgresql://me:***@host/db"
+    )
+    assert "p4ss" not in trainer.tracker.description + trainer.tracker.texts["traceback.txt"]
 
 
 def test_the_command_line_has_the_name_of_the_program(monkeypatch):
@@ -94,6 +117,8 @@ def again(tmp_path, trainer):
         {"env_kwargs": {"time_limit": 3}, "num_eval_envs": 2, "run": {"steps_per_eval": 1}},
         {"env": CartPoleInfinite, "run": {"env_config": {"length": Uniform(0.25, 1.0)}, "max_steps": 3}},
         {"env": functools.partial(GymnasiumEnv, "CartPole-v1"), "algorithm": {"model": MLPModel}, "eval_env": False},
+        {"env": functools.partial(GymnasiumEnv, CartPoleEnv), "env_kwargs": {"time_limit": 9}, "eval_env": False},
+        {"env": "CartPole-v1", "env_kwargs": {"wrappers": [Passing]}, "eval_env": False},
         {"run": {"stop_conditions": [HitsUpperBound("env/steps", 48) | HitsUpperBound("returns/mean", 1e9)]}},
     ],
 )

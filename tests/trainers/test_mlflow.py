@@ -1,5 +1,9 @@
 """A whole run, read back with MLflow's own client and compared with what the trainer said."""
 
+import gc
+import time
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -145,3 +149,36 @@ def test_what_an_environment_tells_in_info_is_in_mlflow(mlruns, mlflow_client):
     assert history["episodes/ended"] == [8.0, 12.0, 12.0]
     assert history["episodes/info/success/mean"] == pytest.approx([1 / 2, 1 / 3, 2 / 3])
     assert history["episodes/info/effort/mean"] == [6.0, 6.0, 6.0]
+
+
+def store_processes():
+    """List the processes of this one that talk to MLflow and have not ended."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    commands = [Path(f"/proc/{pid}/cmdline") for task in tasks for pid in task.read_text().split()]
+    return [file for file in commands if file.exists() and b"store_process" in file.read_bytes()]
+
+
+@pytest.mark.store_process
+def test_trainers_that_are_stepped_and_never_closed_share_a_process_and_end_when_they_are_collected(
+    mlruns, mlflow_client
+):
+    trainers = [Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MLflowTracker()) for _ in range(5)]
+    for trainer in trainers:
+        for _ in range(3):
+            trainer.step()
+    for trainer in trainers:
+        assert trainer.tracker.flush(60)
+    assert len(store_processes()) == 1
+    run_ids = [trainer.tracker.run_id for trainer in trainers]
+    spools = [trainer.tracker.spool_folder for trainer in trainers]
+    trainer = trainers = None
+    gc.collect()
+    end = time.monotonic() + 30
+    while store_processes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert store_processes() == []
+    for run_id, spool in zip(run_ids, spools, strict=True):
+        assert mlflow_client.get_run(run_id).info.status == "FINISHED"
+        steps = [point.step for point in mlflow_client.get_metric_history(run_id, "algorithm/steps")]
+        assert steps == [32, 64, 96]
+        assert not spool.exists()

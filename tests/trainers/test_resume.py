@@ -1,3 +1,4 @@
+import contextlib
 import functools
 import json
 import math
@@ -16,6 +17,7 @@ from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
+from rl8x.tracking.locks import FileLock
 from rl8x.trainers import Trainer
 
 
@@ -423,7 +425,70 @@ def test_another_runs_folder_is_refused_before_training(tmp_path):
     with pytest.raises(CheckpointError, match="another run"):
         run(other, max_steps=1)
     assert other.state[keys.STEPS] == 0
-    assert other.tracker.status == "FAILED"
+    assert (other.tracker.status, other.tracker.rows) == (None, [])  # refused before the tracked run began
+
+
+def test_who_waited_goes_on_from_the_newest_checkpoint(tmp_path):
+    straight, tracker = make(), MemoryTracker()
+    run(straight, max_steps=8)
+    saved = Checkpoints(tmp_path, every_steps=1, keep=9)
+    with contextlib.suppress(Killed):
+        run(make(trainer={"tracker": tracker, "checkpoints": saved, "callbacks": [killed_at(3)]}), max_steps=8)
+    first, waiter = (Trainer.resume(tmp_path, tracker=tracker) for _ in range(2))
+    named, stepped = (Trainer.resume(source, tracker=NullTracker()) for source in (listed(tmp_path)[1], tmp_path))
+    run(first, max_steps=6)
+    for late in (named, stepped):
+        if late is stepped:
+            late.step()
+        before = late.state[keys.STEPS]
+        for call in (lambda late=late: run(late, max_steps=8), late.save):
+            with pytest.raises(CheckpointError, match="another process has gone on with this run"):
+                call()
+        assert late.state[keys.STEPS] == before
+    assert run(waiter, max_steps=8)["algorithm/steps"] == 8
+    assert weights(waiter).equal(weights(straight))
+    assert rows(tracker) == rows(straight.tracker)
+    with pytest.raises(CheckpointError, match="another process"):
+        run(first, max_steps=9)
+
+
+def test_who_waited_for_a_run_that_ended_stays_at_its_end(tmp_path):
+    with contextlib.suppress(Killed):
+        run(make(trainer={"checkpoints": tmp_path, "callbacks": [killed_at(2)]}), max_steps=4)
+    first, waiter = (Trainer.resume(tmp_path, tracker=MemoryTracker()) for _ in range(2))
+    run(first)
+    assert run(waiter).stop_reason == "max_steps=4"
+    assert waiter.tracker.rows == []
+
+
+def test_who_waited_refuses_what_was_changed_meanwhile(tmp_path):
+    with contextlib.suppress(Killed):
+        run(make(trainer={"checkpoints": tmp_path, "callbacks": [killed_at(2)]}), max_steps=4)
+    waiter = Trainer.resume(tmp_path, tracker=MemoryTracker())
+    run(Trainer.resume(tmp_path, tracker=MemoryTracker(), overrides={"lr": 0.5}), max_steps=3)
+    with pytest.raises(CheckpointError, match=r"`lr` was 0\.5"):
+        run(waiter, max_steps=4)
+
+
+def test_an_older_checkpoint_can_be_gone_back_to(tmp_path):
+    run(make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1, keep=9)}), max_steps=4)
+    back = Trainer.resume(listed(tmp_path)[2], tracker=MemoryTracker())
+    run(back, max_steps=3)
+    back.step()
+    assert back.save().name == "000007-step-4"
+    assert run(back, max_steps=2)["algorithm/steps"] == 6
+
+
+def test_a_lock_that_is_held_is_met_before_the_tracker_is_told_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl8x.checkpoint.saver._BUSY_WAIT_S", 0.0)
+    run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
+    tracker = MemoryTracker()
+    trainer = Trainer.resume(tmp_path, tracker=tracker)
+    with FileLock(tmp_path / "lock"):
+        with pytest.raises(CheckpointError, match="in use by this process; wait for it or end it"):
+            run(trainer, max_steps=2)
+        assert (tracker.run_id, tracker.status, trainer.ending) == (None, None, [])
+    assert run(trainer, max_steps=2)["algorithm/steps"] == 2
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_tracked_run_begins(tmp_path, monkeypatch):

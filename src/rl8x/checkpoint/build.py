@@ -34,6 +34,7 @@ from rl8x.importing import (
     texts,
 )
 from rl8x.models import Model
+from rl8x.tracking.secrets import find_hidden, hide_in_data
 
 CLASS: Final = "$class"
 # What a file may name: all that rl8x calls by a user's word.
@@ -161,6 +162,12 @@ def build_algorithm(
         raise CheckpointError(
             f"the algorithm cannot be built again from the checkpoint: {problems[0]}. Pass `algorithm=`"
         )
+    hidden = find_hidden(build.get("env"), "env") or find_hidden(build.get("config"), "config")
+    if hidden is not None:
+        raise CheckpointError(
+            f"the algorithm cannot be built again: no password is kept in a checkpoint, and `{hidden}` had one. "
+            "Pass `algorithm=`"
+        )
     try:
         config_class: type[AlgorithmConfig] = _imported(build["config_class"], AlgorithmConfig, trust)
         env_class: type[Env] = _imported(build["env"]["class"], Env, trust)
@@ -227,7 +234,7 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
     Raises:
         CheckpointError: If it is for another environment or of another kind.
     """
-    now = describe_algorithm(algorithm)
+    now = hide_in_data(describe_algorithm(algorithm))
     for key, what in (("config_class", "config"), ("env_class", "environment")):
         if build.get(key) != now[key]:
             raise CheckpointError(f"the checkpoint's {what} is {build.get(key)}; the algorithm given has {now[key]}")

@@ -31,6 +31,7 @@ from torch import Tensor
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.tree import decode
 from rl8x.disk import sync_folder, write_synced
+from rl8x.tracking.secrets import hide_in_data
 
 FORMAT: Final = "rl8x-checkpoint"
 VERSION: Final = 1
@@ -78,11 +79,11 @@ def write(directory: Path, steps: int, about: Mapping[str, Any], state: Any, ten
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
     unfinished.mkdir(parents=True)
     try:
-        description = {"format": FORMAT, "version": VERSION, **about, "state": state}
+        description = {"format": FORMAT, "version": VERSION, **hide_in_data(about), "state": state}
         buffer = io.BytesIO()
         torch.save(dict(tensors), buffer)
         write_synced(unfinished / TENSORS, buffer.getbuffer())
-        write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode())
+        write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode(), mode=0o600)
         write_synced(unfinished / SUMS, _sums(unfinished).encode())
         sync_folder(unfinished)
         os.rename(unfinished, target)

@@ -14,6 +14,7 @@ from rl8x.tracking import TrackingError, find_run
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.runs import HANDLE_PREFIX
+from rl8x.tracking.secrets import hide_in_data
 
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 
@@ -87,7 +88,7 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     """
     found = []
     for folder, about in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        if about.get("run_file") == dict(run_file) and about.get("status") != "FINISHED":
+        if about.get("run_file") == hide_in_data(dict(run_file)) and about.get("status") != "FINISHED":
             lock = FileLock(folder / "lock")
             if lock.acquire():
                 lock.release()

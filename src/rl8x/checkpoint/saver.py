@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from rl8x.checkpoint import files
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.tree import encode
+from rl8x.disk import sync_folder
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.secrets import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 # How long a run that is resumed waits for the process before it, which may be saving because it was told to go.
 _BUSY_WAIT_S: Final = 10.0
@@ -78,9 +79,11 @@ class Saver:
     Args:
         options: When to save and what to keep.
         directory: The run's folder of checkpoints.
+        before_write: Called in the thread before each checkpoint is written.
     """
 
-    def __init__(self, options: Checkpoints, directory: Path) -> None:
+    def __init__(self, options: Checkpoints, directory: Path, before_write: Callable[[], None] = lambda: None) -> None:
+        self._before_write = before_write
         self.options = options
         self.directory = directory
         self.best: dict[str, Any] | None = None
@@ -111,6 +114,8 @@ class Saver:
             self._lock.release()
             raise
         files.tidy(self.directory)
+        for folder in self.directory.parents[:2]:  # which may be new, too
+            sync_folder(folder)
         self._last_save = time.monotonic()
 
     def _look_around(self, key: str) -> None:
@@ -170,6 +175,7 @@ class Saver:
 
     def _write(self, steps: int, about: dict[str, Any], encoded: Any, tensors: dict[str, Any]) -> None:
         try:
+            self._before_write()
             path = files.write(self.directory, steps, about, encoded, tensors)
         except (OSError, ValueError, TypeError) as error:
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)

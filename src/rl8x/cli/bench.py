@@ -233,10 +233,12 @@ def _writable(name: str) -> Path:
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document beside its place and move it there, so that there never is half of one."""
+    """Write a document beside its place and move it there, so that there never is half of one; without passwords."""
+    from rl8x.tracking.secrets import hide_in_data
+
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(document, indent=1, default=str) + "\n")
+        beside.write_text(json.dumps(hide_in_data(document), indent=1, default=str) + "\n")
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
@@ -60,8 +61,17 @@ def refused_runs(trainer: Trainer) -> Iterator[None]:
         raise
 
 
+def show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback as Python does, without passwords."""
+    from rl8x.tracking.secrets import hide
+
+    say(hide("".join(traceback.format_exception(kind, error, trace))).rstrip(), err=True)
+
+
 def report(message: str, *, debug: bool) -> None:
-    """Print one line to standard error, after the traceback where that is wanted."""
+    """Print one line to standard error, after the traceback where that is wanted; without passwords."""
+    from rl8x.tracking.secrets import hide  # only now: most commands need nothing of tracking at their start
+
     if debug:
-        traceback.print_exc()
-    say(f"rl8x: error: {' '.join(message.split())}", err=True)
+        say(hide(traceback.format_exc()), err=True)
+    say(f"rl8x: error: {' '.join(hide(message).split())}", err=True)

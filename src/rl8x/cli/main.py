@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from rl8x._version import __version__
-from rl8x.cli.errors import UserError, report
+from rl8x.cli.errors import UserError, report, show_bug
 from rl8x.output import say
 
 # Command -> its module, where a variable of its name holds it, and what --help says without importing that.
@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         and exits with 1.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        sys.excepthook = show_bug
     debug = "--debug" in words
     try:
         os.getcwd()

@@ -86,7 +86,9 @@ def make_trainer(
         run = RunConfig.from_dict(data, trust=trust or frozenset(texts(overrides)))
     algorithm = None if run is None else run.make_algorithm()
     try:
-        return Trainer.resume(checkpoint.path, algorithm=algorithm, overrides=overrides, trust=trust)
+        named = Path(source).resolve() == checkpoint.path.resolve()
+        meant = checkpoint.path if named else checkpoint.path.parent
+        return Trainer.resume(meant, auto=auto, algorithm=algorithm, overrides=overrides, trust=trust)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):

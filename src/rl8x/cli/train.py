@@ -99,12 +99,22 @@ def train(
         going_on = resumed(run, resume, trust=trust) if resume is not None and not dry_run else None
         trainer = going_on or run.make_trainer()
     if dry_run:
-        click.echo(dump_run(run.to_dict()), nl=False)
+        _print_run_file(run.to_dict())
         return 0
     with telling_the_end(trainer, run.progress), refused_runs(trainer):
         stats = run.train(trainer)
         summarize_run(stats, say_reason=run.progress == "none")
     return 0
+
+
+def _print_run_file(data: dict[str, Any]) -> None:
+    """Print a run as a run file; it is mostly sent to a file, so without passwords."""
+    from rl8x.tracking.secrets import hide_in_data
+
+    shown = hide_in_data(data)
+    click.echo(dump_run(shown), nl=False)
+    if shown != data:
+        say("rl8x: passwords are printed as ***; to train from this, set MLFLOW_TRACKING_URI or put them in", err=True)
 
 
 train.params.extend(field_options(_RUN_FIELDS))

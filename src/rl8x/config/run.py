@@ -14,7 +14,6 @@ from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.config import check_names as check_hyperparameters
 from rl8x.algorithms.config import check_names_in, check_options, option
-from rl8x.checkpoint.build import restored, restored_options
 from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.importing import Trust, import_named, is_dotted
@@ -95,6 +94,7 @@ class RunConfig:
             object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
         check_options(self)
         object.__setattr__(self, "algorithm_config", dict(self.algorithm_config))
+        self._refuse_hidden()
         if not self.env:
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.conditions()
@@ -105,6 +105,15 @@ class RunConfig:
             if field.name in self.algorithm_config:
                 self.algorithm_config[field.name] = _coerced(field, self.algorithm_config[field.name])
         self.make_algorithm_config()
+
+    def _refuse_hidden(self) -> None:
+        """Refuse a run file that rl8x wrote, where a password in it has not been put back."""
+        from rl8x.tracking.secrets import find_hidden
+
+        for name in ("env_kwargs", "algorithm_config"):
+            hidden = find_hidden(getattr(self, name), name)
+            if hidden is not None:
+                raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunConfig:
@@ -155,6 +164,8 @@ class RunConfig:
     def make_algorithm_config(self) -> AlgorithmConfig:
         """Make the algorithm's config of its hyperparameters."""
         cls = _algorithm_config_class(self.algorithm, self.trusted)
+        from rl8x.checkpoint.build import restored_options
+
         values = restored_options(cls, self.algorithm_config, self.trusted)
         if self.seed is not None and values.setdefault("seed", self.seed) != self.seed:
             raise ValueError(
@@ -173,6 +184,8 @@ class RunConfig:
 
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
         """Build the environment and the algorithm."""
+        from rl8x.checkpoint.build import restored
+
         return self.make_algorithm_config().build(self._env_maker(), **restored(self.env_kwargs, self.trusted))
 
     def make_trainer(self) -> Trainer:

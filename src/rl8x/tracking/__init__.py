@@ -19,3 +19,4 @@ from rl8x.tracking.ui import open_browser as open_browser
 from rl8x.tracking.ui import runs_link as runs_link
 from rl8x.tracking.ui import serve_ui as serve_ui
 from rl8x.tracking.ui import ui_command as ui_command
+from rl8x.tracking.ui import ui_environment as ui_environment

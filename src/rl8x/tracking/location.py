@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import hide, hide_in_uris, is_hidden, learn, recall
 
 _SQL = ("sqlite", "postgresql", "mysql", "mssql")
 _REMOTE = ("http", "https", "databricks", "databricks-uc")
-_HIDDEN = "***"
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,14 @@ class Location:
     database: Path | None = None
     artifact_root: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Make the secrets of the URI known, so that they are hidden in whatever MLflow says of it."""
+        learn(self.uri)
+
+    def __repr__(self) -> str:
+        """Write it without secrets."""
+        return f"Location(uri={self.shown!r}, database={self.database!r}, artifact_root={self.artifact_root!r})"
+
     @property
     def remote(self) -> bool:
         """Say whether it is reached by HTTP."""
@@ -41,8 +48,8 @@ class Location:
 
     @property
     def shown(self) -> str:
-        """Write the URI without its password."""
-        return without_password(self.uri)
+        """Write the URI without its secrets; in every process the same."""
+        return hide_in_uris(self.uri)
 
 
 def mlruns_dir() -> Path:
@@ -62,12 +69,17 @@ def locate(tracking_uri: str | None = None) -> Location:
     """Find the store to use: `tracking_uri`, else the user's, else `mlruns/mlflow.db` in the working directory.
 
     Raises:
-        TrackingError: The URI is of no known kind, or an old file store is in the way.
+        TrackingError: The URI is of no known kind, or its password is hidden and not known, or an old file store is in
+            the way.
     """
     uri = tracking_uri or user_tracking_uri()
     if uri is None:
         return _default_location()
-    scheme = uri if uri in _REMOTE else urlsplit(uri).scheme
+    uri = with_password(uri)
+    try:
+        scheme = uri if uri in _REMOTE else urlsplit(uri).scheme
+    except ValueError:  # it names the whole address
+        raise _unreadable(uri) from None
     base = scheme.split("+")[0]
     if base == "sqlite":
         return _sqlite_location(uri)
@@ -78,6 +90,7 @@ def locate(tracking_uri: str | None = None) -> Location:
         near = difflib.get_close_matches(base, known, n=2)
         hint = f"; did you mean {' or '.join(near)}" if near else ""
         raise TrackingError(f"tracking_uri has the unknown scheme {base!r}; legal: {', '.join(sorted(known))}{hint}")
+    _check_password(uri, base)
     return Location(uri)
 
 
@@ -103,12 +116,38 @@ def _default_location() -> Location:
     return Location(f"sqlite:///{database}", database, root / "artifacts")
 
 
+def _check_password(uri: str, scheme: str) -> None:
+    """Refuse a password whose characters make another address of the URI, which error texts would then show in parts.
+
+    Raises:
+        TrackingError: It would.
+    """
+    if scheme in ("http", "https"):
+        try:
+            readable = urlsplit(uri).port != 0
+        except ValueError:
+            readable = False
+    else:  # SQLAlchemy takes the first `@` after the first `:`
+        readable = uri.partition("://")[2].partition(":")[2].partition("?")[0].count("@") <= 1
+    if not readable:
+        raise _unreadable(uri)
+
+
+def _unreadable(uri: str) -> TrackingError:
+    return TrackingError(
+        f"tracking_uri {hide(uri)} cannot be read: percent-encode its password ('/' is %2F, '?' %3F, '#' %23, '@' %40) "
+        "and give a port as a number"
+    )
+
+
 def _sqlite_location(uri: str) -> Location:
     driver, _, rest = uri.partition("://")
     path, _, query = rest.partition("?")
     name = path[1:]
     if not path.startswith("/") or name in ("", ":memory:"):
-        raise TrackingError(f"an sqlite tracking_uri must name a file, as in sqlite:///mlruns/mlflow.db; got {uri!r}")
+        raise TrackingError(
+            f"an sqlite tracking_uri must name a file, as in sqlite:///mlruns/mlflow.db; got {hide(uri)!r}"
+        )
     database = Path(name).absolute()
     absolute = f"{driver}:///{database}" + (f"?{query}" if query else "")
     # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
@@ -120,7 +159,7 @@ def _file_store(uri: str) -> Location:
     if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() in ("true", "1"):
         return Location(uri)
     raise TrackingError(
-        f"tracking_uri {uri!r} is MLflow's old file store, which MLflow 3 cannot write: "
+        f"tracking_uri {hide(uri)!r} is MLflow's old file store, which MLflow 3 cannot write: "
         f"use a database, as in sqlite:///mlruns/mlflow.db (`mlflow migrate-filestore` moves old runs)"
     )
 
@@ -149,20 +188,18 @@ def check_writable(folder: Path) -> None:
         pass
 
 
-def without_password(uri: str) -> str:
-    """Replace the password of a URI, so that it can be shown and kept in a file."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", rf"\1:{_HIDDEN}@", uri)
-
-
 def with_password(uri: str) -> str:
-    """Put back what `without_password` took out of a URI, from the one that the user set.
+    """Put back what was hidden in a URI, from the one that the user set, or one that this process was given before.
 
     Raises:
-        TrackingError: The user set none, or another one.
+        TrackingError: There is none, or another one.
     """
-    if f":{_HIDDEN}@" not in uri:
+    if not is_hidden(uri):
         return uri
     mine = user_tracking_uri()
-    if mine is not None and without_password(mine) == uri:
+    if mine is not None and not is_hidden(mine) and hide_in_uris(mine) == uri:
         return mine
-    raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI, or give the tracking URI")
+    known = recall(uri)
+    if known is not None:
+        return known
+    raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI to the whole URI")

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri, with_password
+from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
 from rl8x.tracking.protocol import STATUSES, Status, TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
+from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import OPS, Op, Spool
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import Writer
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 DEFAULT_EXPERIMENT = "rl8x"
 _BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be through with the run's spool
@@ -48,6 +48,9 @@ class MLflowTracker:
             process that talks to MLflow has been stopped.
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two requests with what was logged in between.
+
+    Attributes:
+        resumed_spool: Where the spool of the run to resume was last, if not in `spool_dir`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class MLflowTracker:
         self._run_name = run_name
         self._tracking_uri = tracking_uri
         self._spool_dir = spool_dir
+        self.resumed_spool: Path | None = None
         self._tags = dict(tags or {})
         self._finish_timeout_s = finish_timeout_s
         self._outage_timeout_s = outage_timeout_s
@@ -199,10 +203,11 @@ class MLflowTracker:
             self._location = locate(uri)
             owner = {"run_id": run_id, "owns": False, "uri": self._location.shown}
             return Spool.create(root, {**header, **owner}), True
-        old = None if resume is None else _reopened(root, resume)
+        roots = [root] if self.resumed_spool is None else [self.resumed_spool.parent, root]
+        old = None if resume is None else _reopened(roots, resume)
         if old is not None:
             spool = old
-            uri = self._tracking_uri or user_tracking_uri() or with_password(str(spool.header["uri"]))
+            uri = self._tracking_uri or user_tracking_uri() or str(spool.header["uri"])
             self._location = locate(uri)
             fresh = False
         else:
@@ -269,6 +274,11 @@ class MLflowTracker:
         mark = spool.mark()
         return self._writer.wait(lambda: spool.passed(mark), timeout_s, min(timeout_s, self._outage_timeout_s))
 
+    def sync_to_disk(self) -> None:
+        """Make what was logged survive a power cut; may be called by any thread."""
+        if self._spool is not None and os.getpid() == self._pid:
+            self._spool.sync_to_disk()
+
     # Logging.
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -314,6 +324,8 @@ class MLflowTracker:
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep a copy of a file or folder, as it is now, in the folder `artifact_path` of the run's artifacts.
 
+        Of a folder that has the spools, or the artifacts of runs in `mlruns`, in it, those are left out.
+
         Raises:
             FileNotFoundError: It is not there.
             TrackingError: `artifact_path` leads out of the run's artifacts.
@@ -324,7 +336,8 @@ class MLflowTracker:
             raise FileNotFoundError(f"no such file to log as an artifact: {source}")
         artifact_name(source.absolute().name)
         try:
-            file = self._running().keep_file(source.absolute())
+            artifacts = None if self._location is None else self._location.artifact_root
+            file = self._running().keep_file(source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
             return
@@ -363,9 +376,9 @@ def _check_installed() -> None:
         raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
 
 
-def _reopened(root: Path, handle: str) -> Spool | None:
+def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
     """Open the spool of a run to resume, if there is one; wait where `rl8x sync` is at it."""
-    folder = find_spool(root, handle)
+    folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
     if folder is None:
         return None
     try:

@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
@@ -56,7 +56,8 @@ def runs_page(store: MLflowStore, base: str) -> str:
 def server_address(location: Location, host: str, port: int) -> str:
     """Return the address of MLflow's page: of the server that keeps the runs, else of the one at `host` and `port`."""
     if location.remote:
-        return re.sub(r"(://)[^/@]*@", r"\1", location.uri).rstrip("/")
+        parts = urlsplit(location.uri)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}"
 

@@ -28,7 +28,7 @@ class FoundRun:
     name: str
     experiment: str
     status: str
-    tracking_uri: str
+    tracking_uri: str = field(repr=False)
     artifact_uri: str
     tags: Mapping[str, str] = field(default_factory=dict)
 

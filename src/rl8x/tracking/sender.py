@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from rl8x.tracking.names import MAX_PARAM_LENGTH, MAX_TAG_LENGTH, artifact_name, legal_name
 from rl8x.tracking.protocol import STATUSES, TrackingError
+from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool import FILES, REJECTED, Op, Spool
 from rl8x.tracking.store import (
     MAX_METRICS,
@@ -25,7 +25,7 @@ from rl8x.tracking.store import (
     StoreRefusedError,
 )
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 PARAM_CHANGE_TAG = "rl8x.param_change."
 STATUS_TAG = "rl8x.status"

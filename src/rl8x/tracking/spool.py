@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,9 @@ from typing import Any
 from rl8x.disk import replace_synced, sync_folder
 from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import hide, hide_in_data, logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 OPS = "ops.jsonl"
 ACK = "ack.json"
@@ -128,7 +128,7 @@ class Spool:
     def create(cls, root: Path, header: Op) -> Spool:
         """Make a new spool in `root/<spool_id>`; where the disk refuses, it lives in memory until the disk does not."""
         folder = (root / str(header["spool_id"])).absolute()
-        spool = cls(folder, {**header, "folder": str(folder)}, None)
+        spool = cls(folder, {**hide_in_data(header), "folder": str(folder)}, None)
         with spool._guard:
             spool._spill()
         return spool
@@ -182,7 +182,7 @@ class Spool:
 
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
-        line = encode(op)
+        line = encode(_without_secrets(op))
         with self._guard:
             if self._memory or self._fd is None:
                 self._remember(line)
@@ -240,7 +240,8 @@ class Spool:
 
         if self.folder.parents[1].name == "mlruns":
             make_mlruns(self.folder.parents[1])
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         if self._lock is None:
             lock = FileLock(self.folder / "lock")
             if not lock.acquire():
@@ -252,8 +253,12 @@ class Spool:
             self._fd = None
             raise OSError(28, "No space left on device")
 
-    def keep_file(self, source: Path) -> str:
+    def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
         """Copy a file or folder into the spool; returns its path there.
+
+        Args:
+            source: What to copy.
+            besides: Folders in `source` that are left out, as all spools are.
 
         Raises:
             OSError: It cannot be read, or there is no room.
@@ -264,7 +269,10 @@ class Spool:
         target = self.folder / FILES / str(number) / source.name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target)
+            root = self.folder.parent
+            spools = [path.parent for path in root.glob(f"*/{OPS}")]
+            left_out = {os.path.realpath(folder) for folder in (*besides, root, *spools)}
+            shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
         else:
             shutil.copyfile(source, target)
         return f"{FILES}/{number}/{source.name}"
@@ -346,8 +354,11 @@ class Spool:
     def _write_ack(self, *, synced: bool = False) -> None:
         # Not written, it only means that something is sent twice, which the store does not mind.
         with contextlib.suppress(OSError):
-            write = replace_synced if synced else _replace_file
-            write(self.folder / ACK, json.dumps(asdict(self.ack)).encode())
+            data = json.dumps(asdict(self.ack)).encode()
+            if synced:
+                replace_synced(self.folder / ACK, data, mode=0o600)
+            else:
+                _replace_file(self.folder / ACK, data)
 
     def compact(self) -> None:
         """Begin the file anew where all of it has been acknowledged and it has grown large."""
@@ -357,7 +368,7 @@ class Spool:
             header = {**self.header, "generation": self.ack.generation + 1}
             line = encode(header)
             try:
-                replace_synced(self.folder / OPS, line)
+                replace_synced(self.folder / OPS, line, mode=0o600)
                 fd = os.open(self.folder / OPS, os.O_RDWR)
             except OSError:
                 return
@@ -368,8 +379,8 @@ class Spool:
 
     def reject(self, op: Op, reason: str) -> None:
         """Keep an op that the store will never take in a file of its own, so that it is in nobody's way."""
-        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab") as file:
-            file.write(encode({"reason": reason, "rejected": op}))
+        with contextlib.suppress(OSError), open(self.folder / REJECTED, "ab", opener=_private) as file:
+            file.write(encode({"reason": hide(reason), "rejected": _without_secrets(op)}))
 
     @property
     def num_dropped(self) -> int:
@@ -424,6 +435,13 @@ def read_header(folder: Path) -> Op:
         raise TrackingError(f"{folder} is not a spool: it has no readable {OPS}") from error
 
 
+def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
+    """List those names in a folder that lead to one of some paths, or back to where the folder is."""
+    here = Path(os.path.realpath(folder))
+    back = paths | {str(path) for path in (here, *here.parents)}
+    return [name for name in names if os.path.realpath(here / name) in back]
+
+
 def _check_is_no_copy(folder: Path, header: Op) -> None:
     """Refuse the copy of a spool that a process still writes: what it sends would be sent twice, and end the run.
 
@@ -437,6 +455,16 @@ def _check_is_no_copy(folder: Path, header: Op) -> None:
                 f"the spool {folder} is a copy of {lock.path.parent}, which is in use by {lock.owner()}; "
                 "try again when that has ended"
             )
+
+
+def _without_secrets(op: Mapping[str, object]) -> Mapping[str, object]:
+    """Return an op without secrets. Rows are names and numbers, which are not looked at; files keep their names."""
+    kind = op["op"]
+    if kind in ("m", "artifact"):
+        return op
+    if kind in ("describe", "text"):
+        return {**op, "text": hide(str(op["text"]))}
+    return hide_in_data(op)  # type: ignore[no-any-return]
 
 
 def _decode(line: bytes) -> Op:
@@ -468,7 +496,13 @@ def _whole_lines(fd: int, end: int | None = None) -> int:
     return 0
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, since a spool says where its store is."""
+    return os.open(path, flags, 0o600)
+
+
 def _replace_file(path: Path, data: bytes) -> None:
     beside = path.with_name(path.name + ".new")
-    beside.write_bytes(data)
+    with open(beside, "wb", opener=_private) as file:
+        file.write(data)
     os.replace(beside, path)

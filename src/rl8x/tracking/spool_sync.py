@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rl8x.tracking.location import Location, locate, mlruns_dir, with_password
+from rl8x.tracking.location import Location, locate, mlruns_dir
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders
+from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import OPS, REJECTED, Spool, SpoolInUseError
 from rl8x.tracking.store import MLflowStore, Store, StoreDownError, quiet_thread
@@ -39,7 +40,7 @@ class SpoolReport:
     def __str__(self) -> str:
         run = f"run {self.run_id}" if self.run_id else "no run yet"
         note = f": {self.message}" if self.message else ""
-        return f"{self.outcome} {self.folder.name} ({run}, {self.num_rows} rows){note}"
+        return hide(f"{self.outcome} {self.folder.name} ({run}, {self.num_rows} rows){note}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _sync_one(folder: Path, tracking_uri: str | None, connect: Callable[[Locatio
     sender = None
     finished = False
     try:
-        location = locate(tracking_uri or with_password(str(spool.header["uri"])))
+        location = locate(tracking_uri or str(spool.header["uri"]))
         sender = Sender(spool, lambda: connect(location), late=True)
         sender.send_some()
         while spool.pending:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rl8x.tracking.location import Location
+from rl8x.tracking.secrets import hide, showable
 
 SPOOL_TAG = "rl8x.spool_id"
 MAX_METRICS = 1000
@@ -210,12 +211,14 @@ class MLflowStore:
         except MlflowException as error:
             text = self._explained(error) or _short(error)
             if error.error_code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"):
-                raise StoreRefusedError(text) from error
+                raise StoreRefusedError(text) from showable(error)
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunGoneError(text) from error
-            raise StoreDownError(text) from error
+                raise RunGoneError(text) from showable(error)
+            raise StoreDownError(text) from showable(error)
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
-            raise StoreDownError(self._explained(error) or f"{type(error).__name__}: {_short(error)}") from error
+            raise StoreDownError(self._explained(error) or f"{type(error).__name__}: {_short(error)}") from showable(
+                error
+            )
 
     def _explained(self, error: Exception) -> str | None:
         """Say in one line what is wrong with a database and what to do, where an error says that of one."""
@@ -355,5 +358,5 @@ class MLflowStore:
 
 def _short(error: Exception) -> str:
     """Write an error as one line; of a chain of causes that MLflow and requests nest in one text, the last."""
-    text = " ".join(str(error).split())
+    text = " ".join(hide(str(error)).split())  # before it is cut, maybe within a password
     return text if len(text) <= 200 else f"{text[:60]} ... {text[-135:]}"

@@ -28,6 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import Location
+from rl8x.tracking.secrets import hide
 from rl8x.tracking.store import (
     MLflowStore,
     Store,
@@ -203,7 +204,7 @@ class _Process:
                 silent_s += 1
                 if silent_s == SILENT_S:
                     pid = self.popen.pid
-                    self._fail(f"the process that talks to MLflow, {pid}, does not answer: is it stopped?")
+                    self._fail(f"the process that talks to MLflow (process ID {pid}) does not answer: is it stopped?")
                 elif silent_s == KILL_S:
                     self.popen.kill()
                 continue
@@ -343,9 +344,9 @@ def _serve_channel(
                     store = connect()
                 answer(number, getattr(store, name)(*args))
             except (StoreDownError, StoreRefusedError) as error:
-                answer(number, error)
+                answer(number, type(error)(hide(str(error))))
             except Exception as error:  # whatever it is, the training process shall hear of it and go on
-                answer(number, StoreDownError(f"{type(error).__name__}: {error}"))
+                answer(number, StoreDownError(hide(f"{type(error).__name__}: {error}")))
 
 
 def main(parent: int) -> None:

@@ -25,7 +25,7 @@ DEFAULT_PORT = 5000
 def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:
     """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
 
-    Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says.
+    It runs under `ui_environment`, which says where the store is: every user of the machine can read a command.
 
     Args:
         tracking_uri: The store; default the one that `MLflowTracker` would use.
@@ -35,21 +35,32 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
     Raises:
         TrackingError: The store is a server, which has a UI of its own, or cannot be used.
     """
-    location = _own_store(tracking_uri)
+    _own_store(tracking_uri)
     if not 0 < port < 65536:
         raise TrackingError(f"port must be between 1 and 65535; got {port}")
-    command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--host", host, "--port", str(port)]
-    return [*command, "--backend-store-uri", location.uri]
+    return [sys.executable, "-m", "mlflow", "ui", "--workers", "1", "--host", host, "--port", str(port)]
 
 
-def ui_environment() -> dict[str, str]:
-    """Return the environment for `ui_command`: without the workers for jobs that rl8x has no use for.
+def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
+    """Return the environment for `ui_command`: the store, and no workers for jobs that rl8x has no use for.
 
-    No module of the working directory is taken for one of MLflow's: not by Python, and not by uvicorn, which looks
-    there unless it is told another folder, such as the one where it is itself.
+    Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says. No module of the working directory is
+    taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is told another folder,
+    such as the one where it is itself.
+
+    Args:
+        tracking_uri: The store; default the one that `MLflowTracker` would use.
+
+    Raises:
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used.
     """
-    settings = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONSAFEPATH": "1"}
-    return {**os.environ, **settings, "UVICORN_APP_DIR": sysconfig.get_path("purelib")}
+    settings = {
+        "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "PYTHONSAFEPATH": "1",
+        "UVICORN_APP_DIR": sysconfig.get_path("purelib"),
+    }
+    return {**os.environ, **settings}
 
 
 def _own_store(tracking_uri: str | None) -> Location:
@@ -110,7 +121,7 @@ def serve_ui(
     Raises:
         TrackingError: The store cannot be used.
     """
-    process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment())
+    process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
     if link is not None:
         threading.Thread(target=_open_when_served, args=(process, link), daemon=True).start()
     try:

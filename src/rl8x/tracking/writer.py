@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import random
 import threading
@@ -13,11 +12,12 @@ from collections.abc import Callable, Mapping
 
 from rl8x.tracking.last_call import LastCall
 from rl8x.tracking.protocol import Status
+from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import StoreDownError, quiet_thread
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -77,6 +77,8 @@ class Writer:
         self._answered_at = time.monotonic()
         sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
+        for other in list(_working):
+            other._last_call.look()  # an error that ended that run is soon followed by another try
         if owner is not None:
             _working.add(self)
         self._thread.start()
@@ -239,6 +241,7 @@ class Writer:
             self._progress.notify_all()
 
     def _failed(self, reason: str) -> float:
+        reason = hide(reason)
         if not self._failures:
             _log.warning(
                 "tracking: %s does not take rows (%s); training goes on and rows wait in %s",

@@ -28,7 +28,7 @@ from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics,
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, make_evaluator
 from rl8x.trainers.evaluation_names import check_evaluation_name
 from rl8x.trainers.progress import Progress
-from rl8x.trainers.resume import resume
+from rl8x.trainers.resume import Origin, catch_up, resume
 from rl8x.trainers.run import RUN_OPTIONS, Run, StopConditions
 from rl8x.trainers.saving import CheckpointsLike, Saving
 from rl8x.trainers.stats import EvalStats, TrainStats
@@ -68,6 +68,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         evaluator: What `eval()` plays in; None where that is the training environment.
         evaluations: Under what `eval()` plays, when, and by which names it tells what it measured.
         tracked_run: What its tracker is told.
+        origin: How it came to go on from a checkpoint; None where it does not, or has done so in a `run()`.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
     """
@@ -95,6 +96,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         self._eval_row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
         self.tracked_run = TrackedRun(self)
+        self.origin: Origin | None = None
         self._process = psutil.Process()
         self.options: dict[str, Any] = {
             "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
@@ -299,6 +301,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
         Raises:
             NonFiniteError: If numbers are not finite and `on_bad_numbers` says stop.
+            CheckpointError: If another process is at the run, or has gone on with it.
         """
         options = {
             "env_config": env_config,
@@ -308,10 +311,17 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             "max_steps": max_steps,
         }
         run = self._checked_run(options)
-        self.saving.restored = None
-        self.evaluations.env_config = run.options["eval_env_config"]
-        self.tracked_run.prepare(run)
-        return run.execute(progress)
+        self.saving.take()  # before anything is told of a run that another process may have
+        try:
+            if self.saving.outrun:
+                catch_up(self)
+                run = self._checked_run(options)
+            self.origin = self.saving.restored = None
+            self.evaluations.env_config = run.options["eval_env_config"]
+            self.tracked_run.prepare(run)
+            return run.execute(progress)
+        finally:
+            self.saving.end()
 
     def check_run(self, **options: Any) -> None:
         """Refuse what `run()` with these options would refuse before its first step, and touch nothing.

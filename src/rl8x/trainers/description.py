@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rl8x import algorithms, keys
-from rl8x.checkpoint.build import describe_algorithm
+from rl8x.checkpoint.build import CLASS, describe_algorithm
 from rl8x.conditions import to_spec
 from rl8x.envs import GymnasiumEnv, registry
-from rl8x.importing import dotted_path, import_named
-from rl8x.tracking.location import without_password
+from rl8x.importing import dotted_path, import_named, is_dotted, is_gymnasium_id
+from rl8x.tracking.secrets import hide, hide_in_data, hide_in_words
 from rl8x.trainers.ending import resume_command
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ _ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupt
 
 
 def command() -> str:
-    """Return the command line of this process, as one could type it, without passwords in URIs."""
+    """Return the command line of this process, as one could type it, without passwords and tokens."""
     program, *words = sys.argv or [""]
     ours = Path(program).name == "rl8x" or Path(program).parts[-3:] == ("rl8x", "cli", "main.py")
-    return shlex.join(without_password(word) for word in ("rl8x" if ours else program, *words))
+    return shlex.join(["rl8x" if ours else program, *hide_in_words(words)])
 
 
 def describe(trainer: GenericTrainerBase[Any], status: str | None = None) -> str:
@@ -80,7 +80,7 @@ def _ending(trainer: GenericTrainerBase[Any], status: str) -> str:
 
 def _code(value: object) -> str:
     """Write any text so that Markdown shows it as it is: in a fence of more backticks than it has in a row."""
-    text = " ".join(str(value).split()) or " "
+    text = " ".join(hide(str(value)).split()) or " "  # hidden before it is cut, maybe within a password
     text = text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]} ..."
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if text[0] == "`" or text[-1] == "`" else f"{fence}{text}{fence}"
@@ -92,10 +92,7 @@ def _code(value: object) -> str:
 def run_file(trainer: GenericTrainerBase[Any], run: Run) -> dict[str, Any] | None:
     """Return the run file that a run was made from, or that makes the same run; None where no file can say it."""
     if trainer.saving.run_file is not None:
-        data = dict(trainer.saving.run_file)
-        if data.get("tracking_uri"):
-            data["tracking_uri"] = without_password(data["tracking_uri"])
-        return data
+        return dict(hide_in_data(trainer.saving.run_file))
     build = describe_algorithm(trainer.algorithm)
     parts = (_env_part(build), _algorithm_part(trainer, build), _run_part(trainer, run))
     if trainer.callbacks or build["problems"] or any(part is None for part in parts):
@@ -109,10 +106,11 @@ def _env_part(build: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     name, args = env["class"], env["args"]
     if args:
-        is_id = len(args) == 1 and isinstance(args[0], str) and re.search(r"-v\d+$", args[0]) is not None
-        if not is_id or import_named(name) is not GymnasiumEnv:
+        if len(args) != 1 or import_named(name) is not GymnasiumEnv:
             return None
-        name = args[0]
+        name = args[0][CLASS] if isinstance(args[0], dict) and set(args[0]) == {CLASS} else args[0]
+        if not isinstance(name, str) or not (is_dotted(name) or is_gymnasium_id(name)):
+            return None
     elif registry.BUILTIN.get(build["env_class"]) is import_named(name):
         name = build["env_class"]
     if name.startswith("__main__."):
@@ -130,7 +128,8 @@ def _algorithm_part(trainer: GenericTrainerBase[Any], build: Mapping[str, Any]) 
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != _default(field):
-            values[field.name] = dotted_path(value) if isinstance(value, type) else build["config"].get(field.name)
+            by_path = isinstance(value, type) and "type[" in str(field.type)
+            values[field.name] = dotted_path(value) if by_path else build["config"].get(field.name)
     return {"algorithm": algorithm, "algorithm_config": values} if _plain(values) else None
 
 
@@ -151,9 +150,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value is plain data that names nothing of this process's script, and no class inside other data."""
+    """Whether a value is plain data that names nothing of this process's script."""
     if isinstance(value, dict):
-        return all(_plain(name) and name != "$class" and _plain(item) for name, item in value.items())
+        return all(_plain(name) and _plain(item) for name, item in value.items())
     if isinstance(value, list):
         return all(map(_plain, value))
     if isinstance(value, str):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find
+from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import locate, user_tracking_uri
+from rl8x.tracking.sender import RESUMED_TAG
 from rl8x.trainers.saving import CheckpointsLike
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ def resume(
     trust: bool,
 ) -> TrainerT:
     """Make a trainer that goes on where a checkpoint was taken; `GenericTrainerBase.resume` documents it."""
+    listed_before = _listed(source)
     checkpoint = find(source, auto=auto)
     about, overrides = checkpoint.about, dict(overrides or {})
     try:
@@ -53,17 +57,78 @@ def resume(
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: it does not say {error}") from None
     trainer = cls(algorithm, tracker=own_tracker, callbacks=callbacks, checkpoints=checkpoints, **options)
-    trainer.saving.restore(checkpoint)
-    trainer.saving.run_file = about.get("run_file")
+    known = listed_before
+    if not known or known[0].parent.resolve() != checkpoint.path.parent.resolve():  # a run's name or ID
+        known = [path for path in listed(checkpoint.path.parent) if path.name <= checkpoint.path.name]
     trainer.saving.trust = trust
+    _restore(trainer, checkpoint, known, changed)
+    named = Path(source).resolve() == checkpoint.path.resolve()
+    trainer.origin = Origin(named, auto, overrides, about["counters"][keys.STEPS])
+    return trainer
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a trainer came to go on from a checkpoint.
+
+    Attributes:
+        named: It was this checkpoint that was asked for, rather than the newest of a run.
+        auto: As `GenericTrainerBase.resume` takes it.
+        overrides: As `GenericTrainerBase.resume` takes them.
+        steps: The trainer's steps there.
+    """
+
+    named: bool
+    auto: bool
+    overrides: Mapping[str, Any]
+    steps: int
+
+
+def catch_up(trainer: GenericTrainerBase[Any]) -> None:
+    """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
+
+    Raises:
+        CheckpointError: If that is not what was asked for, or the trainer has stepped already.
+    """
+    origin, directory = trainer.origin, trainer.saving.directory
+    if origin is None or directory is None or origin.named or trainer.state[keys.STEPS] != origin.steps:
+        raise trainer.saving.outrun_error()
+    known = listed(directory)
+    checkpoint = find(directory, auto=origin.auto)
+    changed = _changed(checkpoint.about["build"], trainer.algorithm, origin.overrides)
+    _restore(trainer, checkpoint, known, changed)
+
+
+def _restore(
+    trainer: GenericTrainerBase[Any], checkpoint: Checkpoint, known: Sequence[Path], changed: Mapping[str, Any]
+) -> None:
+    about, tracker = checkpoint.about, trainer.tracker
+    trainer.saving.restore(checkpoint, known)
+    trainer.saving.run_file = about.get("run_file")
     trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
     if trainer.saving.restored is not None:
         trainer.evaluations.env_config = trainer.saving.restored["options"]["eval_env_config"]
-    tags = {"rl8x.resumed_from": checkpoint.path.name}
+    tags = {RESUMED_TAG: checkpoint.path.name}
     if changed:
         tags["rl8x.resumed_with"] = json.dumps(changed, default=str)
-    trainer.tracked_run.resume(_handle(run, trainer.tracker), tags)
-    return trainer
+    if isinstance(tracker, MLflowTracker):
+        tracker.resumed_spool = _spool(checkpoint)
+    trainer.tracked_run.resume(_handle(about["run"], tracker), tags)
+
+
+def _listed(source: str | Path) -> list[Path]:
+    """List the checkpoints that are there before one is chosen, where a path says in which folder that is."""
+    return listed(Path(source)) or listed(Path(source).parent)
+
+
+def _spool(checkpoint: Checkpoint) -> Path | None:
+    """Find the spool of the run: beside its checkpoints, as both may have been moved together, or where it was."""
+    saved = checkpoint.about["run"].get("spool")
+    if saved is None:
+        return None
+    folder = checkpoint.path.parent.absolute()
+    beside = folder.parent.parent / "spool" / Path(saved).name
+    return beside if folder.parent.name == "checkpoints" and beside.is_dir() else Path(saved)
 
 
 def _changed(
@@ -107,7 +172,7 @@ def _tracker(run: Mapping[str, Any]) -> Tracker:
             f"the run was kept by a {run['tracker']} ({run['location']}), which rl8x cannot make: pass `tracker=`"
         )
     location = str(run["location"])
-    if user_tracking_uri() is not None or ":***@" in location:
+    if user_tracking_uri() is not None:
         return MLflowTracker()
     database = locate(location).database
     if database is not None and not database.exists():

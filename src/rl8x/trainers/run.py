@@ -26,6 +26,7 @@ from rl8x.conditions.base import FromCallable
 from rl8x.importing import import_named
 from rl8x.output import described
 from rl8x.tracking.protocol import Status
+from rl8x.tracking.secrets import hide
 from rl8x.trainers.callbacks import declared_metrics
 from rl8x.trainers.ending import ending
 from rl8x.trainers.env_configs import plain_configs
@@ -171,7 +172,7 @@ class Run:
                 trainer.stop_reason = "interrupted" if signals.stop is None else f"interrupted by {signals.stop.name}"
                 raise
             except BaseException as error:
-                status, trainer.stop_reason = "FAILED", described(error)
+                status, trainer.stop_reason = "FAILED", hide(described(error))
                 trainer.tracked_run.log_failure(traceback.format_exc())
                 raise
             finally:
@@ -188,7 +189,7 @@ class Run:
     def _report(self, reporter: ProgressReporter, status: Status) -> None:
         """Say how the run ended and how to go on; of one that failed before its first step the error says enough."""
         trainer, finished = self.trainer, status == "FINISHED"
-        if status == "FAILED" and trainer.state[keys.COLLECTS] == 0:
+        if status == "FAILED" and self.steps == self._steps_before:
             return
         limit = self.options["max_steps"] if self._steps_left is not None and self._steps_left <= 0 else None
         trainer.ending = ending(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import logging
 import os
 import platform
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,13 @@ from rl8x import keys
 from rl8x._version import __version__
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, Saver
 from rl8x.checkpoint.build import describe_algorithm, names_in
-from rl8x.checkpoint.files import good
+from rl8x.checkpoint.files import good, listed
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions.spec import kinds_in
 from rl8x.importing import texts
 from rl8x.output import described
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
+from rl8x.tracking.secrets import logger
 from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.stats import TrainStats
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rl8x.trainers.base import GenericTrainerBase
     from rl8x.trainers.run import Run
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 CheckpointsLike = Checkpoints | str | os.PathLike[str] | bool | None
 
@@ -69,6 +69,8 @@ class Saving:
         self._saver: Saver | None = None
         self._run: Run | None = None
         self._best: dict[str, Any] | None = None
+        self._known: frozenset[str] | None = None
+        self._has_begun = False
         if self.options and self.options.best is not None and self.options.best not in trainer.metric_names:
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {self.options.best!r}.")
 
@@ -126,8 +128,32 @@ class Saving:
             for condition in conditions:
                 condition.state_dict()
 
+    def take(self) -> None:
+        """Take the folder, where it is known before the tracked run has begun.
+
+        Raises:
+            CheckpointError: If another process has it, or another run, or it cannot be made.
+        """
+        if self.options is None or self._directory is None or self._saver is not None:
+            return
+        # A run that goes on from a checkpoint does not log again what came before it: that must not be lost later.
+        sync: Callable[[], None] = getattr(self._trainer.tracker, "sync_to_disk", lambda: None)
+        saver = Saver(self.options, self._directory, before_write=sync)
+        saver.open(self.key)
+        self._saver = saver
+
+    @property
+    def outrun(self) -> bool:
+        """Whether another process has gone on with the run: the folder has checkpoints that are not known here."""
+        directory = self._directory
+        return self._known is not None and directory is not None and not _names(directory) <= self._known
+
     def begin(self, run: Run | None) -> None:
-        """Take the folder, where checkpoints are wanted; a tracked run must have begun."""
+        """Take the folder, where checkpoints are wanted; a tracked run must have begun.
+
+        Raises:
+            CheckpointError: As `take` does, or if another process has gone on with the run.
+        """
         self._run = run
         directory = self.directory
         if self.options is None or directory is None:
@@ -136,12 +162,21 @@ class Saving:
             with contextlib.suppress(OSError):  # the saver says what is in its way
                 make_mlruns(directory.parent.parent)
         self._directory = directory
-        saver = Saver(self.options, directory)
-        saver.open(self.key)
-        saver.best = self._best
-        self._saver = saver
+        self.take()
+        if self.outrun:
+            self.end()
+            raise self.outrun_error()
+        assert self._saver is not None
+        self._saver.best, self._has_begun = self._best, True
         if run is not None:
             self._trainer.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
+
+    def outrun_error(self) -> CheckpointError:
+        """Return what a trainer is refused with whose run another process has gone on with."""
+        return CheckpointError(
+            f"another process has gone on with this run meanwhile: {self._directory} has newer checkpoints than this "
+            f"trainer knows; resume from the newest by Trainer.resume({str(self._directory)!r})"
+        )
 
     def due(self) -> bool:
         """Whether a checkpoint is to be written after this step."""
@@ -179,7 +214,15 @@ class Saving:
     def end(self) -> Path | None:
         """Wait until the last checkpoint is written, and give the folder back."""
         saver, self._saver, self._run = self._saver, None, None
-        return None if saver is None else saver.close()
+        if saver is None:
+            return None
+        try:
+            saver.wait()
+            if self._has_begun:
+                self._known, self._has_begun = _names(saver.directory), False
+        finally:
+            path = saver.close()
+        return path
 
     def last_good(self) -> Checkpoint | None:
         """Read the newest good checkpoint of this run."""
@@ -202,6 +245,7 @@ class Saving:
 
     def _snapshot(self, status: str, run: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
         trainer, tracker, options = self._trainer, self._trainer.tracker, self.options
+        spool: Path | None = getattr(tracker, "spool_folder", None)
         about = {
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
             "versions": {"rl8x": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -214,6 +258,7 @@ class Saving:
                 "handle": tracker.resume_handle,
                 "id": tracker.run_id,
                 "location": tracker.location,
+                "spool": None if spool is None else str(spool),
             },
             "build": self.build,
             "trainer": trainer.options,
@@ -229,8 +274,12 @@ class Saving:
         }
         return about, state
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
         """Go on from a checkpoint: its state, its run, and its folder.
+
+        Args:
+            checkpoint: What to go on from.
+            known: The checkpoints of its folder when it was chosen.
 
         Raises:
             CheckpointError: If it does not fit the trainer.
@@ -248,6 +297,12 @@ class Saving:
             ) from error
         if self.options is not None and self._directory is None:
             self._directory = checkpoint.path.parent.absolute()
+        same = self._directory is not None and self._directory.resolve() == checkpoint.path.parent.resolve()
+        self._known = frozenset(path.name for path in known) if same else None
+
+
+def _names(directory: Path) -> frozenset[str]:
+    return frozenset(path.name for path in listed(directory))
 
 
 def _torch_generators(device: torch.device) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from rl8x._version import __version__
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking.protocol import Status
+from rl8x.tracking.secrets import hide
 from rl8x.trainers import description
 from rl8x.trainers.env_configs import CONFIGS, PlainConfig, config_params
 
@@ -112,7 +113,7 @@ class TrackedRun:
     def log_failure(self, trace: str) -> None:
         """Keep the traceback of what ended the run."""
         if self.is_open:
-            self._trainer.tracker.log_text(trace, "traceback.txt")
+            self._trainer.tracker.log_text(hide(trace), "traceback.txt")
 
     def close(self, status: Status) -> None:
         """End the tracked run, if it is open."""

@@ -1,0 +1,236 @@
+"""A run file or a checkpoint from anybody runs no code of its folder, unless the user says that he trusts it."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from tests.test_checkpoint import signed
+
+from rl8x.checkpoint import CheckpointError, listed
+from rl8x.cli.main import main
+from rl8x.config import RunConfig
+from rl8x.importing import UntrustedError, import_class, import_named, module_named, runs_code, texts
+from rl8x.models import MLPModel, Model
+from rl8x.trainers import Trainer
+
+SMALL = {"num_envs": 2, "horizon": 4, "seed": 1, "device": "cpu"}
+MODULE = """
+import dataclasses, pathlib
+pathlib.Path("imported").touch()
+
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+from rl8x import HitsUpperBound, PPOConfig
+from rl8x.distributions import Categorical
+from rl8x.envs import CartPole
+from rl8x.models import MLPModel
+
+class Task(CartPole): pass
+class Simulator(CartPoleEnv): pass
+class Wrapper(gymnasium.Wrapper): pass
+class Net(MLPModel): pass
+class Choice(Categorical): pass
+class Enough(HitsUpperBound): pass
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(PPOConfig): pass
+
+def make_task(num_envs, **options):
+    return CartPole(num_envs, **options)
+
+gymnasium.register(f"{__name__}-v0", entry_point=Simulator)
+"""
+POSITIONS = {
+    "environment": {"env": "M.Task"},
+    "factory": {"env": "M.make_task"},
+    "simulator": {"env": "M.Simulator"},
+    "id": {"env": "M:M-v0"},
+    "class in env_kwargs": {"env": "CartPole-v1", "env_kwargs": {"wrappers": [{"$class": "M.Wrapper"}]}},
+    "model": {"algorithm_config": {"model": "M.Net"}},
+    "class of a model": {"algorithm_config": {"model": {"$class": "M.Net"}}},
+    "distribution": {"algorithm_config": {"distribution": "M.Choice"}},
+    "algorithm": {"algorithm": "M.Config"},
+    "condition": {"stop_conditions": [{"M.Enough": ["env/steps", 1e9]}]},
+    "inner condition": {"stop_conditions": [{"not": {"all": [{"M.Enough": ["env/steps", 0]}]}}]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, with a module that leaves a mark when it is imported; nothing of it stays imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / f"{module_of(tmp_path)}.py").write_text(MODULE)
+    yield tmp_path
+    for name in (module_of(tmp_path), "others"):
+        sys.modules.pop(name, None)
+
+
+def module_of(folder):
+    return re.sub(r"\W", "_", f"mine_{folder.name}")
+
+
+def forget(folder):
+    """Begin as another process would."""
+    sys.modules.pop(module_of(folder), None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(folder)]
+    (folder / "imported").unlink(missing_ok=True)
+
+
+def one_line(capsys):
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.filterwarnings("ignore:.*simulator's state cannot be saved")
+@pytest.mark.parametrize("position", POSITIONS)
+def test_no_place_of_a_run_file_or_a_checkpoint_runs_code_without_trust(position, folder, capsys):
+    named = json.loads(json.dumps(POSITIONS[position]).replace("M", module_of(folder)))
+    rest = {"tracking": False, "max_steps": 1, "eval_env": False, "progress": "none", "checkpoints": {"directory": "c"}}
+    options = {**SMALL, **named.get("algorithm_config", {})}
+    (folder / "run.json").write_text(json.dumps({"env": "CartPole", **rest, **named, "algorithm_config": options}))
+    assert main(["train", "-f", "run.json"]) == 2
+    line = one_line(capsys)
+    assert f"would import the module '{module_of(folder)}' and run its code" in line
+    assert "--trust" in line
+    assert not (folder / "imported").exists()
+    assert not (folder / "c").exists()
+
+    assert main(["train", "-f", "run.json", "--trust"]) == 0
+    assert (folder / "imported").exists()
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if "rl8x resume" in line]
+    words = shlex.split(command.partition("rl8x ")[2].partition(", N above")[0])
+    assert words == ["resume", "--trust", "c", "--max-steps", "N"]
+
+    forget(folder)
+    assert main(["resume", "c", "--max-steps", "2", "--progress", "none"]) == 2
+    assert "--trust" in one_line(capsys)
+    assert not (folder / "imported").exists()
+    assert main([*words[:-1], "2", "--progress", "none"]) == 0
+    assert (folder / "imported").exists()
+    assert "2 steps" in capsys.readouterr().out
+
+
+def test_what_the_user_names_himself_is_trusted_and_what_stands_in_the_file_beside_it_is_not(folder, capsys):
+    own = ["num_envs=2", "horizon=4", "device=cpu", "max_steps=1", "tracking=false", "progress=none"]
+    module = module_of(folder)
+    (folder / "others.py").write_text(MODULE.replace('"imported"', '"imported others"'))
+    (folder / "run.yaml").write_text("env: others.Task\n")
+    for index, name in enumerate((f"{module}.Task", f"{module}.make_task", f"{module}:{module}-v0", "CartPole")):
+        forget(folder)
+        words = [f"model={module}.Net"] * (name == "CartPole") + [f"checkpoints.directory=c{index}"]
+        assert main(["train", name, *own, *words]) == 0
+        assert (folder / "imported").exists()
+    assert main(["train", "CartPole", *own, "checkpoints.directory=c"]) == 0
+    forget(folder)
+    assert main(["resume", "c", "--max-steps", "9", "--stop", f"{module}.Enough: [env/steps, 1]"]) == 0
+    assert (folder / "imported").exists()
+    forget(folder)
+    assert main(["train", "-f", "run.yaml", *own, f"model={module}.Net"]) == 2
+    assert "'others.Task' would import the module 'others'" in capsys.readouterr().err
+    assert main(["train", "-f", "run.yaml", *own, "env=CartPole", "--trust"]) == 0
+    assert not (folder / "imported others").exists()
+
+
+CALLABLES = ["os.system", "subprocess.Popen", "builtins.exec", "rl8x.cli.main.main", "rl8x.cli.bench.subprocess"]
+
+
+@pytest.mark.parametrize("path", CALLABLES)
+def test_nothing_but_a_class_of_a_kind_is_called_by_its_name_alone(path, tmp_path):
+    data = {"env": "CartPole", "algorithm_config": SMALL}
+    for wrong in (
+        {"env": path},
+        {"algorithm": path},
+        {"algorithm_config": {"model": path}},
+        {"algorithm_config": {"model_config": {"hidden_sizes": {"$class": path}}}},
+        {"env": "CartPole-v1", "env_kwargs": {"wrappers": [{"$class": path}]}},
+        {"stop_conditions": [{path: ["true"]}]},
+    ):
+        with pytest.raises(ValueError, match=r"subclass of|must name a subclass"):
+            RunConfig.from_dict({**data, **wrong}).make_algorithm()
+
+
+def test_nor_by_a_checkpoint(tmp_path):
+    run = RunConfig(env="CartPole-v1", algorithm_config=SMALL, tracking=False, checkpoints={"directory": str(tmp_path)})
+    trainer = run.make_trainer()
+    trainer.run(max_steps=1, progress="none")
+    (path,) = listed(trainer.saving.directory)[-1:]
+    about = json.loads((path / "checkpoint.json").read_text())["build"]
+    for place, value in {
+        "config_class": "subprocess.Popen",
+        "env.class": "os.system",
+        "env.args": [{"$class": "subprocess.Popen"}],
+        "env.kwargs": {"wrappers": [{"$class": "subprocess.Popen"}]},
+        "config.model": {"$class": "subprocess.Popen"},
+        "config.distribution": "subprocess.Popen",
+    }.items():
+        build = json.loads(json.dumps(about))
+        inner = build
+        for name in place.split(".")[:-1]:
+            inner = inner[name]
+        inner[place.split(".")[-1]] = value
+        signed(path, {"build": build})
+        with pytest.raises(CheckpointError, match=r"is not a subclass of .*--trust"):
+            Trainer.resume(path)
+    for args in (["not_there:CartPole"], ["not_there:CartPole-v1"]):
+        signed(path, {"build": {**about, "env": {**about["env"], "args": args}}})
+        with pytest.raises(CheckpointError, match="would import the module 'not_there'"):
+            Trainer.resume(path)
+
+
+def test_a_script_needs_no_trust_for_what_it_has_imported(folder):
+    sys.path.append(str(folder))
+    module = module_of(folder)
+    data = {"env": f"{module}.Task", "algorithm_config": {**SMALL, "model": f"{module}.Net"}, "tracking": False}
+    with pytest.raises(UntrustedError, match=f"'{module}.Net' would import"):
+        RunConfig.from_dict(data)
+    assert type(RunConfig.from_dict(data, trust=True).make_algorithm().env).__name__ == "Task"
+    assert type(RunConfig.from_dict(data).make_algorithm().policy.model).__name__ == "Net"
+    with pytest.raises(UntrustedError, match="is not a subclass of Env"):
+        RunConfig.from_dict({**data, "env": f"{module}.make_task"}).make_algorithm()
+    with pytest.raises(ValueError, match="unknown key 'trust'"):
+        RunConfig.from_dict({**data, "trust": True})
+
+
+@pytest.mark.store_process
+def test_files_of_the_folder_are_not_taken_for_modules_that_rl8x_needs(mlruns):
+    folder = mlruns.parent
+    for name in ("click", "mlflow", "yaml", "torch", "gymnasium", "tensordict", "psutil", "sqlalchemy"):
+        (folder / f"{name}.py").write_text(f"open('imported {name}', 'w')\n")
+    (folder / "run.json").write_text(json.dumps({"env": "CartPole", "algorithm_config": SMALL, "max_steps": 1}))
+    command = [sys.executable, "-m", "rl8x.cli.main", "train", "-f", "run.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(folder.glob("imported *")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        ("a.b.C", "a.b"),
+        ("a.b:Env-v0", "a.b"),
+        ("a:ALE/Pong-v5\n", "a"),
+        ("ALE/Pong-v5", None),
+        ("CartPole-v1", None),
+        ("cuda:0", None),
+        ("eval/returns/mean", None),
+        ("a file: x-v3", None),
+    ],
+)
+def test_what_names_a_module(text, module):
+    assert module_named(text) == module
+    assert runs_code(text) == (module is not None)
+
+
+def test_what_is_our_own_or_there_already_needs_no_trust():
+    assert import_named("rl8x.models.MLPModel") is MLPModel
+    assert import_class("rl8x.models.MLPModel", (Model,)) is MLPModel
+    assert not runs_code("torch.nn.ReLU")
+    assert import_named("json.dumps") is json.dumps
+    with pytest.raises(UntrustedError, match=r"'this\.s' would import the module 'this'"):
+        import_named("this.s", trust=["other.s"])
+    assert "this" not in sys.modules
+    assert set(texts({"a": [1, {"b": "c"}], "d": ("e", None)})) == {"a", "b", "c", "d", "e"}

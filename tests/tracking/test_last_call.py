@@ -1,0 +1,154 @@
+"""How runs end that nobody ends, in real scripts and a real interpreter, whose store is away: the spools tell it."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BEGIN = """
+import sys, threading, time
+import rl8x.tracking.mlflow_tracker as module
+from rl8x.tracking.store import StoreDownError
+
+def down(*_):
+    raise StoreDownError("away")
+
+module.StoreProcess._ask = down
+
+def start(name):
+    tracker = module.MLflowTracker(run_name=name, outage_timeout_s=0.0, interval_s=0.05)
+    tracker.start(params={}, tags={})
+    return tracker
+
+def loop(tracker, fail_at=None):
+    for step in range(4):
+        if step == fail_at:
+            raise ZeroDivisionError
+        tracker.log_metrics({"a": 1.0}, step)
+
+def endless(tracker):
+    for step in range(1_000_000):
+        tracker.log_metrics({"a": 1.0}, step)
+        began.set()
+        time.sleep(0.01)
+
+def good(tracker):
+    loop(tracker)
+    began.set()
+    time.sleep(100)
+
+began = threading.Event()
+"""
+
+
+def statuses(folder):
+    """Read from the spools how runs ended: by name, the status, and whether nothing came after it."""
+    found = {}
+    for file in (folder / "mlruns" / "spool").glob("*/ops.jsonl"):
+        ops = [json.loads(line) for line in file.read_text().splitlines()]
+        ends = [op["status"] for op in ops if op["op"] == "finish"]
+        found[ops[0]["run_name"]] = ends[0] if len(ends) == 1 and ops[-1]["op"] in ("finish", "tags") else ends
+    return found
+
+
+def python(folder, *args, **options):
+    return subprocess.run([sys.executable, *args], cwd=folder, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("loop(start('run'))", "FINISHED"),
+        ("loop(start('run')); sys.exit(1)", "FINISHED"),
+        ("loop(start('run'), fail_at=2)", "FAILED"),
+        ("tracker = start('run'); loop(tracker); 1 / 0", "FAILED"),  # the script that has the loop
+        ("tracker = start('run'); loop(tracker); raise KeyboardInterrupt", "KILLED"),
+        ("tracker = start('run'); threading.Thread(target=loop, args=[tracker]).start(); 1 / 0", "FINISHED"),
+        ("threading.Thread(target=endless, args=[start('run')], daemon=True).start(); began.wait()", "KILLED"),
+        # The thread is there, but no longer in the loop.
+        (
+            "from multiprocessing.pool import ThreadPool; tracker = start('run'); pool = ThreadPool(1); "
+            "pool.apply(loop, [tracker])",
+            "FINISHED",
+        ),
+    ],
+)
+def test_the_end_of_a_script(script, status, tmp_path):
+    python(tmp_path, "-c", BEGIN + script)
+    assert statuses(tmp_path) == {"run": status}
+
+
+def test_only_what_interrupted_a_loop_makes_it_failed_in_an_interpreter(tmp_path):
+    cells = """
+        exec(open("begin.py").read())
+
+        undefined_name
+
+        after_failed = start("after a failed line")
+
+        for step in range(3): after_failed.log_metrics({"a": 1.0}, step)
+
+        failed = start("failed")
+
+        loop(failed, 2)
+
+        interrupted = start("interrupted")
+
+        for step in range(3):
+            interrupted.log_metrics({"a": 1.0}, step)
+            if step == 1: raise KeyboardInterrupt
+
+        before_failed = start("before a failed line")
+
+        loop(before_failed)
+
+        undefined_name
+
+        again = start("tried again")
+
+        loop(again, 2)
+
+        loop(again)
+
+        last = start("failed at last")
+
+        loop(last, 2)
+
+    """
+    (tmp_path / "begin.py").write_text(BEGIN)
+    ended = python(tmp_path, "-i", input=textwrap.dedent(cells))
+    assert ended.stderr.count("NameError") == 2, ended.stderr
+    assert statuses(tmp_path) == {
+        "after a failed line": "FINISHED",
+        "failed": "FAILED",
+        "interrupted": "KILLED",
+        "before a failed line": "FINISHED",
+        "tried again": "FINISHED",
+        "failed at last": "FAILED",
+    }
+
+
+def test_a_run_whose_tracker_is_collected_ends_then(tmp_path):
+    script = """
+        import gc, os
+        from pathlib import Path
+        from rl8x.tracking.locks import FileLock
+        tracker = start("collected")
+        loop(tracker)
+        lock = FileLock(tracker.spool_folder / "lock")
+        cycle = [tracker]
+        cycle.append(cycle)
+        other = start("other")
+        loop(other)
+        del tracker, cycle
+        gc.collect()
+        threads = [thread for thread in threading.enumerate() if thread.name == "rl8x-tracking"]
+        while sum(thread.is_alive() for thread in threads) > 1:
+            time.sleep(0.02)
+        os._exit(0)
+    """
+    done = python(tmp_path, "-c", BEGIN + textwrap.dedent(script))
+    assert statuses(tmp_path) == {"collected": "FINISHED", "other": []}
+    assert done.stderr.count("not all of the run has reached") == 1
