@@ -15,14 +15,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and
 def faults(tmp_path, *names, share):
     command = [sys.executable, "-m", "benchmarks.faults", "--tries", str(share), "--only", *names]
     command += ["--output", str(tmp_path / "faults.json")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return {row["fault"]: row for row in json.loads((tmp_path / "faults.json").read_text())["faults"]}
 
 
-def test_what_is_killed_or_damaged_is_resumed_to_the_same_bits(tmp_path):
-    table = faults(tmp_path, "kill", "write", "damage", share=0.01)
+def test_nothing_is_lost_or_untrue_where_processes_are_killed_and_disks_and_addresses_fail(tmp_path):
+    table = faults(tmp_path, "kill", "write", "damage", "disk", "secrets", "spools", share=0.01)
     kill = table["SIGKILL at a random instant of a random run, then resume"]
     assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 4
     assert kill["rows_lost"] == kill["rows_doubled"] == kill["wrong_rows"] == 0
@@ -30,8 +30,5 @@ def test_what_is_killed_or_damaged_is_resumed_to_the_same_bits(tmp_path):
     assert write["tries"] == write["resumed"] == write["equal"] == 1
     damage = table["flipped or cut bytes in a checkpoint"]
     assert damage["tries"] == damage["clear_errors"] == 2
-
-
-def test_no_row_is_lost_and_nothing_untrue_is_said_where_files_and_addresses_fail(tmp_path):
-    table = faults(tmp_path, "disk", "secrets", "spools", share=0.02)
-    assert [row["tries"] for row in table.values()] == [4, 1, 4]
+    assert len(table) == 6
+    assert all(row["ok"] for row in table.values())
