@@ -83,12 +83,16 @@ def _finish(
     attempt.sync(["sync", *to])
     finished = ended.code == 0
     attempt.check_end(status=_expected(attempt, finished), since=demanded, excused=words.lost)
-    if not finished and attempt.uri is None and list(attempt.work.rglob("0*-step-*")):
+    if not finished and attempt.uri is None and (attempt.work / "run.json").exists() and _has_checkpoints(attempt):
         again = attempt.resume()
         attempt.check_exit(again, attempt.check_words(again, demanded), Timing(0, None, None, signal.SIGKILL))
         attempt.sync()
         attempt.check_end(status=_expected(attempt, True), since=demanded, excused=words.lost)
     return attempt.result(title)
+
+
+def _has_checkpoints(attempt: Try) -> bool:
+    return any(attempt.work.rglob("0*-step-*"))
 
 
 def _expected(attempt: Try, finished: bool) -> str | None:
@@ -379,7 +383,7 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     twin = Try(root, root / "copy" / "mlruns" / "mlflow.db")
     twin.work, twin.record = root / "copy", attempt.record
     twin.sync()
-    if list(twin.work.rglob("0*-step-*")) and random.random() < 0.7:
+    if _has_checkpoints(twin) and random.random() < 0.7:
         again = twin.resume()
         twin.check_exit(again, twin.check_words(again), Timing(0, None, None, signal.SIGKILL))
         twin.sync()

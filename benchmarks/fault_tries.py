@@ -202,7 +202,9 @@ class Try:
         """A run ends with its signal's code, or with 0, unless it tells of rows that are lost."""
         signalled = timing.ends is not None and ended.code != 0
         legal = {-signal.SIGKILL: (-signal.SIGKILL,)}.get(-timing.number, (128 + timing.number,)) if signalled else (0,)
-        if ended.code not in legal and not (words.lost and ended.code == 1):
+        # A run that is in no store any more cannot go on there: one line says so.
+        refused = self.store_replaced and ended.code == 2 and "rl8x: error" in ended.err and not ended.tracebacks
+        if ended.code not in legal and not refused and not (words.lost and ended.code == 1):
             self.note("wrong_exit", f"the run exits with {ended.code}: {_last(ended)}")
         if words.lost and ended.code == 0:
             self.note("wrong_exit", f"{words.lost} entries are lost, and the exit code is 0: {_last(ended)}")
