@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import os
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_process import Child, side_by_side
+from benchmarks.fault_process import Child, obey_permissions, side_by_side
 from benchmarks.fault_tools import database_template, scratch
 from benchmarks.fault_tries import ROWS, Timing, Try, command, totals
 
@@ -213,21 +212,6 @@ def _read_only(seed: int, root: Path, template: Path) -> dict[str, Any]:
     title = f"seed {seed}: read-only {place}, {timing}"
     demanded = _safe(attempt, timing)
     return _finish(attempt, title, timing, ended, demanded=demanded, mend=lambda: change(0o755))
-
-
-def obey_permissions() -> None:
-    """Have this process and its children obey permissions, which root does not; of no effect for others."""
-    if os.geteuid():
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: PR_CAPBSET_DROP
-        libc.prctl(24, capability, 0, 0, 0)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    data = (ctypes.c_uint32 * 6)()
-    libc.capget(header, data)
-    for index in (0, 1):  # effective and permitted
-        data[index] &= ~0b110
-    libc.capset(header, data)
 
 
 def _place(work: Path, place: str) -> Path:

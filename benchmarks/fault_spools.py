@@ -10,8 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_disk import obey_permissions
-from benchmarks.fault_process import Child, Ended
+from benchmarks.fault_process import Child, Ended, obey_permissions
 from benchmarks.fault_tools import database_template, scratch
 from benchmarks.fault_tries import command
 from benchmarks.odd_spools import ROWS, OddSpool, header, odd_spools
