@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import random
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,15 @@ ODD += [
     "\x00",
     "é" * 50,
 ]
+# A module that lies beside the run file, as in a downloaded folder: nobody said that its code may run.
+FOREIGN = "rl8x_foreign"
+ODD += [f"{FOREIGN}.Thing", {"$class": f"{FOREIGN}.Thing"}, [{f"{FOREIGN}.Thing": {}}]]
 
 
 def random_run(source: random.Random) -> dict[str, Any]:
     """Make a run that is small and right, then change some of it into something odd."""
     run: dict[str, Any] = {
-        "env": source.choice([*BUILTIN, "CartPole", "CartPole", "Cartpole", "CartPole-v1", 3]),
+        "env": source.choice([*BUILTIN, "CartPole", "CartPole", "Cartpole", "CartPole-v1", 3, f"{FOREIGN}.Thing"]),
         "algorithm_config": {"num_envs": source.choice([2, 4]), "horizon": source.choice([2, 4]), "device": "cpu"},
         "tracking": False,
     }
@@ -87,8 +91,9 @@ def configs(tries: int) -> dict[str, Any]:
     source = random.Random(4)
     taken = refused = 0
     wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        path, imported = Path(folder) / "run.json", Path(folder) / "imported"
+        Path(folder, f"{FOREIGN}.py").write_text(f"open({str(imported)!r}, 'a').write('x')\n")
         for _ in range(tries):
             text = json.dumps(random_run(source))
             if source.random() < 0.1:
@@ -102,8 +107,11 @@ def configs(tries: int) -> dict[str, Any]:
                 refused += 1
             else:
                 wrong.append(f"{text} -> {code}: {lines[-1] if lines else ''}")
-    row = {"fault": "random run files and configs", "tries": tries, "ok": not wrong and taken > 0 and refused > 0}
-    return row | {"taken": taken, "refused_in_one_line": refused, "wrong": wrong[:5]}
+            sys.modules.pop(FOREIGN, None)
+        num_imported = len(imported.read_bytes()) if imported.exists() else 0
+    good = not wrong and taken > 0 and refused > 0 and num_imported == 0
+    row = {"fault": "random run files and configs", "tries": tries, "ok": good, "taken": taken}
+    return row | {"refused_in_one_line": refused, "foreign_imported": num_imported, "wrong": wrong[:5]}
 
 
 def _checked(path: Path) -> tuple[int, list[str]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -25,6 +28,8 @@ from rl8x.checkpoint.tree import encode
 from rl8x.conditions import HitsUpperBound, Plateau
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker, NullTracker
+from rl8x.tracking.location import Location
+from rl8x.tracking.store import MLflowStore, Point, RunSpec
 from rl8x.trainers import Checkpoints, Trainer
 
 STEPS = 60
@@ -121,17 +126,30 @@ def scratch(template: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def database_template() -> Iterator[Path]:
-    """Make an empty database once: MLflow needs seconds for that."""
-    with scratch() as root:
+    """Give an empty database, which is made once: MLflow needs seconds for that."""
+    yield _made_template()
 
-        def make() -> None:
-            made = tracker(root)
-            made.start(params={}, tags={})
-            made.finish("FINISHED")
 
-        assert ended(child(make)) == 0, "the database could not be made"
-        with contextlib.closing(sqlite3.connect(root / "mlruns" / "mlflow.db")) as database:
-            database.execute("DELETE FROM runs")
-            database.commit()
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        yield root / "mlruns" / "mlflow.db"
+@functools.cache
+def _made_template() -> Path:
+    """Make it in this process, so that what MLflow imports and prepares at its first use is there in every child."""
+    folder = tempfile.mkdtemp(prefix="rl8x-faults-template-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    database = Path(folder) / "mlruns" / "mlflow.db"
+    database.parent.mkdir()
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    store = MLflowStore(Location(f"sqlite:///{database}", database, database.parent / "artifacts"))
+    run_id = store.create_run(RunSpec("template", "rl8x", None, None, 1))
+    store.set_tags(run_id, {"tag": "value"})
+    store.log_params(run_id, {"param": "value"})
+    store.log_points(run_id, [Point("metric", 1.0, 1, 1)])
+    store.set_status(run_id, "RUNNING", None)
+    store.run_name(run_id)
+    store.log_text(run_id, "text", "text.txt")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        for table in ("metrics", "latest_metrics", "params", "tags", "runs"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute("DELETE FROM experiments WHERE name = 'rl8x'")  # its artifacts have a place of their own
+        connection.commit()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return database

@@ -1,16 +1,17 @@
 """What happens to a run when things break: killed processes, damaged files, servers that go away, bad numbers.
 
-    python -m benchmarks.faults                      # the full table, about an hour on two cores
-    python -m benchmarks.faults --tries 0.05         # a twentieth of every number of tries
-    python -m benchmarks.faults --only kill write    # some rows; the output keeps the others
+    python -m benchmarks.faults                          # the full table, about an hour on two cores
+    python -m benchmarks.faults --tries 0.05             # a twentieth of every number of tries
+    python -m benchmarks.faults --only kill write        # some rows; the output keeps the others
+    python -m benchmarks.faults --only disk --seed 17    # one try again, which the table names as an offender
 
-Children are forked from this process after everything is imported, so that a try costs what training costs.
+Children are forked from this process after everything is imported, so that a try costs what training costs. Rows of
+many tries do two at a time.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -28,74 +29,20 @@ import torch
 
 from benchmarks.common import version
 from benchmarks.fault_configs import configs
+from benchmarks.fault_disk import disk
+from benchmarks.fault_http import http
+from benchmarks.fault_kill import kill, kill_compiled
+from benchmarks.fault_secrets import secrets
 from benchmarks.fault_server import server, several
-from benchmarks.fault_tools import (
-    child,
-    config,
-    database_template,
-    ended,
-    rows,
-    scratch,
-    statuses,
-    train,
-)
+from benchmarks.fault_spools import spools
+from benchmarks.fault_tools import child, config, ended, scratch, train
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, files
 from rl8x.envs import CartPole
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Checkpoints, NonFiniteError, Trainer
 
-TIMES = ("profiling/", "memory/")
 QUANTITIES = ("observations", "rewards", "actions", "losses", "gradients", "parameters")
-
-
-def kill(tries: int, fault: str = "SIGKILL at a random instant, then resume", **options: Any) -> dict[str, Any]:
-    """SIGKILL at a random instant, then resume, as `rl8x train --resume auto` does."""
-    random.seed(0)
-    table = dict.fromkeys(("resumed", "equal", "before_start", "rows_lost", "rows_doubled", "wrong_rows", "status"), 0)
-    with database_template() as template:
-        for _ in range(2):  # what is compiled is found in a cache the second time
-            with scratch(template) as root:
-                began = time.monotonic()
-                assert ended(child(lambda root=root: train(root, tracked=True, **options))) == 0, "it fails by itself"
-                duration = time.monotonic() - began
-                expected, result = rows(root)[0], json.loads((root / "result.json").read_text())
-        for _ in range(tries):
-            with scratch(template) as other:
-                _killed_once(other, duration, expected, result, table, options)
-    good = table["resumed"] == table["equal"] == table["status"] == tries
-    lost = table["rows_lost"] + table["rows_doubled"] + table["wrong_rows"]
-    return {"fault": fault, "tries": tries, "ok": good and not lost, **table}
-
-
-def kill_compiled(tries: int) -> dict[str, Any]:
-    """Do the same to a compiled run whose minibatches are chunks, shared by two workers."""
-    options = {"execution": "compile", "num_threads": 2, "num_envs": 1024, "horizon": 32}
-    return kill(tries, "SIGKILL at a random instant of a compiled run, then resume", **options)
-
-
-def _killed_once(
-    root: Path,
-    duration: float,
-    expected: dict[tuple[str, int], float],
-    result: dict[str, Any],
-    table: dict[str, int],
-    options: dict[str, Any],
-) -> None:
-    pid = child(lambda: train(root, tracked=True, **options))
-    time.sleep(random.uniform(0.0, duration))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    table["before_start"] += not files.listed(root / "checkpoints")
-    table["resumed"] += ended(child(lambda: train(root, tracked=True, **options))) == 0
-    with contextlib.suppress(OSError):
-        table["equal"] += json.loads((root / "result.json").read_text()) == result
-    actual, doubled = rows(root)
-    table["rows_lost"] += len(expected.keys() - actual.keys())
-    table["rows_doubled"] += doubled + len(actual.keys() - expected.keys())
-    measured = [key for key in expected.keys() & actual.keys() if not key[0].startswith(TIMES)]
-    table["wrong_rows"] += sum(actual[key] != expected[key] for key in measured)
-    table["status"] += statuses(root) == ["FINISHED"]
 
 
 def write(tries: int) -> dict[str, Any]:
@@ -306,9 +253,13 @@ def inject(trainer: Trainer, quantity: str, value: float) -> None:
         algorithm.optimizer.step = bad_step
 
 
-FAULTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
-    "kill": (kill, 200),
-    "kill_compiled": (kill_compiled, 20),
+FAULTS: dict[str, tuple[Callable[..., dict[str, Any]], int]] = {
+    "kill": (kill, 400),
+    "kill_compiled": (kill_compiled, 100),
+    "disk": (disk, 200),
+    "http": (http, 200),
+    "secrets": (secrets, 60),
+    "spools": (spools, 200),
     "write": (write, 50),
     "server": (server, 50),
     "several": (several, 5),
@@ -317,6 +268,7 @@ FAULTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "bad_numbers": (bad_numbers, 5),
     "configs": (configs, 2000),
 }
+SEEDED = ("kill", "kill_compiled", "disk", "http", "secrets")
 
 
 def main() -> int:
@@ -324,19 +276,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tries", type=float, default=1.0, metavar="SHARE", help="share of the full number of tries")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--seed", type=int, help="do one try only, the one of this seed")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "faults.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if {"kill", "kill_compiled", "server", "several"} & set(arguments.only):
+    if {"server", "several"} & set(arguments.only):
         import mlflow  # noqa: F401 - once here rather than in every child
+    if arguments.seed is not None and not set(arguments.only) <= set(SEEDED):
+        parser.error(f"--seed needs --only with one of {', '.join(SEEDED)}")
 
     table = []
     for name in arguments.only:
         function, tries = FAULTS[name]
         began = time.monotonic()
-        row = function(max(1, round(tries * arguments.tries)))
+        tries = max(1, round(tries * arguments.tries))
+        row = function(tries) if arguments.seed is None else function(1, arguments.seed)
         table.append(row | {"seconds": round(time.monotonic() - began, 1)})
         print(json.dumps(table[-1]), flush=True)
+    if arguments.seed is not None:
+        return 0 if all(row["ok"] for row in table) else 1
     packages = {package: version(package) for package in ("rl8x", "torch", "mlflow")}
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
     before = json.loads(arguments.output.read_text())["faults"] if arguments.output.exists() else []

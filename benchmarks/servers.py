@@ -20,10 +20,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_server(store: str, log: Path, port: int) -> subprocess.Popen[bytes]:
-    """Start a server on a store, such as `sqlite:///mlflow.db`, and wait until it answers, a minute at most."""
+def start_server(store: str, log: Path, port: int, artifacts: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a server on a store, such as `sqlite:///mlflow.db`, and wait until it answers, a minute at most.
+
+    Args:
+        store: The tracking URI of what it serves.
+        log: Gets what it says.
+        port: Where it listens.
+        artifacts: Where it keeps artifacts; None leaves that to MLflow.
+    """
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", store]
+    if artifacts is not None:
+        command += ["--artifacts-destination", str(artifacts)]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with open(log, "ab") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)

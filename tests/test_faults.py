@@ -1,4 +1,4 @@
-"""A small share of benchmarks/faults.py: processes that are killed for real."""
+"""A small share of benchmarks/faults.py: processes that are killed for real, and disks and servers that fail."""
 
 import json
 import os
@@ -9,24 +9,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and Linux's files")
 
 
 def faults(tmp_path, *names, share):
     command = [sys.executable, "-m", "benchmarks.faults", "--tries", str(share), "--only", *names]
     command += ["--output", str(tmp_path / "faults.json")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return {row["fault"]: row for row in json.loads((tmp_path / "faults.json").read_text())["faults"]}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_what_is_killed_or_damaged_is_resumed_to_the_same_bits(tmp_path):
-    table = faults(tmp_path, "kill", "write", "damage", share=0.01)
-    kill = table["SIGKILL at a random instant, then resume"]
-    assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 2
+def test_nothing_is_lost_or_untrue_where_processes_are_killed_and_disks_and_addresses_fail(tmp_path):
+    table = faults(tmp_path, "kill", "write", "damage", "disk", "secrets", "spools", share=0.01)
+    kill = table["SIGKILL at a random instant of a random run, then resume"]
+    assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 4
     assert kill["rows_lost"] == kill["rows_doubled"] == kill["wrong_rows"] == 0
     write = table["SIGKILL inside a checkpoint write"]
     assert write["tries"] == write["resumed"] == write["equal"] == 1
     damage = table["flipped or cut bytes in a checkpoint"]
     assert damage["tries"] == damage["clear_errors"] == 2
+    assert len(table) == 6
+    assert all(row["ok"] for row in table.values())
