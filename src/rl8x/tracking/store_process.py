@@ -12,13 +12,13 @@ every second: one that was stopped, or hangs, is noticed as silent, long before 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
+import json
 import os
-import pickle  # both ends are this code, and nothing of a server's comes through but plain values
 import queue
 import select
-import struct
 import subprocess
 import sys
 import threading
@@ -32,6 +32,12 @@ from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.store import (
     MLflowStore,
+    Point,
+    RunGoneError,
+    RunMissingError,
+    RunName,
+    RunSpec,
+    RunStatus,
     Store,
     StoreDownError,
     StoreRefusedError,
@@ -44,7 +50,7 @@ KILL_S = 60  # without a beat: killed, so that the next call starts another
 _END_S = 1.0  # how long to wait for a process, or a channel, that was told to end
 # Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
 _NICENESS = 10
-_HEAD = struct.Struct("!QI")  # before each answer: the number of its request, and its length; 0 and 0 are a beat
+_BEAT = b"\n"
 _CALLS = frozenset(name for name in vars(Store) if not name.startswith("_")) | {"source_tags"}
 
 if TYPE_CHECKING:
@@ -120,7 +126,7 @@ class _Process:
         self._numbers = itertools.count(1)
         self._guard = threading.Lock()
         self._trouble = ""
-        self._waiting: dict[int, queue.SimpleQueue[bytes | StoreDownError]] = {}
+        self._waiting: dict[int, queue.SimpleQueue[list[Any] | StoreDownError]] = {}
         # A write blocks where the process is stopped: a thread of its own may wait for that, a caller may not.
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         for work in (self._send, self._receive):
@@ -131,8 +137,8 @@ class _Process:
         channel = next(self._numbers)
         self.channels.add(channel)
         # MLflow takes the run's source from the arguments, and credentials from the environment, as they are now.
-        opening = (location, request_timeout_s, sys.argv, dict(os.environ))
-        self._requests.put(pickle.dumps((channel, 0, "open", opening)))
+        opening = (dataclasses.asdict(location), request_timeout_s, sys.argv, dict(os.environ))
+        self._requests.put(_line((channel, 0, "open", opening)))
         return channel
 
     def ask(self, channel: int, name: str, args: tuple[Any, ...], timeout_s: float | None = None) -> Any:
@@ -143,8 +149,8 @@ class _Process:
             StoreRefusedError: As the store says.
         """
         number = next(self._numbers)
-        request = pickle.dumps((channel, number, name, args))
-        box: queue.SimpleQueue[bytes | StoreDownError] = queue.SimpleQueue()
+        request = _line((channel, number, name, args))
+        box: queue.SimpleQueue[list[Any] | StoreDownError] = queue.SimpleQueue()
         with self._guard:
             if self._trouble:
                 raise StoreDownError(self._trouble)
@@ -156,10 +162,12 @@ class _Process:
             raise StoreDownError("no answer in time") from None
         finally:
             self._waiting.pop(number, None)
-        value = pickle.loads(answer) if isinstance(answer, bytes) else answer
-        if isinstance(value, Exception):
-            raise value
-        return value
+        if isinstance(answer, StoreDownError):
+            raise answer
+        error, value = answer
+        if error is not None:
+            raise _ERRORS[error](value)
+        return _RESULTS[name](*value) if name in _RESULTS else value
 
     def end(self) -> None:
         """End the process: by a word, unless it does not listen."""
@@ -231,16 +239,13 @@ class _Process:
 
     def _hand_out(self, data: bytes) -> bytes:
         """Give each whole answer to the one who waits for it; returns what is left."""
-        while len(data) >= _HEAD.size:
-            number, length = _HEAD.unpack_from(data)
-            end = _HEAD.size + length
-            if len(data) < end:
-                break
+        *lines, rest = data.split(b"\n")
+        for line in filter(None, lines):
+            number, *answer = json.loads(line)
             box = self._waiting.pop(number, None)
             if box is not None:
-                box.put(data[_HEAD.size : end])
-            data = data[end:]
-        return data
+                box.put(answer)
+        return rest
 
     def _fail(self, reason: str) -> None:
         """Answer everyone who waits, and all who ask until there is a beat again."""
@@ -283,6 +288,33 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
+# What goes through the pipes: a line of JSON for each request and each answer.
+
+_ERRORS = {error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError, RunMissingError)}
+_RESULTS: dict[str, Callable[..., Any]] = {"run_name": RunName, "status": RunStatus}
+
+
+def _line(message: Any) -> bytes:
+    return json.dumps(message, default=os.fspath).encode() + b"\n"
+
+
+def _typed(name: str, args: list[Any]) -> list[Any]:
+    """Return the arguments of a call as they were before JSON made plain lists and texts of them."""
+    match name:
+        case "find_runs" | "create_run":
+            return [RunSpec(*args[0])]
+        case "log_points":
+            return [args[0], [Point(*point) for point in args[1]]]
+        case "log_artifact":
+            return [args[0], Path(args[1]), args[2]]
+    return args
+
+
+def _location(data: dict[str, Any]) -> Location:
+    paths = {name: None if data[name] is None else Path(data[name]) for name in ("database", "artifact_root")}
+    return Location(**{**data, **paths})
+
+
 # The other end.
 
 _Answer = Callable[[int, Any], None]
@@ -293,29 +325,31 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., Store] = 
     """Answer calls until they end.
 
     Args:
-        requests: Pickled channel, number, name and arguments of each; "open" makes a channel.
+        requests: A line for each: channel, number, name and arguments; "open" makes a channel.
         answer: Takes a request's number and a value or exception; any thread calls it.
         connect: Makes the store of a channel, at the first call that needs it.
     """
-    channels: dict[int, queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]]] = {}
+    channels: dict[int, queue.SimpleQueue[tuple[int, str, list[Any]]]] = {}
     threads: list[threading.Thread] = []
     environment: Mapping[str, str] | None = None
-    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # cut, where the one who asks was killed
-        while True:
-            channel, number, name, args = pickle.load(requests)
-            if name != "open":
-                channels[channel].put((number, name, args))
-                continue
-            location, timeout_s, sys.argv, wanted = args
-            _adopt(wanted, wanted if environment is None else environment)
-            environment = wanted
-            channels[channel] = queue.SimpleQueue()
-            make = functools.partial(connect, location, request_timeout_s=timeout_s)
-            work = (channels[channel], answer, location, make)
-            threads.append(threading.Thread(target=_serve_channel, args=work, daemon=True))
-            threads[-1].start()
+    for line in requests:
+        if not line.endswith(b"\n"):  # cut, as the one who asks was killed
+            break
+        channel, number, name, args = json.loads(line)
+        if name != "open":
+            channels[channel].put((number, name, args))
+            continue
+        data, timeout_s, sys.argv, wanted = args
+        location = _location(data)
+        _adopt(wanted, wanted if environment is None else environment)
+        environment = wanted
+        channels[channel] = queue.SimpleQueue()
+        make = functools.partial(connect, location, request_timeout_s=timeout_s)
+        work = (channels[channel], answer, location, make)
+        threads.append(threading.Thread(target=_serve_channel, args=work, daemon=True))
+        threads[-1].start()
     for inbox in channels.values():
-        inbox.put((0, "close", ()))
+        inbox.put((0, "close", []))
     end = time.monotonic() + _END_S
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
@@ -329,7 +363,7 @@ def _adopt(wanted: Mapping[str, str], before: Mapping[str, str]) -> None:
 
 
 def _serve_channel(
-    inbox: queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]],
+    inbox: queue.SimpleQueue[tuple[int, str, list[Any]]],
     answer: _Answer,
     location: Location,
     connect: Callable[[], Store],
@@ -352,7 +386,7 @@ def _serve_channel(
                     with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
                         import mlflow.entities  # noqa: F401
                     store = connect()
-                answer(number, getattr(store, name)(*args))
+                answer(number, getattr(store, name)(*_typed(name, args)))
             except (StoreDownError, StoreRefusedError) as error:
                 answer(number, type(error)(hide(str(error))))
             except Exception as error:  # whatever it is, the training process shall hear of it and go on
@@ -369,18 +403,22 @@ def main(parent: int) -> None:
     os.dup2(2, 1)
     guard = threading.Lock()
 
-    def write(number: int, data: bytes) -> None:
+    def write(line: bytes) -> None:
         with guard:
-            answers.write(_HEAD.pack(number, len(data)) + data)
+            answers.write(line)
             answers.flush()
+
+    def answer(number: int, value: Any) -> None:
+        failed = isinstance(value, Exception)
+        write(_line((number, type(value).__name__, str(value)) if failed else (number, None, value)))
 
     def beat() -> None:
         while os.getppid() == parent:
-            write(0, b"")
+            write(_BEAT)
             time.sleep(1.0)
         os._exit(0)
 
     threading.Thread(target=beat, daemon=True).start()
     os.nice(_NICENESS)
-    serve(sys.stdin.buffer, lambda number, value: write(number, pickle.dumps(value)))
+    serve(sys.stdin.buffer, answer)
     os._exit(0)  # at once: MLflow's own threads are not waited for
