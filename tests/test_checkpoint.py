@@ -19,6 +19,7 @@ from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
+from rl8x.tracking.spool import Spool
 
 # -- trees
 
@@ -259,6 +260,20 @@ def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
     assert "p4ss" not in (path / files.DESCRIPTION).read_text()
     assert find_unfinished(run_file, tmp_path) == tmp_path / "a"
     assert find_unfinished({**run_file, "tracking_uri": "http://you:p4ss@host"}, tmp_path) is None
+
+
+def test_a_run_that_was_killed_before_its_spool_had_its_end_has_not_finished(tmp_path):
+    config = {"env": "CartPole"}
+    for place in ("mlruns/spool", "elsewhere"):  # beside the checkpoints, and where it was
+        spool = Spool.create(tmp_path / place, {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"})
+        folder = tmp_path / "mlruns/checkpoints/a"
+        put(folder, run_file=config, status="FINISHED", run={"key": "k", "spool": str(spool.folder)})
+        spool.append({"op": "m", "t": 2, "s": 1, "m": {"a": 1.0}})
+        assert find_unfinished(config, folder.parent) == folder
+        spool.append({"op": "finish", "status": "FINISHED", "t": 3})
+        assert find_unfinished(config, folder.parent) is None
+        spool.close(remove=True)
+        assert find_unfinished(config, folder.parent) is None
 
 
 def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):

@@ -394,10 +394,10 @@ def test_a_spool_that_is_deleted_under_its_owner_is_written_anew(tmp_path):
     spool = Spool.create(root, header())
     spool.append(row(0))
     spool.acknowledge(spool.read().ops[0][1], run_id="r")
-    spool.write_anew_where_deleted()
+    spool.look_after()
     shutil.rmtree(tmp_path / "mlruns")
     spool.append(row(1))
-    spool.write_anew_where_deleted()
+    spool.look_after()
     spool.append(row(2))
     assert steps(spool) == [0, 1, 2]
     with pytest.raises(SpoolInUseError):
@@ -405,7 +405,7 @@ def test_a_spool_that_is_deleted_under_its_owner_is_written_anew(tmp_path):
     assert (tmp_path / "mlruns/.gitignore").exists()
     spool.close()
     again = Spool.open(spool.folder)
-    assert read_header(again.folder) == header()
+    assert read_header(again.folder) == header() | {"folder": str(again.folder)}
     assert again.ack.run_id == "r"
     assert steps(again) == [0, 1, 2]
     again.close()
@@ -417,13 +417,30 @@ def test_a_spool_that_cannot_be_written_anew_keeps_all_until_it_can(tmp_path):
     spool.append(row(0))
     shutil.rmtree(root)
     root.write_text("in the way")
-    spool.write_anew_where_deleted()
+    spool.look_after()
     spool.append(row(1))
     assert steps(spool) == [0, 1]
     root.unlink()
-    spool.write_anew_where_deleted()
+    spool.look_after()
     spool.append(row(2))
     spool.close()
     again = Spool.open(spool.folder)
     assert steps(again) == [0, 1, 2]
     again.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="only Linux tells where a file was moved to")
+def test_a_spool_that_is_moved_under_its_owner_is_followed(tmp_path):
+    spool = Spool.create(tmp_path / "mlruns/spool", header())
+    spool.append(row(0))
+    spool.look_after()
+    moved = tmp_path / "moved/spool/abc"
+    (tmp_path / "mlruns").rename(tmp_path / "moved")
+    spool.look_after()
+    assert spool.folder == moved
+    spool.append(row(1))
+    spool.acknowledge(spool.read().ops[-1][1], run_id="r")
+    spool.reject(row(0), "refused")
+    assert {path.name for path in moved.iterdir()} == {"ops.jsonl", "ack.json", "end.json", "rejected.jsonl", "lock"}
+    assert not (tmp_path / "mlruns").exists()
+    spool.close()

@@ -324,3 +324,14 @@ def test_what_a_server_did_not_take_is_sent_by_a_command_that_asks_nothing(spool
         assert f"it names the store {server}, which you have not: `--trust`" in capfd.readouterr().err
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
         assert main([*words, "--max-steps", "5", "--progress", "none"]) == 0
+
+
+def test_a_working_directory_that_is_removed_has_an_end_too(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    trainer = make(trainer={"tracker": tracker(tracking_uri="http://127.0.0.1:9")})
+    remove = [lambda trainer, stats: shutil.rmtree(tmp_path / "gone", ignore_errors=True)]
+    trainer.callbacks = tuple(remove)
+    run(trainer, max_steps=3)
+    assert "did not reach http://127.0.0.1:9" in trainer.ending[0]
+    assert str(trainer.tracker.spool_folder) in trainer.ending[1]

@@ -15,6 +15,7 @@ from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.runs import HANDLE_PREFIX
 from rl8x.tracking.secrets import hide_in_data
+from rl8x.tracking.spool_files import has_end
 
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 
@@ -82,18 +83,43 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
 def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:
     """Find the newest run of a run file that has checkpoints, has not finished, and that no process is at.
 
+    One that was killed after its last checkpoint, before its spool said so, has not finished either.
+
     Args:
         run_file: The run as plain data, as its checkpoints say it.
         root: The folder with the runs' folders; None is `mlruns/checkpoints`.
     """
     found = []
     for folder, about in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        if about.get("run_file") == hide_in_data(dict(run_file)) and about.get("status") != "FINISHED":
+        if about.get("run_file") == hide_in_data(dict(run_file)) and not _has_finished(folder, about):
             lock = FileLock(folder / "lock")
             if lock.acquire():
                 lock.release()
                 found.append((str(about.get("created")), folder))
     return max(found)[1] if found else None
+
+
+def _has_finished(folder: Path, about: Mapping[str, Any]) -> bool:
+    spool = spool_of(folder, about)
+    return about.get("status") == "FINISHED" and (spool is None or has_end(spool))
+
+
+def spool_of(folder: Path, about: Mapping[str, Any]) -> Path | None:
+    """Find the spool of a run: beside its checkpoints, as both may have been moved together, or where it was.
+
+    Args:
+        folder: The run's folder of checkpoints.
+        about: What one of them is.
+
+    Returns:
+        None where there is none (any more).
+    """
+    saved = about["run"].get("spool")
+    if saved is None:
+        return None
+    here = folder.absolute()
+    places = [here.parent.parent / "spool" / Path(saved).name] if here.parent.name == "checkpoints" else []
+    return next((place for place in (*places, Path(saved)) if place.is_dir()), None)
 
 
 def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

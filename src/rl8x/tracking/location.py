@@ -55,8 +55,10 @@ class Location:
 
 
 def mlruns_dir() -> Path:
-    """Name the folder that keeps runs and spools where the user chose no other."""
-    return Path.cwd() / "mlruns"
+    """Name the folder that keeps runs and spools where the user chose no other; absolute, if there is such a path."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path.cwd() / "mlruns"
+    return Path("mlruns")  # the working directory was removed: nothing is there, and nothing can be made
 
 
 def user_tracking_uri() -> str | None:

@@ -41,6 +41,7 @@ from rl8x.tracking.spool_files import (
     ACK,
     FILES,
     OPS,
+    REJECTED,
     Op,
     check_plain,
     decode,
@@ -309,10 +310,16 @@ class Spool:
             self._fd = None
             raise
 
-    def write_anew_where_deleted(self) -> None:
-        """Write the file anew where somebody deleted it: the descriptor that is open still has all of it."""
+    def look_after(self) -> None:
+        """Write the file anew where somebody deleted it, and follow it where somebody moved it.
+
+        The descriptor that is open still has all of it.
+        """
         with self._guard:
-            if self._fd is None or os.fstat(self._fd).st_nlink:
+            if self._fd is None:
+                return
+            if os.fstat(self._fd).st_nlink:
+                self._follow()
                 return
             old, end, count = self._fd, self._end, self._file_count
             try:
@@ -332,6 +339,14 @@ class Spool:
             self._end, self._file_count = end, count
         self._write_ack()
         _log.warning("tracking: the spool %s was deleted, and has been written anew", self.folder)
+
+    def _follow(self) -> None:
+        here, now = self.folder / OPS, f"/proc/self/fd/{self._fd}"  # Linux alone tells where a file is
+        with contextlib.suppress(OSError):
+            if not (here.exists() and os.path.samefile(here, now)) and os.path.samefile(os.readlink(now), now):
+                self.folder = Path(os.readlink(now)).parent
+                self.rejected.path = self.folder / REJECTED
+                _log.warning("tracking: the spool was moved to %s; rows go on to wait there", self.folder)
 
     def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
         """Copy a file or folder into the spool; returns its path there, in which all names are UTF-8.

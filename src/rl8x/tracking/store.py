@@ -133,13 +133,14 @@ _before: dict[str, str | None] = {}
 
 @contextlib.contextmanager
 def short_requests(timeout_s: int) -> Iterator[None]:
-    """Let MLflow's HTTP calls end after one try of `timeout_s`, for as long as the context lasts.
+    """Let MLflow's HTTP calls end after one try of `timeout_s`, in silence, for as long as the context lasts.
 
-    MLflow reads both settings from the environment at each call and offers no argument for them. A setting that the
+    MLflow reads these settings from the environment at each call and offers no argument for them. A setting that the
     user made stays. A call by another thread in the same moment sees ours too; it then fails sooner than it would.
     """
     global _users
     settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
+    settings["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # the URI may have a password in it
     with _guard:
         _users += 1
         if _users == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from dataclasses import dataclass
@@ -87,4 +88,6 @@ class Whereabouts:
 
 def shown_path(path: Path) -> str:
     """Write a path as short as it can be in the working directory."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    with contextlib.suppress(ValueError, FileNotFoundError):  # it lies elsewhere, or the directory was removed
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

@@ -210,7 +210,7 @@ class Writer:
                 if collected and (self._all_arrived() or self._down_s() >= self._outage_timeout_s):
                     self._tell_rest()
                     break
-            self._spool.write_anew_where_deleted()
+            self._spool.look_after()
             self._spool.close(remove=self._spool.ack.finished and not self._spool.pending)
             self._release()
             _working.discard(self)
@@ -219,7 +219,7 @@ class Writer:
         """Wait until it is time to send, or something cannot wait; look after the spool meanwhile."""
         end = time.monotonic() + wait_s
         while True:
-            self._spool.write_anew_where_deleted()
+            self._spool.look_after()
             left = end - time.monotonic()
             if left <= 0 or self._wake.wait(min(left, self._interval_s)):
                 return

@@ -13,6 +13,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
+from rl8x.checkpoint.find import spool_of
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.location import locate, user_tracking_uri
@@ -114,23 +115,13 @@ def _restore(
     if changed:
         tags["rl8x.resumed_with"] = json.dumps(changed, default=str)
     if isinstance(tracker, MLflowTracker):
-        tracker.resumed_spool = _spool(checkpoint)
+        tracker.resumed_spool = spool_of(checkpoint.path.parent, about)
     trainer.tracked_run.resume(_handle(about["run"], tracker), tags)
 
 
 def _listed(source: str | Path) -> list[Path]:
     """List the checkpoints that are there before one is chosen, where a path says in which folder that is."""
     return listed(Path(source)) or listed(Path(source).parent)
-
-
-def _spool(checkpoint: Checkpoint) -> Path | None:
-    """Find the spool of the run: beside its checkpoints, as both may have been moved together, or where it was."""
-    saved = checkpoint.about["run"].get("spool")
-    if saved is None:
-        return None
-    folder = checkpoint.path.parent.absolute()
-    beside = folder.parent.parent / "spool" / Path(saved).name
-    return beside if folder.parent.name == "checkpoints" and beside.is_dir() else Path(saved)
 
 
 def _changed(
