@@ -166,9 +166,7 @@ def test_the_store_of_a_spool_from_elsewhere_is_used_only_where_the_user_names_i
         sync(root, to="htp://mine")
 
 
-@pytest.mark.parametrize(
-    "database", ["../../../theirs.db", "/etc/passwd", "../../..", "../../a/b.db", "mlflow.db", 7, "../../\0"]
-)
+@pytest.mark.parametrize("database", ["../../../theirs.db", "/etc/passwd", "../../..", "../../a/b.db", "mlflow.db", 7])
 def test_a_spool_cannot_name_a_database_elsewhere_as_its_own(database, tmp_path):
     header = {"op": "open", "version": 1, "spool_id": "one", "t": 1, "uri": "http://theirs", "database": database}
     Spool.create(tmp_path / "root/spool", header).close()
@@ -318,4 +316,4 @@ def test_a_spool_id_that_would_search_for_other_runs_is_refused(spool_id, tmp_pa
     (tmp_path / "spool/one").mkdir(parents=True)
     (tmp_path / "spool/one/ops.jsonl").write_text(json.dumps(header) + "\n")
     report = sync(tmp_path / "spool", to="http://mine", connect=lambda location: pytest.fail("reached"))
-    assert "no proper spool_id" in str(report)
+    assert f"its header has spool_id={spool_id!r}" in str(report)

@@ -87,6 +87,7 @@ def test_an_outage_is_one_warning_and_nothing_is_lost(make, store, caplog):
         store.down = False
         assert drain(spool, writer)
     assert values(store.run, "a") == [(step, float(step)) for step in range(5)]
+    writer.stop(5)  # what has arrived is acknowledged before it is told
     warnings = messages(caplog, logging.WARNING)
     assert len(warnings) == 2
     assert "the store does not take rows (no answer); training goes on" in warnings[0]

@@ -139,7 +139,7 @@ class Writer:
         with self._progress:
             while not done():
                 bound = timeout_s if self._settled else timeout_s + first_contact_s
-                if time.monotonic() - begin >= bound or self._down_s(begin) >= outage_timeout_s:
+                if time.monotonic() - begin >= bound or self._is_away(outage_timeout_s, begin):
                     return False
                 if not self._thread.is_alive():
                     return False
@@ -147,9 +147,9 @@ class Writer:
                 self._progress.wait(0.2 if self.down else 0.05)
         return True
 
-    def _down_s(self, begin: float = 0.0) -> float:
-        """Return how long the store has been down, counted from `begin` at the earliest."""
-        return time.monotonic() - max(begin, self._answered_at) if self.down else 0.0
+    def _is_away(self, timeout_s: float, begin: float = 0.0) -> bool:
+        """Say whether the store has been down for so long, counted from `begin` at the earliest."""
+        return self.down and time.monotonic() - max(begin, self._answered_at) >= timeout_s
 
     def finish(self, begin: float | None = None) -> None:
         """Send what is left of a run that has ended, but do not wait long for a store that is away; end the thread.
@@ -207,7 +207,7 @@ class Writer:
                 self._settled = True
                 with self._progress:
                     self._progress.notify_all()
-                if collected and (self._all_arrived() or self._down_s() >= self._outage_timeout_s):
+                if collected and (self._all_arrived() or self._is_away(self._outage_timeout_s)):
                     self._tell_rest()
                     break
             self._spool.look_after()
