@@ -262,18 +262,16 @@ def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
     assert find_unfinished({**run_file, "tracking_uri": "http://you:p4ss@host"}, tmp_path) is None
 
 
-def test_a_run_that_was_killed_before_its_spool_had_its_end_has_not_finished(tmp_path):
+def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_path):
     config = {"env": "CartPole"}
-    for place in ("mlruns/spool", "elsewhere"):  # beside the checkpoints, and where it was
-        spool = Spool.create(tmp_path / place, {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"})
-        folder = tmp_path / "mlruns/checkpoints/a"
-        put(folder, run_file=config, status="FINISHED", run={"key": "k", "spool": str(spool.folder)})
-        spool.append({"op": "m", "t": 2, "s": 1, "m": {"a": 1.0}})
-        assert find_unfinished(config, folder.parent) == folder
-        spool.append({"op": "finish", "status": "FINISHED", "t": 3})
-        assert find_unfinished(config, folder.parent) is None
-        spool.close(remove=True)
-        assert find_unfinished(config, folder.parent) is None
+    folder = tmp_path / "mlruns/checkpoints/a"
+    spool = Spool.create(tmp_path / "spools", {"op": "open", "version": 1, "spool_id": "a", "t": 1, "uri": "http://x"})
+    put(folder, run_file=config, status="FINISHED", run={"key": "k", "spool": "../../../spools/a"})
+    assert find_unfinished(config, folder.parent) == folder
+    spool.acknowledge(finished=True)
+    assert find_unfinished(config, folder.parent) is None  # what is still there was set aside
+    spool.close(remove=True)
+    assert find_unfinished(config, folder.parent) is None
 
 
 def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.runs import HANDLE_PREFIX
 from rl8x.tracking.secrets import hide_in_data
-from rl8x.tracking.spool_files import has_end
+from rl8x.tracking.spool_files import read_ack
 
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 
@@ -83,7 +84,7 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
 def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:
     """Find the newest run of a run file that has checkpoints, has not finished, and that no process is at.
 
-    One that was killed after its last checkpoint, before its spool said so, has not finished either.
+    One that was killed after its last checkpoint, before its store had all of it, has not finished either.
 
     Args:
         run_file: The run as plain data, as its checkpoints say it.
@@ -101,25 +102,23 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
 
 def _has_finished(folder: Path, about: Mapping[str, Any]) -> bool:
     spool = spool_of(folder, about)
-    return about.get("status") == "FINISHED" and (spool is None or has_end(spool))
+    return about.get("status") == "FINISHED" and (spool is None or read_ack(spool).finished)
 
 
 def spool_of(folder: Path, about: Mapping[str, Any]) -> Path | None:
-    """Find the spool of a run: beside its checkpoints, as both may have been moved together, or where it was.
+    """Find the spool of a run.
 
     Args:
         folder: The run's folder of checkpoints.
-        about: What one of them is.
+        about: What one of them is. It names the spool relative to the folder: both may have been moved or copied, and
+            then another run may go on with the spool where it was.
 
     Returns:
         None where there is none (any more).
     """
     saved = about["run"].get("spool")
-    if saved is None:
-        return None
-    here = folder.absolute()
-    places = [here.parent.parent / "spool" / Path(saved).name] if here.parent.name == "checkpoints" else []
-    return next((place for place in (*places, Path(saved)) if place.is_dir()), None)
+    spool = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
+    return spool if spool is not None and spool.is_dir() else None
 
 
 def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -198,17 +197,6 @@ def read_end(folder: Path) -> Op | None:
     except OSError:
         return None
     return op if op["op"] == "finish" and type(op.get("lost_rows")) is int else None
-
-
-def has_end(folder: Path) -> bool:
-    """Say whether a spool says how its run ended."""
-    if read_end(folder) is not None:
-        return True
-    with contextlib.suppress(OSError), os.fdopen(open_regular(folder / OPS), "rb") as file:
-        end = whole_lines(file.fileno())
-        start = whole_lines(file.fileno(), max(0, end - 1))
-        return bool(decode(os.pread(file.fileno(), end - start, start))["op"] == "finish")
-    return False
 
 
 def whole_lines(fd: int, end: int | None = None) -> int:

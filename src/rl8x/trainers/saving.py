@@ -260,7 +260,7 @@ class Saving:
                 "handle": tracker.resume_handle,
                 "id": tracker.run_id,
                 "location": tracker.location,
-                "spool": None if spool is None else str(spool),
+                "spool": _relative(spool, self._directory),
                 "database": None if self._directory is None else beside(self._directory, _database_of(tracker)),
             },
             "build": self.build,
@@ -311,6 +311,11 @@ def _names(directory: Path) -> frozenset[str]:
 def _database_of(tracker: Tracker) -> Path | None:
     database: Path | None = getattr(tracker, "database", None)
     return database
+
+
+def _relative(spool: Path | None, directory: Path | None) -> str | None:
+    """Name a spool relative to the checkpoints: the two may be moved or copied together."""
+    return None if spool is None or directory is None else os.path.relpath(spool.resolve(), directory.resolve())
 
 
 def _torch_generators(device: torch.device) -> dict[str, Any]:
