@@ -19,6 +19,7 @@ from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
+from rl8x.tracking.locks import FileLock
 from rl8x.tracking.spool import Spool
 
 # -- trees
@@ -271,6 +272,13 @@ def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_pat
     spool.acknowledge(finished=True)
     assert find_unfinished(config, folder.parent) is None  # what is still there was set aside
     spool.close(remove=True)
+    assert find_unfinished(config, folder.parent) is None
+    (folder / "lock").write_text(
+        "12345"
+    )  # of a process that did not give it back: it was killed before it told its end
+    assert find_unfinished(config, folder.parent) == folder
+    with FileLock(folder / "lock"):
+        assert find_unfinished(config, folder.parent) is None
     assert find_unfinished(config, folder.parent) is None
 
 

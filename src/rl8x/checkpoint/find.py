@@ -13,7 +13,7 @@ from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.files import Checkpoint
 from rl8x.tracking import TrackingError, find_run
 from rl8x.tracking.location import mlruns_dir
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import is_locked, was_left
 from rl8x.tracking.runs import HANDLE_PREFIX
 from rl8x.tracking.secrets import hide_in_data
 from rl8x.tracking.spool_files import read_ack
@@ -84,7 +84,8 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
 def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:
     """Find the newest run of a run file that has checkpoints, has not finished, and that no process is at.
 
-    One that was killed after its last checkpoint, before its store had all of it, has not finished either.
+    One that was killed after its last checkpoint, before its store had all of it or its last lines were written, has
+    not finished either.
 
     Args:
         run_file: The run as plain data, as its checkpoints say it.
@@ -92,17 +93,17 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     """
     found = []
     for folder, about in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        if about.get("run_file") == hide_in_data(dict(run_file)) and not _has_finished(folder, about):
-            lock = FileLock(folder / "lock")
-            if lock.acquire():
-                lock.release()
-                found.append((str(about.get("created")), folder))
+        is_of_file = about.get("run_file") == hide_in_data(dict(run_file))
+        if is_of_file and not is_locked(folder / "lock") and not _has_finished(folder, about):
+            found.append((str(about.get("created")), folder))
     return max(found)[1] if found else None
 
 
 def _has_finished(folder: Path, about: Mapping[str, Any]) -> bool:
+    """Whether a run has come to its end, told of it, and its store has all that it takes."""
     spool = spool_of(folder, about)
-    return about.get("status") == "FINISHED" and (spool is None or read_ack(spool).finished)
+    arrived = spool is None or read_ack(spool).finished
+    return about.get("status") == "FINISHED" and arrived and not was_left(folder / "lock")
 
 
 def spool_of(folder: Path, about: Mapping[str, Any]) -> Path | None:

@@ -85,6 +85,8 @@ class FileLock:
         """Give the lock back; without effect where it is not held."""
         with _held_guard:
             if self._fd is not None:
+                with contextlib.suppress(OSError):  # whose process ends without that has left its number there
+                    os.ftruncate(self._fd, 0)
                 if fcntl is not None:  # closing would not do where a library of C has forked
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
                 self._close()
@@ -117,6 +119,13 @@ def is_locked(path: Path) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def was_left(path: Path) -> bool:
+    """Say whether the process that last held the lock on a file ended without giving it back, as a killed one does."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size > 0 and not is_locked(path)
+    return False
 
 
 def _lock(fd: int, *, shared: bool) -> bool:

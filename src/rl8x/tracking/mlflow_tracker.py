@@ -183,9 +183,10 @@ class MLflowTracker:
         prepare = (lambda: _add_source_tags(spool, store, own_tags)) if fresh and spool.header["owns"] else None
         known = self._sender.known if going_on and self._sender is not None else None
         self._sender = sender = Sender(spool, lambda: store, fresh=fresh, known=known)
+        location = self._location
         self._writer = Writer(
             sender,
-            self._location.shown,
+            location.shown,
             owner=self,
             keeps_status=keeps_status,
             finish_timeout_s=self._finish_timeout_s,
@@ -193,6 +194,7 @@ class MLflowTracker:
             interval_s=self._interval_s,
             prepare=prepare,
             release=store.close,
+            sync_command=lambda: Whereabouts(location, spool.ack, spool.unsent(), spool.folder).sync_command,
         )
 
     def _open_spool(self, resume: str | None, before: Spool | None) -> tuple[Spool, bool]:

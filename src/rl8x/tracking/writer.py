@@ -40,6 +40,7 @@ class Writer:
         interval_s: Seconds between two looks at the spool: rows are gathered into few requests.
         prepare: Called once in the thread before anything is sent, for slow work such as importing mlflow.
         release: Called in the thread when all is over.
+        sync_command: Writes the command that sends what is left.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Writer:
         interval_s: float = 1.0,
         prepare: Callable[[], None] | None = None,
         release: Callable[[], None] = lambda: None,
+        sync_command: Callable[[], str] = lambda: "rl8x sync",
     ) -> None:
         self._sender = sender
         self._spool: Spool = sender.spool
@@ -65,6 +67,7 @@ class Writer:
         self._interval_s = interval_s
         self._prepare = prepare
         self._release = release
+        self._sync_command = sync_command
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._appending = threading.Lock()
@@ -181,10 +184,11 @@ class Writer:
         elif not self._all_arrived():
             why = f" ({self.reason})" if self.reason else ""
             _log.warning(
-                "tracking: not all of the run has reached %s%s; it is in %s, and `rl8x sync` sends it",
+                "tracking: not all of the run has reached %s%s; it is in %s, and `%s` sends it",
                 self._location,
                 why,
                 self._spool.folder,
+                self._sync_command(),
             )
 
     def stop(self, timeout_s: float = 1.0) -> None:

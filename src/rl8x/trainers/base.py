@@ -322,7 +322,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             self.tracked_run.prepare(run)
             return run.execute(progress)
         finally:
-            self.saving.end()
+            self.saving.end()  # only now: by its lock a run is known that was killed before it had told of its end
 
     def check_run(self, **options: Any) -> None:
         """Refuse what `run()` with these options would refuse before its first step, and touch nothing.

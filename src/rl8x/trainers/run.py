@@ -178,7 +178,7 @@ class Run:
             finally:
                 reporter.close()
                 try:
-                    trainer.saving.end()
+                    trainer.saving.wait()
                     trainer.tracked_run.close(status)
                 finally:
                     self._report(reporter, status)
