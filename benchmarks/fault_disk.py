@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import os
@@ -80,7 +81,7 @@ def _finish(
         attempt.database.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(attempt.root / "empty.db", attempt.database)
     attempt.sync(["sync", *to])
-    finished = ended.code == 0
+    finished = ended.finished
     attempt.check_end(status=_expected(attempt, finished), since=demanded, excused=words.lost)
     if not finished and attempt.uri is None and (attempt.work / "run.json").exists() and _has_checkpoints(attempt):
         again = attempt.resume()
@@ -305,6 +306,9 @@ def _moved(seed: int, root: Path, template: Path) -> dict[str, Any]:
         attempt.work.mkdir()
         (root / "moved-runs").rename(attempt.work / "mlruns")
         shutil.copy(old / "run.json", attempt.work)
+        # What it said of places, as they are by now.
+        moved, now = f"{root / 'moved-runs'}/", f"{attempt.work / 'mlruns'}/"
+        ended = dataclasses.replace(ended, out=ended.out.replace(moved, now), err=ended.err.replace(moved, now))
     attempt.database = attempt.work / "mlruns" / "mlflow.db"
     before = set(root.rglob("mlflow.db"))
     result = _finish(attempt, title, timing, ended)

@@ -92,7 +92,7 @@ def _broken(seed: int, root: Path, proxy: Proxy, title: str, timing: Timing, dat
     del attempt.env["MLFLOW_HTTP_REQUEST_TIMEOUT"]
     attempt.sync(words.command if words.command is not None else ["sync"])
     attempt.sync()
-    finished = ended.code == 0
+    finished = ended.finished
     attempt.check_end(status="FINISHED" if finished else "KILLED", excused=words.lost)
     if not finished and list(attempt.work.rglob("0*-step-*")):
         again = attempt.resume()

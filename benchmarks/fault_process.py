@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl8x.cli.errors import LOST_ROWS
+
 RECORD_BYTES = 8 << 20
 _EXECUTED = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
@@ -42,6 +44,11 @@ class Ended:
     code: int | None
     out: str
     err: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end by itself, even if rows of it are lost."""
+        return self.code in (0, LOST_ROWS)
 
     @property
     def said(self) -> str:

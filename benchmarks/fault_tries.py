@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.fault_process import Child, Ended, Record
 from benchmarks.fault_truth import Kept, Row, Told, found_secrets, lost, spools, told, untrue, waiting
+from rl8x.cli.errors import LOST_ROWS
 
 ROWS = 24  # of a run, and as many steps
 DEFECTS = (
@@ -199,15 +200,15 @@ class Try:
         return words
 
     def check_exit(self, ended: Ended, words: Told, timing: Timing) -> None:
-        """A run ends with its signal's code, or with 0, unless it tells of rows that are lost."""
-        signalled = timing.ends is not None and ended.code != 0
-        legal = {-signal.SIGKILL: (-signal.SIGKILL,)}.get(-timing.number, (128 + timing.number,)) if signalled else (0,)
+        """A run ends with its signal's code, or with 0, or with `LOST_ROWS` where it tells that something is lost."""
+        signalled = timing.ends is not None and not ended.finished
+        come_to_end = (LOST_ROWS,) if " has lost " in ended.said else (0,)
+        by_signal = (-signal.SIGKILL,) if timing.number == signal.SIGKILL else (128 + timing.number,)
+        legal = by_signal if signalled else come_to_end
         # A run that is in no store any more cannot go on there: one line says so.
         refused = self.store_replaced and ended.code == 2 and "rl8x: error" in ended.err and not ended.tracebacks
-        if ended.code not in legal and not refused and not (words.lost and ended.code == 1):
-            self.note("wrong_exit", f"the run exits with {ended.code}: {_last(ended)}")
-        if words.lost and ended.code == 0:
-            self.note("wrong_exit", f"{words.lost} entries are lost, and the exit code is 0: {_last(ended)}")
+        if ended.code not in legal and not refused:
+            self.note("wrong_exit", f"the run exits with {ended.code} instead of {legal[0]}: {_last(ended)}")
 
     def check_end(
         self, *, status: str | None, since: int = 0, excused: int = 0, rows: Sequence[Row] | None = None

@@ -123,7 +123,7 @@ class Spool:
         self._spilled: deque[int] = deque()  # ends of those lines that are being sent and have gone to the disk since
         self._dropped = 0
         self._others_dropped = 0
-        self._closed = False
+        self._left: Unsent | None = None  # once it is closed
         self._lost_before = 0
         self._ending: Op | None = None
         self._end_is_noted = False
@@ -270,7 +270,7 @@ class Spool:
 
     def _spill(self) -> None:
         """Move the lines that are in memory to the disk, if it takes them again."""
-        if self._closed:
+        if self._left is not None:
             return
         try:
             if self._fd is None:
@@ -387,16 +387,20 @@ class Spool:
             return bool(self._memory) or self.ack.offset < self._end
 
     def unsent(self) -> Unsent:
-        """Count what has not been acknowledged; reads the rest of the file."""
-        num_rows = num_others = 0
+        """Count what has not been acknowledged; reads the rest of the file. Of a closed spool, what was left then."""
         with self._guard:
-            with contextlib.suppress(OSError), open(self.folder / OPS, "rb") as file:
+            return self._count_unsent() if self._left is None else self._left
+
+    def _count_unsent(self) -> Unsent:
+        num_rows = num_others = 0
+        if self._fd is not None:
+            with contextlib.suppress(OSError), os.fdopen(os.dup(self._fd), "rb") as file:
                 file.seek(self.ack.offset)
                 for line in file:
                     is_row = line.startswith(_ROW)
                     num_rows, num_others = num_rows + is_row, num_others + (not is_row)
-            lost = sum(line.startswith(_ROW) for line in self._memory)
-            others = len(self._memory) - lost - self._end_is_noted + self._others_dropped
+        lost = sum(line.startswith(_ROW) for line in self._memory)
+        others = len(self._memory) - lost - self._end_is_noted + self._others_dropped
         return Unsent(num_rows, num_others + self._end_is_noted, lost + self._dropped, others, len(self.rejected))
 
     def last_time(self) -> int:
@@ -519,7 +523,7 @@ class Spool:
         """Close the files and give the lock back; `remove` deletes the spool, unless entries were set aside."""
         self.note_end()
         with self._guard:
-            self._closed = True
+            self._left = self._count_unsent()
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None

@@ -171,7 +171,8 @@ class Writer:
         finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
             _working.discard(self)
             self.stop()
-            self._spool.note_end()  # where the thread hangs in a request
+            self._spool.look_after()  # where the thread hangs in a request
+            self._spool.note_end()
         self._tell_rest()
 
     def _all_arrived(self) -> bool:
