@@ -204,7 +204,8 @@ def _read_only(seed: int, root: Path, template: Path) -> dict[str, Any]:
 
     def change(mode: int) -> None:
         top = _place(attempt.work, place)
-        for path in (top, *top.rglob("*")) if top.is_dir() else [top]:
+        # With a database its log, which sqlite makes as readable as that is.
+        for path in (top, *top.rglob("*")) if top.is_dir() else top.parent.glob(f"{top.name}*"):
             with contextlib.suppress(OSError):
                 path.chmod(mode if path.is_dir() else mode & 0o666)
 

@@ -238,3 +238,48 @@ def test_a_database_that_goes_during_a_call_has_not_taken_it(store, mlruns, monk
     monkeypatch.setattr(store._client, "log_batch", goes)
     with pytest.raises(StoreDownError, match="was deleted, moved or replaced"):
         store.log_points(run_id, [Point("a", 2.0, 6, 2)])
+
+ANSWERS_TO_WRITES = {"an empty answer": "", "any object": '{"detail": "Not Found"}', "MLflow's own": "{}"}
+
+
+@pytest.mark.parametrize("what", ANSWERS_TO_WRITES)
+def test_what_a_proxy_takes_in_place_of_the_server_has_not_arrived(what, monkeypatch):
+    monkeypatch.setattr("rl8x.tracking.store._LOOK_AGAIN_S", (0.0,))
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(ANSWERS_TO_WRITES[what])
+
+        def do_GET(self):
+            asked.append(self.path)
+            info = '{"run_id": "r", "status": "RUNNING", "lifecycle_stage": "active"}'
+            metrics = '{"key": "a", "value": 1.0, "timestamp": 4, "step": 0}'
+            self.answer(f'{{"run": {{"info": {info}, "data": {{"metrics": [{metrics}]}}}}}}')
+
+        def answer(self, text):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        store = MLflowStore(locate(f"http://127.0.0.1:{proxy.server_port}"))
+        store.log_points("r", [Point("a", 1.0, 4, 0)])  # which the server has
+        for call in (
+            lambda: store.log_points("r", [Point("a", 1.0, 5, 1)]),
+            lambda: store.log_params("r", {"lr": "1"}),
+            lambda: store.set_tags("r", {"t": "1"}),
+            lambda: store.set_status("r", "FINISHED", 5),
+        ):
+            with pytest.raises(StoreDownError, match="as if it had been taken"):
+                call()
+        with pytest.raises(StoreDownError, match="no ID"):
+            store.create_run(SPEC._replace(experiment_id="1"))
+        proxy.shutdown()
+    assert len(asked) >= 5

@@ -160,7 +160,7 @@ def read_ack(folder: Path) -> Ack:
     numbers = all(type(number) is int and number >= 0 for number in (ack.offset, ack.generation))
     texts = all(text is None or isinstance(text, str) for text in (ack.run_id, ack.run_name))
     flags = all(isinstance(flag, bool) for flag in (ack.name_is_free, ack.attempted, ack.resumed, ack.finished))
-    return ack if numbers and texts and flags else Ack()
+    return ack if numbers and texts and flags and ack.run_id != "" else Ack()
 
 
 def reserve_end(folder: Path) -> None:

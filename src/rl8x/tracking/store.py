@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -21,6 +22,7 @@ DEFAULT_EXPERIMENT = "rl8x"
 SPOOL_TAG = "rl8x.spool_id"
 MAX_METRICS = 1000
 MAX_PARAMS = 100
+_LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # a server may read from a copy of its database that is a little behind
 _DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
 
@@ -272,7 +274,13 @@ class MLflowStore:
         run = self._call(
             self._client.create_run, experiment_id, start_time=spec.start_time, tags=tags, run_name=spec.run_name
         )
-        return str(run.info.run_id)
+        return self._named(run.info.run_id)
+
+    def _named(self, answer: Any) -> str:
+        """Return an ID that a server has given; the answer of a proxy that MLflow's client takes for one has none."""
+        if not answer:
+            raise StoreDownError("what was made has no ID in the answer")
+        return str(answer)
 
     def _experiment_id(self, spec: RunSpec) -> str:
         if spec.experiment_id is not None:
@@ -282,14 +290,14 @@ class MLflowStore:
             root = self._location.artifact_root
             try:
                 where = None if root is None else root.as_uri()
-                return str(self._call(self._client.create_experiment, spec.experiment, artifact_location=where))
+                return self._named(self._call(self._client.create_experiment, spec.experiment, artifact_location=where))
             except StoreRefusedError:  # another process was first
                 found = self._call(self._client.get_experiment_by_name, spec.experiment)
                 if found is None:
                     raise
         if found.lifecycle_stage != "active":
             raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
-        return str(found.experiment_id)
+        return self._named(found.experiment_id)
 
     def delete_run(self, run_id: str) -> None:
         """Delete a run."""
@@ -318,7 +326,7 @@ class MLflowStore:
         """Log at most 1000 points: all or none."""
         from mlflow.entities import Metric
 
-        self._call(self._client.log_batch, run_id, metrics=[Metric(*point) for point in points])
+        self._log_batch(run_id, metrics=[Metric(*point) for point in points])
 
     def params(self, run_id: str) -> dict[str, str]:
         """Read a run's params."""
@@ -328,7 +336,7 @@ class MLflowStore:
         """Log at most 100 new params."""
         from mlflow.entities import Param
 
-        self._call(self._client.log_batch, run_id, params=[Param(*item) for item in params.items()])
+        self._log_batch(run_id, params=[Param(*item) for item in params.items()])
 
     def tags(self, run_id: str) -> dict[str, str]:
         """Read a run's tags."""
@@ -338,7 +346,34 @@ class MLflowStore:
         """Set at most 100 tags."""
         from mlflow.entities import RunTag
 
-        self._call(self._client.log_batch, run_id, tags=[RunTag(*item) for item in tags.items()])
+        self._log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
+
+    def _log_batch(self, run_id: str, **items: Any) -> None:
+        self._call(self._client.log_batch, run_id, **items)
+
+        def has_all(run: Any) -> bool:
+            steps = {point.key: point.step for point in getattr(run.data, "_metric_objs", ())}
+            return (
+                all(steps.get(metric.key, -(2**63)) >= metric.step for metric in items.get("metrics", ()))
+                and all(param.key in run.data.params for param in items.get("params", ()))
+                and all(run.data.tags.get(tag.key) == tag.value for tag in items.get("tags", ()))
+            )
+
+        self._check_taken(run_id, has_all)
+
+    def _check_taken(self, run_id: str, is_there: Callable[[Any], bool]) -> None:
+        """Look whether a server has what it was given: MLflow's client takes an empty answer of a proxy for a yes.
+
+        Raises:
+            StoreDownError: It does not.
+        """
+        if not self._location.uri.startswith(("http://", "https://")):
+            return
+        for wait_s in _LOOK_AGAIN_S:
+            time.sleep(wait_s)
+            if is_there(self._call(self._client.get_run, run_id)):
+                return
+        raise StoreDownError("what was sent was answered as if it had been taken, and is not there")
 
     def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
         """Copy a file or folder to the run's artifacts."""
@@ -370,6 +405,7 @@ class MLflowStore:
             self._call(self._client.update_run, run_id, status=status)
         else:
             self._call(self._client.set_terminated, run_id, status, end_time)
+        self._check_taken(run_id, lambda run: run.info.status == status)
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
