@@ -7,6 +7,7 @@ from benchmarks.odd_spools import odd_spools
 
 from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, sync
+from rl8x.tracking.locks import FileLock
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.store import Point, RunSpec, StoreRefusedError
@@ -54,6 +55,17 @@ def test_one_spool_alone(tmp_path):
     left_over(tmp_path, "two", 1)
     assert sync(tmp_path / "two", connect=lambda location: FakeStore(), allow=any_store).num_sent == 1
     assert [folder.name for folder in tmp_path.iterdir()] == ["one"]
+
+
+def test_a_spool_without_a_word_is_removed_once_its_process_is_gone(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/ops.jsonl").touch()  # killed before the header was written
+    with FileLock(tmp_path / "one/lock"):
+        assert sync(tmp_path).num_busy == 1
+    report = sync(tmp_path)
+    assert (report.num_failed, report.num_sent) == (0, 1)
+    assert "nothing was logged" in str(report)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_keeps_the_spool_for_the_next_time(tmp_path):

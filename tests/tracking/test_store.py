@@ -239,6 +239,7 @@ def test_a_database_that_goes_during_a_call_has_not_taken_it(store, mlruns, monk
     with pytest.raises(StoreDownError, match="was deleted, moved or replaced"):
         store.log_points(run_id, [Point("a", 2.0, 6, 2)])
 
+
 ANSWERS_TO_WRITES = {"an empty answer": "", "any object": '{"detail": "Not Found"}', "MLflow's own": "{}"}
 
 

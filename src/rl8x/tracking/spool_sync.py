@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +13,13 @@ from typing import Literal
 from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.database import has_tables
 from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
+from rl8x.tracking.locks import FileLock
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool, SpoolInUseError
-from rl8x.tracking.spool_files import OPS
+from rl8x.tracking.spool_files import FILES, OPS, check_plain
 from rl8x.tracking.store import MLflowStore, RunMissingError, Store, StoreDownError, StoreRefusedError, quiet_thread
 
 
@@ -159,6 +162,8 @@ def _begin_anew_where_gone(sender: Sender) -> None:
 
 def _sync_one(folder: Path, where: Callable[[Spool], Location], connect: Callable[[Location], Store]) -> SpoolReport:
     try:
+        if _removed_empty(folder):
+            return SpoolReport(folder, "sent", message="nothing was logged")
         spool = Spool.open(folder)
     except SpoolInUseError as error:
         return SpoolReport(folder, "busy", message=str(error))
@@ -189,6 +194,22 @@ def _sync_one(folder: Path, where: Callable[[Spool], Location], connect: Callabl
         return SpoolReport(folder, "sent", spool.ack.run_id, sender.num_rows if sender else 0, "it cannot be removed")
     num_rows = sender.num_rows if sender is not None else 0
     return SpoolReport(folder, "failed" if message else "sent", spool.ack.run_id, num_rows, message, len(rejected))
+
+
+def _removed_empty(folder: Path) -> bool:
+    """Remove a spool to which nothing was written before its process was killed; says whether it was one."""
+    ops, lock = folder / OPS, FileLock(folder / "lock")
+    if not stat.S_ISREG(ops.lstat().st_mode) or ops.lstat().st_size or os.path.lexists(folder / FILES):
+        return False
+    check_plain(folder)
+    if not lock.acquire():
+        return False
+    try:
+        if not ops.lstat().st_size:
+            shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+    finally:
+        lock.release()
 
 
 def _uri(spool: Spool) -> str:
