@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -366,9 +367,11 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     timing.heals = None
     attempt.run(timing, lambda: None, lambda: None)
     rows = attempt.rows()
+    kept = None
+    while kept != (kept := attempt.kept()):  # its own process for MLflow may still be at its last request
+        time.sleep(2)
     shutil.copytree(attempt.work, root / "copy")
     original = {path: path.read_bytes() for path in attempt.work.rglob("*") if path.is_file()}
-    kept = attempt.kept()
     title = f"seed {seed}: copied after a kill, {timing}"
     twin = Try(root, root / "copy" / "mlruns" / "mlflow.db")
     twin.work, twin.record = root / "copy", attempt.record
@@ -381,7 +384,7 @@ def _copied_after(seed: int, root: Path, template: Path) -> dict[str, Any]:
     else:
         twin.check_end(status="KILLED" if twin.rows() else None)
     changed = [path for path in original if not path.exists() or path.read_bytes() != original[path]]
-    # The killed run's own process for MLflow may still be moving sqlite's log into the database: what is in it counts.
+    # That process may still move sqlite's log into the database: what is in it counts.
     changed = [path.name for path in changed if path.name != "lock" and not path.name.startswith("mlflow.db")]
     if attempt.kept() != kept:
         changed.append("mlflow.db")
