@@ -162,6 +162,20 @@ def test_short_requests_keeps_what_the_user_set(monkeypatch):
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
 
 
+class Answering(BaseHTTPRequestHandler):
+    """Stands in for a server or a proxy before it."""
+
+    def answer(self, text, code=200):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args):
+        pass
+
+
 ANSWERS = {
     "MLflow's refusal": (400, '{"error_code": "INVALID_PARAMETER_VALUE", "message": "no"}', StoreRefusedError),
     "a run that is not there": (404, '{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}', RunMissingError),
@@ -180,16 +194,9 @@ ANSWERS = {
 def test_only_mlflows_own_refusal_is_one(what):
     code, text, error = ANSWERS[what]
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *args):
-            pass
+            self.answer(text, code)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -248,9 +255,8 @@ def test_what_a_proxy_takes_in_place_of_the_server_has_not_arrived(what, monkeyp
     monkeypatch.setattr("rl8x.tracking.store._LOOK_AGAIN_S", (0.0,))
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
             self.answer(ANSWERS_TO_WRITES[what])
 
         def do_GET(self):
@@ -258,15 +264,6 @@ def test_what_a_proxy_takes_in_place_of_the_server_has_not_arrived(what, monkeyp
             info = '{"run_id": "r", "status": "RUNNING", "lifecycle_stage": "active"}'
             metrics = '{"key": "a", "value": 1.0, "timestamp": 4, "step": 0}'
             self.answer(f'{{"run": {{"info": {info}, "data": {{"metrics": [{metrics}]}}}}}}')
-
-        def answer(self, text):
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *args):
-            pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()

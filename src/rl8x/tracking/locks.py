@@ -29,11 +29,6 @@ class FileLock:
         self.path = path
         self._fd: int | None = None
 
-    @property
-    def held(self) -> bool:
-        """Say whether this object holds the lock."""
-        return self._fd is not None
-
     def acquire(self, timeout_s: float = 0.0) -> bool:
         """Take the lock, waiting at most `timeout_s`; False where another one keeps it.
 

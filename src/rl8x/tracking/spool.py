@@ -496,11 +496,6 @@ class Spool:
             self._dropped += op["op"] == "m"
             self._others_dropped += op["op"] != "m"
 
-    @property
-    def num_dropped(self) -> int:
-        """Count the lines that were dropped because neither disk nor store took them in time."""
-        return self._dropped
-
     def sync_to_disk(self) -> None:
         """Make what was appended survive a power cut; may be called by any thread, and appending does not wait."""
         generation = -1
