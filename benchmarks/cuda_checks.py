@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rl8x.algorithms import PPOConfig
-from rl8x.stats import Stats
+from rl8x.rollouts.statistics import Stats
 
 TOLERANCE = 1e-5
 WARM_UPS = 3

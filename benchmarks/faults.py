@@ -1,4 +1,4 @@
-"""What happens to a run when things break: killed processes, damaged files, servers that go away, bad numbers.
+"""What happens to a run when things break: killed processes, damaged files, servers that go away, non-finite numbers.
 
     python -m benchmarks.faults                          # the full table, about an hour on two cores
     python -m benchmarks.faults --tries 0.05             # a twentieth of every number of tries
@@ -180,7 +180,7 @@ def cost(tries: int) -> dict[str, Any]:
     return {"fault": "none: a checkpoint of the default problem", "tries": tries, "ok": max(thread) < 100, **figures}
 
 
-def bad_numbers(tries: int) -> dict[str, Any]:
+def non_finite(tries: int) -> dict[str, Any]:
     """Put NaN or infinity into each quantity; every try does all of them."""
     found, total, missed = 0, 0, []
     for number in range(tries):
@@ -265,7 +265,7 @@ FAULTS: dict[str, tuple[Callable[..., dict[str, Any]], int]] = {
     "several": (several, 5),
     "damage": (damage, 200),
     "cost": (cost, 20),
-    "bad_numbers": (bad_numbers, 5),
+    "non_finite": (non_finite, 5),
     "configs": (configs, 2000),
 }
 SEEDED = ("kill", "kill_compiled", "disk", "http", "secrets")

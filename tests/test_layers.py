@@ -10,14 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 LAYERS = [
     {"keys", "spaces", "trees", "importing", "plain_yaml", "output", "disk", "_version"},
-    {
-        *("envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization"),
-        *("stats", "products"),
-    },
-    {
-        *("policy", "rollout", "acting", "stepping", "filler", "tree_programs", "collector", "video"),
-        *("execution", "loops", "hoisting", "workers", "malloc"),
-    },
+    {"execution"},
+    {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization"},
+    {"policy", "rollouts", "video"},
     {"algorithms"},
     {"trainers", "conditions", "tracking", "checkpoint"},
     {"cli", "config"},

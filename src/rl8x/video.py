@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from rl8x.acting import Cursor, act_and_step
 from rl8x.envs.base import Env
 from rl8x.policy import Policy
+from rl8x.rollouts.step import Cursor, act_and_step
 
 # Built-in environments, and Gymnasium's of the same task, observations and actions
 _TWINS: Final = {

@@ -6,7 +6,7 @@ from typing import Any
 import click
 import pytest
 
-from rl8x.algorithms.config import option
+from rl8x.algorithms.hyperparameters import option
 from rl8x.cli.options import field_options, given
 
 

@@ -191,20 +191,20 @@ def cases(draw: Any, *, compiled_one_in: int) -> Case:
         "end_chance": draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
         "time_limit": draw(st.sampled_from([5, None, 1, 2, 20])),
     }
-    bad_numbers = draw(st.sampled_from(["stop", "skip", "rollback"]))
+    non_finite = draw(st.sampled_from(["stop", "skip", "rollback"]))
     if kind == "gymnasium":
         task["autoreset"] = draw(st.sampled_from([mode.name for mode in AutoresetMode]))
         task["time_limit"] = task["time_limit"] or 30
     config = draw(configs(kind, actions, modes))
     if "image" in observations and config["model"] is None:
         config["model_config"] = {"shared": config["model_config"]["shared"], "hidden_sizes": [8]}
-    bad = kind != "gymnasium" and bad_numbers != "stop" and draw(st.booleans())
+    bad = kind != "gymnasium" and non_finite != "stop" and draw(st.booleans())
     case = Case(kind, task, bad, config, {}, {}, (), draw(st.integers(1, STEPS)), draw(st.integers(0, 19)) == 0)
     num_eval_envs = draw(st.sampled_from([2, 1, 3]))
     trainer = {
         "eval_env": draw(st.sampled_from(["auto", False, True])),
         "num_eval_envs": num_eval_envs,
-        "on_bad_numbers": bad_numbers,
+        "on_non_finite": non_finite,
     }
     case = dataclasses.replace(case, trainer=trainer)
     chosen = tuple(draw(st.lists(st.sampled_from(list(CONDITIONS)), max_size=2, unique=True)))

@@ -28,7 +28,7 @@ from tests.trainers.test_resume import Killed, killed_at, weights
 from rl8x import keys
 from rl8x.envs import GymnasiumEnv
 from rl8x.envs.parameters import resolve_config
-from rl8x.execution import CompiledProgram
+from rl8x.execution.compiled import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
@@ -65,7 +65,7 @@ def fails(trainer: Trainer, stats: object) -> None:
 
 
 def trained(case: Case, trainer: Trainer | None = None, callbacks: Sequence[object] = (), **options) -> Trainer:
-    """Run to the end, with each step's physics looked at; an end by bad numbers is an end like any other."""
+    """Run to the end, with each step's physics looked at; an end by non-finite numbers is an end like any other."""
     trainer = case.make_trainer(callbacks=callbacks) if trainer is None else trainer
     watch_parameters(case, trainer)
     with warnings.catch_warnings(record=True) as caught:

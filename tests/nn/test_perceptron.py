@@ -11,8 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x import products
-from rl8x.execution import CompiledProgram
+from rl8x.execution import matmul as products
+from rl8x.execution.compiled import CompiledProgram
 from rl8x.nn import MLP, perceptron
 
 

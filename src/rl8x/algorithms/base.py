@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms.config import check_names, check_options, option, resolve_device
-from rl8x.algorithms.memory import check_training
+from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device
+from rl8x.algorithms.memory_check import check_training
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.gymnasium_env import is_vectorised
 from rl8x.policy import Policy
-from rl8x.stats import Stats
+from rl8x.rollouts.statistics import Stats
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]

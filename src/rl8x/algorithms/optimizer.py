@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from rl8x.algorithms.config import check_names_in
+from rl8x.algorithms.hyperparameters import check_names_in
 
 # A cache line of float32; a view that begins in the middle of one is slower to multiply with.
 _ALIGNMENT = 16

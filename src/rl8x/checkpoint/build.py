@@ -18,7 +18,7 @@ from torch import nn
 
 from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
-from rl8x.algorithms.config import check_names
+from rl8x.algorithms.hyperparameters import check_names
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution

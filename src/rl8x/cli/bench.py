@@ -20,7 +20,7 @@ import torch
 
 from rl8x._version import __version__
 from rl8x.algorithms import PPOConfig
-from rl8x.algorithms.config import resolve_device
+from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.cli.bench_table import render, short, summarize
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.cli.options import GroupedCommand, field_options, given, trust_option

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
-from rl8x.algorithms.config import check_names as check_hyperparameters
-from rl8x.algorithms.config import check_names_in, check_options, option
+from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
+from rl8x.algorithms.hyperparameters import check_names_in, check_options, option
 from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.importing import Trust, import_named, is_dotted
@@ -70,7 +70,7 @@ class RunConfig:
         "When and where to save, such as {every_steps: 100, every_minutes: 5, keep: 3, best: eval/returns/mean, "
         "directory: ...}. Tracked runs are always saved, every 5 minutes and at the end.",
     )
-    on_bad_numbers: str = option(
+    on_non_finite: str = option(
         "stop",
         "What happens when numbers are not finite: stop, skip the update, or rollback to the last checkpoint.",
         choices=("stop", "skip", "rollback"),
@@ -193,7 +193,7 @@ class RunConfig:
         from rl8x.trainers import Trainer
 
         algorithm = self.make_algorithm()
-        chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_bad_numbers")}
+        chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_non_finite")}
         trainer = Trainer(algorithm, tracker=self.make_tracker(), checkpoints=self.make_checkpoints(), **chosen)
         trainer.saving.run_file = self.to_dict()
         trainer.check_run(**self._run_options())

@@ -1,9 +1,9 @@
 """The trainer and what it returns."""
 
 from rl8x.checkpoint import CheckpointError, Checkpoints
-from rl8x.trainers.bad_numbers import NonFiniteError
-from rl8x.trainers.base import GenericTrainerBase, Trainer, TrainerState
-from rl8x.trainers.stats import EvalStats, TrainStats
+from rl8x.trainers.non_finite import NonFiniteError
+from rl8x.trainers.statistics import EvalStats, TrainStats
+from rl8x.trainers.trainer import GenericTrainerBase, Trainer, TrainerState
 
 __all__ = [
     "CheckpointError",

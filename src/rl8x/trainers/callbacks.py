@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rl8x import keys
 from rl8x.tracking.names import legal_name, metric_value
-from rl8x.trainers.stats import TrainStats
+from rl8x.trainers.statistics import TrainStats
 
 if TYPE_CHECKING:
-    from rl8x.trainers.base import GenericTrainerBase
+    from rl8x.trainers.trainer import GenericTrainerBase
 
 Callback = Callable[["GenericTrainerBase[Any]", TrainStats], Mapping[str, float] | None]
 

@@ -19,8 +19,8 @@ from rl8x.tracking.secrets import hide, hide_in_data, hide_in_words
 from rl8x.trainers.ending import resume_command
 
 if TYPE_CHECKING:
-    from rl8x.trainers.base import GenericTrainerBase
-    from rl8x.trainers.run import Run
+    from rl8x.trainers.run_state import Run
+    from rl8x.trainers.trainer import GenericTrainerBase
 
 RUN_FILE: Final = "run.yaml"
 _MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000
@@ -141,7 +141,7 @@ def _run_part(trainer: GenericTrainerBase[Any], run: Run) -> dict[str, Any] | No
         return None
     if options["eval_env"] == "given" or not _plain(options):
         return None
-    usual = {"eval_env": "auto", "on_bad_numbers": "stop"}
+    usual = {"eval_env": "auto", "on_non_finite": "stop"}
     return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}
 
 

@@ -14,7 +14,7 @@ from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers.resume import TRACKERS
 
 if TYPE_CHECKING:
-    from rl8x.trainers.base import GenericTrainerBase
+    from rl8x.trainers.trainer import GenericTrainerBase
 
 
 def ending(

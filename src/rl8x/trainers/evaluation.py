@@ -12,16 +12,16 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.config import split_seed
-from rl8x.algorithms.memory import check_evaluation
-from rl8x.collector import Collector
+from rl8x.algorithms.hyperparameters import split_seed
+from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.envs import Env
 from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.parameters import inherited_config
 from rl8x.functional.stats import masked_summary, summary
 from rl8x.policy import Policy
-from rl8x.rollout import info_means, named
-from rl8x.stats import Number, Stats
+from rl8x.rollouts.buffer import info_means, named
+from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.trainers.evaluation_names import EvaluationNames, config_name
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.

@@ -14,15 +14,15 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.checkpoint.find import spool_of
+from rl8x.checkpoint.manager import CheckpointsLike
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.location import locate, user_tracking_uri
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.sender import RESUMED_TAG
-from rl8x.trainers.saving import CheckpointsLike
 
 if TYPE_CHECKING:
-    from rl8x.trainers.base import GenericTrainerBase
+    from rl8x.trainers.trainer import GenericTrainerBase
 
 # Trackers that can be made again where no other is given
 TRACKERS: Final = ("MLflowTracker", "NullTracker")

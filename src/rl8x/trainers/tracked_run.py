@@ -17,8 +17,8 @@ from rl8x.trainers import description
 from rl8x.trainers.env_configs import CONFIGS, PlainConfig, config_params
 
 if TYPE_CHECKING:
-    from rl8x.trainers.base import GenericTrainerBase
-    from rl8x.trainers.run import Run
+    from rl8x.trainers.run_state import Run
+    from rl8x.trainers.trainer import GenericTrainerBase
 
 
 class TrackedRun:

@@ -1,0 +1,175 @@
+"""Whether a run fits into memory: a lower bound of what it needs, compared with what there is before any is taken.
+
+Where memory runs out on the CPU the system ends the process without a word. Only what is certain to be there at one
+time is counted, so that nothing is refused that fits; measured peaks are 1.5 times as much where networks are small,
+and more elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from rl8x.execution.memory import give_back_freed_memory
+from rl8x.policy import Policy
+from rl8x.spaces import leaves
+
+Space = gymnasium.Space[Any]
+# More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
+MOST_PACKED: Final = 256
+# Of a slot of the rollout beside observation and action: start, terminated and truncated (bool), log-probability,
+# value, final value, reward and return (float32), length (int64).
+_SLOT: Final = 3 * 1 + 5 * 4 + 8
+# Packed beside observation and action, as float32: start, log-probability, advantage, return.
+_PACKED: Final = 4 * 4
+# While advantages are estimated, as float32: scaled rewards, advantages, targets.
+_PREPARED: Final = 3 * 4
+# Of a step of an evaluation: reward (float32) and mask (bool); and how many it takes at least.
+_EVALUATED: Final = 16 * (4 + 1)
+# How many times what is counted a run with a small network was measured to take.
+_USUAL: Final = 1.5
+
+
+def check_training(
+    num_envs: int,
+    horizon: int,
+    device: torch.device,
+    *,
+    observation: Space | None = None,
+    action: Space | None = None,
+    policy: Policy | None = None,
+    seq_len: int = 1,
+) -> None:
+    """Refuse a horizon of experience that does not fit.
+
+    Args:
+        num_envs: Copies of the environment.
+        horizon: Steps of each.
+        device: Where they live.
+        observation: Space of one copy's observation; None where the environment has to be made to know it.
+        action: Space of one copy's action, likewise.
+        policy: The policy; None where it is not made yet.
+        seq_len: Steps between two states of the policy that are kept.
+
+    Raises:
+        ValueError: If it needs more memory than there is.
+    """
+    need = training_bytes(num_envs, horizon, observation=observation, action=action)
+    options = "`num_envs` or `horizon`"
+    if policy is not None:
+        state = sum(value.numel() * value.element_size() for value in policy.initial_state(1).values())
+        need += num_envs * (horizon // seq_len) * state
+        need += num_envs * activation_bytes(policy)
+        options = "`num_envs`, `horizon` or the size of the model" + (", or raise `seq_len`" if state else "")
+    # The last look of a build: one warning of it is enough.
+    _check(need, device, f"num_envs={num_envs:,} and horizon={horizon:,} need", options, warn=policy is not None)
+
+
+def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observation: Space) -> None:
+    """Refuse more copies of an evaluation environment than fit; arguments as `check_training` takes them."""
+    need = num_envs * (_EVALUATED + 2 * _stored(observation) + activation_bytes(policy))
+    _check(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
+
+
+def training_bytes(num_envs: int, horizon: int, *, observation: Space | None, action: Space | None) -> int:
+    """Return what the rollout takes, and what is packed of it for the updates."""
+    slot = _SLOT + _stored(observation) + _stored(action)
+    packed = _PACKED + _PREPARED + 4 * (_width(observation) + _width(action))
+    return num_envs * ((horizon + 1) * slot + horizon * packed)
+
+
+def activation_bytes(policy: Policy) -> int:
+    """Return what the widest layer gives for one copy; 0 where the model is not of rl8x, and may do as it likes."""
+    if not type(policy.model).__module__.startswith("rl8x."):
+        return 0
+    widths = [module.out_features for module in policy.model.modules() if isinstance(module, nn.Linear)]
+    return max(widths, default=0) * 2  # bfloat16; float32 takes twice that
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return how much memory can still be taken, swap space included; None where that cannot be asked."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # psutil's, where a container hides the counters of swapping
+        swap = psutil.swap_memory().free
+    free = psutil.virtual_memory().available
+    return min([free, *_left_in_groups()]) + swap
+
+
+def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Return what the limits of this process's control groups leave it, of version 2 and 1; containers have them."""
+    left = []
+    try:
+        groups = [line.split(":", 2)[1:] for line in proc.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+    for controllers, path in groups:
+        if controllers == "":
+            base, limit, usage, cache = root, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            base, limit, usage = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        folder = base / path.strip("/")
+        for each in (folder, *folder.parents):
+            if each.is_relative_to(base):
+                left += _left(each, limit, usage, cache)
+    return left
+
+
+def _left(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
+    try:
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        reclaimable = int(stat.get(cache, 0))
+        return [int((folder / limit).read_text()) - int((folder / usage).read_text()) + reclaimable]
+    except (OSError, ValueError):  # no such group, or no limit: "max"
+        return []
+
+
+def _check(need: int, device: torch.device, what: str, options: str, *, warn: bool = False) -> None:
+    available = available_bytes(device)
+    if available is not None and need * _USUAL > available and device.type == "cpu":
+        give_back_freed_memory()
+        available = available_bytes(device)
+    if available is None or need * _USUAL <= available:
+        return
+    text = f"{what} at least {_shown(need)} of memory on {device}, and {_shown(max(available, 0))} are available."
+    if need > available:
+        raise ValueError(f"{text} Lower {options}.")
+    if warn:
+        warnings.warn(f"{text} It may not be enough. If it is not, lower {options}.", RuntimeWarning, stacklevel=5)
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
+
+
+def _leaves(space: Space | None) -> list[Space]:
+    return [] if space is None else [leaf for _, leaf in leaves(space)]
+
+
+def _numbers(leaf: Space) -> int:
+    return math.prod(leaf.shape or ())
+
+
+def _stored(space: Space | None) -> int:
+    """Return the bytes of one element, as the rollout has it."""
+    return sum(_numbers(leaf) * np.dtype(leaf.dtype).itemsize for leaf in _leaves(space) if leaf.dtype is not None)
+
+
+def _width(space: Space | None) -> int:
+    """Return the numbers of one element that are packed."""
+    return sum(_numbers(leaf) for leaf in _leaves(space) if _numbers(leaf) <= MOST_PACKED)

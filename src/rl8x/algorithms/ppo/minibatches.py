@@ -1,0 +1,161 @@
+"""Cutting a rollout into sequences and those into minibatches.
+
+All numbers that an update reads of a transition are packed side by side in one matrix, once a step, so that a shuffled
+minibatch costs a single gather instead of one for each key. What is wide, such as images, is gathered by itself, in its
+own dtype and from where the rollout keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.memory_check import MOST_PACKED
+
+Batch = dict[str, Tensor]
+
+
+class SequencePack:
+    """Sequences of `seq_len` consecutive steps of one copy, packed for gathering.
+
+    Args:
+        horizon: Steps of the rollout.
+        num_envs: Copies in it.
+        seq_len: Steps of a sequence; 1 is single transitions.
+    """
+
+    def __init__(self, horizon: int, num_envs: int, seq_len: int) -> None:
+        self.horizon = horizon
+        self.num_envs = num_envs
+        self.seq_len = seq_len
+        self.num_sequences = horizon // seq_len * num_envs
+        self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
+        self._packed: Tensor | None = None
+        self._wide: Batch = {}
+        self._states: Batch = {}
+
+    @property
+    def sources(self) -> list[Tensor]:
+        """The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`."""
+        assert self._packed is not None
+        return [self._packed, *self._states.values()]
+
+    @property
+    def wide(self) -> bool:
+        """Whether something is too wide to be packed."""
+        return bool(self._wide)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a transition, packed and not."""
+        assert self._packed is not None
+        return self._packed.shape[-1] + sum(math.prod(tensor.shape[3:]) for tensor in self._wide.values())
+
+    @property
+    def masked(self) -> bool:
+        """Whether some rows may be no experience."""
+        return keys.VALID in self._columns
+
+    def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
+        """Copy a rollout in.
+
+        Args:
+            tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
+                2^24. Those of more than 256 numbers a transition are not copied and must stay as they are until the
+                next `fill`.
+            states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
+        """
+        if self._packed is None:
+            self._allocate(tensors)
+        assert self._packed is not None
+        sequences, length = self.horizon // self.seq_len, self.seq_len
+        packed = self._packed.view(sequences, self.num_envs, length, -1)
+        for name, (low, high, _, _) in self._columns.items():
+            source = tensors[name].reshape(sequences, length, self.num_envs, high - low)
+            packed[..., low:high].copy_(source.transpose(1, 2))
+        self._wide = {
+            name: tensor.reshape(sequences, length, *tensor.shape[1:])
+            for name, tensor in tensors.items()
+            if name not in self._columns
+        }
+        self._states = {name: state.flatten(0, 1) for name, state in states.items()}
+
+    def _allocate(self, tensors: Mapping[str, Tensor]) -> None:
+        low = 0
+        for name, tensor in tensors.items():
+            width = math.prod(tensor.shape[2:])
+            if width > MOST_PACKED:
+                continue
+            self._columns[name] = (low, low + width, tensor.shape[2:], tensor.dtype)
+            low += width
+        device = next(iter(tensors.values())).device
+        self._packed = torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
+
+    def take(self, rows: Tensor | slice) -> list[Tensor]:
+        """Take sequences by their numbers, as they are packed: what a compiled program gets as its arguments.
+
+        Args:
+            rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
+
+        Returns:
+            The packed numbers, `[batch, seq_len, columns]`, then the states, each `[batch, *]`, then what is wide, each
+            `[batch, seq_len, ...]`.
+        """
+        sources = self.sources
+        taken = [tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows) for tensor in sources]
+        if self._wide:
+            if isinstance(rows, slice):
+                rows = torch.arange(rows.start, rows.stop, device=sources[0].device)
+            sequences, copies = rows.div(self.num_envs, rounding_mode="floor"), rows.remainder(self.num_envs)
+            taken += [tensor[sequences, :, copies] for tensor in self._wide.values()]
+        return taken
+
+    def unpack(self, taken: list[Tensor]) -> tuple[Batch, Batch]:
+        """Name what `take` gave.
+
+        Returns:
+            The tensors, each `[seq_len, batch, ...]` in its own dtype, and the states, each `[batch, *]`.
+        """
+        packed = taken[0].transpose(0, 1)
+        batch = {}
+        for name, (low, high, shape, dtype) in self._columns.items():
+            column = packed[..., low:high].reshape(*packed.shape[:2], *shape) if shape else packed[..., low]
+            batch[name] = column.to(dtype)
+        num_states = len(self._states)
+        for name, wide in zip(self._wide, taken[1 + num_states :], strict=True):
+            batch[name] = wide.transpose(0, 1)
+        return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
+
+    def gather(self, rows: Tensor | slice) -> tuple[Batch, Batch]:
+        """Take sequences by their numbers, and name what they hold."""
+        return self.unpack(self.take(rows))
+
+
+def minibatch_rows(
+    num_rows: int, minibatch_rows: int, generator: torch.Generator, *, shuffle: bool, device: torch.device
+) -> Iterator[Tensor | slice]:
+    """Yield the rows of each minibatch of one pass over the data, in a fresh order where shuffled.
+
+    A single minibatch of everything is never shuffled: the order of its rows does not matter.
+    """
+    if minibatch_rows == num_rows or not shuffle:
+        for low in range(0, num_rows, minibatch_rows):
+            yield slice(low, low + minibatch_rows)
+        return
+    order = torch.randperm(num_rows, generator=generator, device=device)
+    yield from torch.split(order, minibatch_rows)
+
+
+def chunked(rows: Tensor | slice, chunk_rows: int) -> Iterator[Tensor | slice]:
+    """Cut the rows of a minibatch into chunks whose temporaries stay in the cache."""
+    if isinstance(rows, slice):
+        for low in range(rows.start, rows.stop, chunk_rows):
+            yield slice(low, min(low + chunk_rows, rows.stop))
+    elif len(rows) <= chunk_rows:
+        yield rows
+    else:
+        yield from torch.split(rows, chunk_rows)

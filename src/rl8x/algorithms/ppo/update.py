@@ -1,0 +1,296 @@
+"""The update: passes over a rollout's data, as programs of tensors that are run eagerly or compiled."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad
+
+from rl8x import keys
+from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
+from rl8x.algorithms.ppo.config import PPOConfig
+from rl8x.algorithms.ppo.losses import KL_DIV, TOTAL, ppo_losses
+from rl8x.algorithms.ppo.minibatches import SequencePack, chunked, minibatch_rows
+from rl8x.execution import Execution, Program
+from rl8x.execution.threads import Workers
+from rl8x.policy import Policy
+from rl8x.trees import unflatten_tree
+
+Rows = Tensor | slice
+
+# Transitions whose activations are kept for a backward pass at once, so that memory stays flat; fewer on the CPU, so
+# that they stay in the cache. A chunk costs eager execution a millisecond of its own.
+_CHUNK_STEPS: Final = 8192
+# Compiled on the CPU: transitions times the width of a layer, which is about the root of half the weights.
+_CHUNK_ACTIVATIONS: Final = 2**17
+_CHUNK_STEPS_CUDA: Final = 2**18
+# Numbers of observations in a chunk, where they are wide: those of images, and what is made of them, fill the memory.
+_CHUNK_NUMBERS: Final = 2**24
+
+
+class Updater:
+    """Passes over the data `num_sgd_iters` times, an optimizer step for each minibatch or accumulated pass.
+
+    Args:
+        policy: What is trained.
+        config: Hyperparameters.
+        optimizer: Holds weights and gradients as flat vectors.
+        pack: The rollout's sequences.
+        execution: How the programs run.
+        generator: Draws the order of the data.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: PPOConfig,
+        optimizer: FlatOptimizer,
+        pack: SequencePack,
+        execution: Execution,
+        generator: torch.Generator,
+    ) -> None:
+        self.policy = policy
+        self.config = config
+        self.optimizer = optimizer
+        self.pack = pack
+        self.execution = execution
+        self.generator = generator
+        self.device = policy.device
+        self._scales: dict[int, Tensor] = {}
+        self._gradients = [optimizer.gradient]
+        self._compiled = execution.mode == "eager"
+
+    # Made when the pack has been filled, since only then it is known what a program reads.
+
+    @functools.cached_property
+    def _update(self) -> Program:
+        num_fixed = 2 + len(self.optimizer.moments) + len(self.pack.sources)
+        return self.execution.program(self._update_tensors, num_fixed)
+
+    @functools.cached_property
+    def _updates(self) -> Program:
+        limited = self.config.target_kl_div is not None
+        return self.execution.loop(self._update_tensors, 1 + len(self.optimizer.moments), ends=limited)
+
+    @functools.cached_property
+    def _add_gradient(self) -> Program:
+        return self.execution.program(self._add_gradient_tensors, 2 + len(self.pack.sources))
+
+    @property
+    def _state(self) -> tuple[Tensor, ...]:
+        """What an update begins with: weights and moments, which it changes, and the learning rate."""
+        return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr)
+
+    @property
+    def updates_a_step(self) -> int:
+        """Optimizer steps of one `run()` that no KL limit ends."""
+        minibatches = self.pack.num_sequences // self._minibatch_rows
+        return self.config.num_sgd_iters * (1 if self.config.accumulate_grads else minibatches)
+
+    @property
+    def _minibatch_rows(self) -> int:
+        size = self.config.sgd_minibatch_size
+        return self.pack.num_sequences if size is None else size // self.pack.seq_len
+
+    def run(self, entropy_coeff: float) -> tuple[Tensor, Tensor]:
+        """Update the policy with what is in the pack.
+
+        Returns:
+            A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 8]`, and whether it was
+            applied, `[updates]`, bool.
+        """
+        # Filled, not copied from the host, and decided upon without it.
+        coefficient = torch.full((), entropy_coeff, device=self.device)
+        limited, on_cpu = self.config.target_kl_div is not None, self.device.type == "cpu"
+        rows, flags = [], []
+        work = self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
+        with self.execution.workers_for(work) as workers:
+            for row, active in self._blocks(coefficient, workers):
+                rows.append(row)
+                flags.append(active)
+                if limited and on_cpu and not active.all():
+                    break
+        return torch.cat(rows), torch.cat(flags)
+
+    def _blocks(self, entropy_coeff: Tensor, workers: Workers) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pass over the data; yield what `run` returns of one optimizer step, or of all those of a pass."""
+        config, pack = self.config, self.pack
+        active = torch.ones((), dtype=torch.bool, device=self.device)
+        for _ in range(config.num_sgd_iters):
+            order = minibatch_rows(
+                pack.num_sequences,
+                self._minibatch_rows,
+                self.generator,
+                shuffle=config.shuffle_minibatches,
+                device=self.device,
+            )
+            minibatches = list(order)
+            if self._looped(minibatches, workers):
+                given = (*pack.sources, entropy_coeff, self._scale(minibatches[:1]), active)
+                items = torch.stack([rows for rows in minibatches if not isinstance(rows, slice)])
+                rows, flags = self._updates(*self._state, *given, items)
+                yield rows, flags
+                continue
+            for group in [minibatches] if config.accumulate_grads else [[one] for one in minibatches]:
+                row, active = self._step(group, entropy_coeff, active, workers)
+                yield row.unsqueeze(0), active.unsqueeze(0)
+
+    def _looped(self, minibatches: list[Rows], workers: Workers) -> bool:
+        """Say whether all updates of a pass are one program: on the CPU, where a minibatch is one chunk."""
+        if self.execution.mode != "compile" or self.device.type != "cpu" or isinstance(minibatches[0], slice):
+            return False
+        separate = self.pack.wide or self.pack.masked or self.config.accumulate_grads
+        return not separate and len(self._chunks(minibatches[:1], workers)) == 1
+
+    def _step(
+        self, group: list[Rows], entropy_coeff: Tensor, active: Tensor, workers: Workers
+    ) -> tuple[Tensor, Tensor]:
+        """Take one optimizer step if the KL divergence allows it.
+
+        Returns:
+            The loss metrics' means and the gradient norm, `[8]`, and whether it was taken, 0-d, bool.
+        """
+        chunks = self._chunks(group, workers)
+        scale, optimizer = self._scale(group), self.optimizer
+        if self.execution.mode != "eager" and len(chunks) == 1:
+            varying = (entropy_coeff, scale, active, *self._rows_or_data(chunks[0]))
+            row, active = self._update(*self._state, *self.pack.sources, *varying)
+            return row, active
+        means = self._set_gradient(chunks, entropy_coeff, scale, workers)
+        active = self._within_limit(active, means)
+        norm = optimizer.step(self.config.max_grad_norm, None if self.config.target_kl_div is None else active)
+        return torch.cat((means, norm.unsqueeze(0))), active
+
+    def _within_limit(self, active: Tensor, means: Tensor) -> Tensor:
+        limit = self.config.target_kl_div
+        return active if limit is None else active & (means[KL_DIV] <= 1.5 * limit)
+
+    def _set_gradient(self, chunks: list[Rows], entropy_coeff: Tensor, scale: Tensor, workers: Workers) -> Tensor:
+        """Add up the gradients of chunks, each worker its share, in an order that does not depend on who is faster.
+
+        Returns:
+            The means of the loss metrics, `[7]`.
+        """
+        count = min(workers.count, len(chunks))
+        while len(self._gradients) < count:
+            self._gradients.append(torch.zeros_like(self.optimizer.gradient))
+
+        def add(worker: int) -> Tensor:
+            gradient = self._gradients[worker].zero_()
+            sums = [self._add(gradient, chunk, entropy_coeff, scale) for chunk in chunks[worker::count]]
+            return torch.stack(sums).sum(0)
+
+        jobs = [functools.partial(add, worker) for worker in range(count)]
+        # What is compiled at the first call is compiled by one thread; shares and sums are those of every call, so that
+        # a process that resumes gets the same bits.
+        sums = workers.share(jobs) if self._compiled else [job() for job in jobs]
+        self._compiled = True
+        for gradient in self._gradients[1:count]:
+            self.optimizer.gradient.add_(gradient)
+        return torch.stack(sums).sum(0)
+
+    def _add(self, gradient: Tensor, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> Tensor:
+        """Add a chunk's gradient to what there is; return the sums of the loss metrics, `[7]`."""
+        if self.execution.mode != "eager":
+            fixed = (gradient, self.optimizer.weights, *self.pack.sources)
+            (sums,) = self._add_gradient(*fixed, entropy_coeff, scale, *self._rows_or_data(chunk))
+            return sums
+        losses = self._losses(self.optimizer.views, entropy_coeff, scale, self.pack.take(chunk))
+        slopes = torch.autograd.grad(losses[TOTAL], self.optimizer.views, allow_unused=True)
+        pairs = zip(self.optimizer.split(gradient), slopes, strict=True)
+        parts, found = zip(*[(part, slope) for part, slope in pairs if slope is not None], strict=True)
+        torch._foreach_add_(parts, found)
+        return losses.detach()
+
+    def _chunks(self, group: list[Rows], workers: Workers) -> list[Rows]:
+        """Cut minibatches, so that every worker has something to do and a chunk's activations stay in the cache."""
+        most = max(1, self._chunk_steps // self.pack.seq_len)
+        share = -(-self._minibatch_rows // workers.count)
+        return [chunk for rows in group for chunk in chunked(rows, min(most, share))]
+
+    @functools.cached_property
+    def _chunk_steps(self) -> int:
+        if self.device.type != "cpu":
+            most = _CHUNK_STEPS_CUDA
+        elif self.execution.mode == "eager":
+            most = _CHUNK_STEPS
+        else:
+            width = (len(self.optimizer.weights) / 2) ** 0.5
+            most = 2 ** round(math.log2(_CHUNK_ACTIVATIONS / width))
+        return max(1, min(most, _CHUNK_NUMBERS // self.pack.width))
+
+    def _scale(self, group: list[Rows]) -> Tensor:
+        """Return 1 over the number of transitions that count in some minibatches, 0-d."""
+        if self.pack.masked:
+            counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in group]
+            return 1.0 / torch.stack(counts).sum().clamp(min=1)
+        size = sum(rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in group)
+        if size not in self._scales:
+            self._scales[size] = torch.full((), 1.0 / (size * self.pack.seq_len), device=self.device)
+        return self._scales[size]
+
+    def _rows_or_data(self, rows: Rows) -> list[Tensor]:
+        """Return what tells a program its chunk: the rows to gather, or where it cannot do that the data themselves."""
+        return self.pack.take(rows) if isinstance(rows, slice) or self.pack.wide else [rows]
+
+    def _taken(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Take a chunk's data inside of a program, from the pack's sources and what `_rows_or_data` gave."""
+        num_sources = len(self.pack.sources)
+        sources, given = tensors[:num_sources], list(tensors[num_sources:])
+        if given[0].dtype != torch.int64:
+            return given
+        return [source.index_select(0, given[0]) for source in sources]
+
+    # The functions of tensors that are compiled
+
+    def _losses(self, views: Sequence[Tensor], entropy_coeff: Tensor, scale: Tensor, taken: list[Tensor]) -> Tensor:
+        """Return the scaled sums of the loss metrics under the weights given, `[6]`."""
+        batch, state = self.pack.unpack(taken)
+        inputs = (unflatten_tree(keys.OBS, batch), unflatten_tree(keys.ACTIONS, batch), state, batch[keys.STARTS])
+        if views is self.optimizer.views:
+            evaluation = self.policy.evaluate(*inputs)
+        else:
+            evaluation = functional_call(self.policy, dict(zip(self.optimizer.names, views, strict=True)), inputs)
+        return ppo_losses(evaluation, batch, self.config, entropy_coeff) * scale
+
+    def _slope(
+        self, weights: Tensor, entropy_coeff: Tensor, scale: Tensor, taken: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradient by the flat weights, and the sums of the loss metrics."""
+
+        def total(weights: Tensor) -> tuple[Tensor, Tensor]:
+            losses = self._losses(self.optimizer.split(weights), entropy_coeff, scale, taken)
+            return losses[TOTAL], losses
+
+        slope, sums = grad(total, has_aux=True)(weights)
+        return slope, sums
+
+    def _add_gradient_tensors(self, gradient: Tensor, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
+        """Add a chunk's gradient to what there is; return the sums of the loss metrics."""
+        num_sources = len(self.pack.sources)
+        entropy_coeff, scale, *given = tensors[num_sources:]
+        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken((*tensors[:num_sources], *given)))
+        gradient.add_(slope)
+        return [sums]
+
+    def _update_tensors(self, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
+        """Do a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
+        num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
+        moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
+        sources, (entropy_coeff, scale, active, *given) = rest[:num_sources], rest[num_sources:]
+        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken((*sources, *given)))
+        active = self._within_limit(active, sums)
+        norm = clip_and_apply(
+            self.optimizer.rule,
+            (weights, *moments),
+            slope,
+            lr,
+            max_grad_norm=self.config.max_grad_norm,
+            active=None if self.config.target_kl_div is None else active,
+        )
+        return [torch.cat((sums, norm.unsqueeze(0))), active.clone()]

@@ -1,0 +1,113 @@
+"""Functions of tensors whose CUDA kernels are captured once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl8x.execution.loops import Loop
+from rl8x.execution.programs import ProgramError
+
+Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], object], Sequence[Tensor]]]
+
+# Runs before a capture, as torch's notes on CUDA graphs advise.
+_WARM_UPS: Final = 3
+
+
+class CapturedProgram:
+    """A function of tensors whose kernels are captured once for every layout of its arguments, and replayed.
+
+    Args:
+        function: As `Execution.program` takes it.
+        num_fixed: As `Execution.program` takes it; the other arguments are copied to where the capture reads them.
+        capture: Captures; see `capture_cuda`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0, capture: Capture | None = None
+    ) -> None:
+        self.function = function
+        self.num_fixed = num_fixed
+        self.capture = capture or capture_cuda
+        self._captured: dict[Hashable, _Captured] = {}
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Replay the program; the results are the caller's to keep."""
+        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        captured = self._captured.get(key)
+        if captured is None:
+            captured = self._captured[key] = self._make(tensors)
+        with torch.no_grad():
+            for place, tensor in zip(captured.varying, tensors[self.num_fixed :], strict=True):
+                place.copy_(tensor)
+            captured.replay()
+            return [result.clone() for result in captured.results]
+
+    def _make(self, tensors: Sequence[Tensor]) -> _Captured:
+        fixed = list(tensors[: self.num_fixed])
+        varying = [tensor.clone() for tensor in tensors[self.num_fixed :]]
+        before = [tensor.clone() for tensor in fixed]
+        try:
+            with torch.no_grad():
+                # A capture wants kernels and libraries loaded: a few runs do that, and are undone.
+                replay, results = self.capture(lambda: self.function(*fixed, *varying))
+        except Exception as error:
+            raise ProgramError("graph", error) from error
+        finally:
+            for tensor, old in zip(fixed, before, strict=True):
+                tensor.copy_(old)
+        return _Captured(varying, replay, results)
+
+
+class CapturedLoop:
+    """A loop whose kernels, those of all items, are captured once for every layout of its arguments.
+
+    Args:
+        loop: What is called for each item; its state is copied to where the capture has it and back, and need not stay
+            where it is.
+        capture: Captures; see `capture_cuda`.
+    """
+
+    def __init__(self, loop: Loop, capture: Capture | None = None) -> None:
+        self.loop = loop
+        self._program = CapturedProgram(self._with_state, capture=capture)
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Replay the loop."""
+        results = self._program(*tensors)
+        for tensor, done in zip(tensors, results[: self.loop.num_state], strict=False):
+            tensor.copy_(done)
+        return results[self.loop.num_state :]
+
+    def _with_state(self, *tensors: Tensor) -> Sequence[Tensor]:
+        results = self.loop(*tensors)
+        return [*tensors[: self.loop.num_state], *results]
+
+
+class _Captured(NamedTuple):
+    """What was captured: where its arguments are read, how it is replayed, where its results are."""
+
+    varying: Sequence[Tensor]
+    replay: Callable[[], object]
+    results: Sequence[Tensor]
+
+
+def capture_cuda(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[], object], Sequence[Tensor]]:
+    """Capture what a function does on a CUDA device, after running it a few times.
+
+    Returns:
+        What replays it, and where its results are after each replay.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph.replay, results

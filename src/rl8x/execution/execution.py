@@ -1,0 +1,180 @@
+"""How programs run: the one place that compiles.
+
+Algorithms hand over functions of tensors. Eager execution calls them as they are and is the reference. Compiled
+execution traces each once for every set of shapes and has torch.compile turn the trace into fused loops. Tracing first
+leaves nothing of Python in what is compiled: no module, no dict, no attribute that would have to be checked at every
+call, which at small batches costs more than the arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from rl8x.execution.captured import CapturedLoop, CapturedProgram
+from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.loops import Loop
+from rl8x.execution.memory import keep_freed_memory
+from rl8x.execution.programs import Program, ProgramError
+from rl8x.execution.threads import Workers
+
+Mode = Literal["auto", "eager", "compile", "graph"]
+Precision = Literal["fp32", "tf32", "bf16"]
+MODES: Final = ("auto", "eager", "compile", "graph")
+PRECISIONS: Final = ("fp32", "tf32", "bf16")
+
+# Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
+_SHARED_WORK: Final = 6_000_000
+# The same for workers in eager execution, which take turns at Python between their operations: 2,500 such rows.
+_SHARED_WORK_EAGER: Final = 24_000_000
+
+
+class Execution:
+    """How the programs of one algorithm run.
+
+    Args:
+        mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
+            elsewhere eager, since compiling costs seconds that only longer runs earn back.
+        precision: `"fp32"`; `"tf32"`: products in TF32 on CUDA; `"bf16"`: products in bfloat16, all else in float32.
+        device: Where the programs run.
+
+    Attributes:
+        mode: The mode in force.
+        host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
+
+    Raises:
+        ValueError: If mode or precision are not to be had on the device.
+    """
+
+    def __init__(self, mode: Mode, precision: Precision, device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        for name, value, instead in (("precision", precision, "tf32"), ("execution", mode, "graph")):
+            if value == instead and not on_cuda:
+                others = "'fp32' or 'bf16'" if name == "precision" else "'eager' or 'compile'"
+                raise ValueError(f"{name}={value!r} needs a CUDA device; got {device}. Use {others}.")
+        self.falls_back = mode == "auto"
+        self.mode: Literal["eager", "compile", "graph"] = ("graph" if on_cuda else "eager") if mode == "auto" else mode
+        self.precision = precision
+        self.device = device
+        self.host_looks = device.type == "cpu"
+        self._workers: dict[int, Workers] = {}
+        if on_cuda:
+            torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        if device.type == "cpu":
+            keep_freed_memory()
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which a policy's products run in the chosen precision."""
+        if self.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    @contextlib.contextmanager
+    def threads_for(self, work: int) -> Iterator[None]:
+        """Use one thread on the CPU for what is too small to be shared: threads would wait for each other longer.
+
+        Args:
+            work: Rows times weights of a matrix product.
+        """
+        with self._threads(torch.get_num_threads() if self.shares(work) else 1):
+            yield
+
+    @staticmethod
+    def shares(work: int) -> bool:
+        """Say whether so many rows times weights are enough for more than one thread."""
+        return work > _SHARED_WORK
+
+    @contextlib.contextmanager
+    def workers_for(self, work: int) -> Iterator[Workers]:
+        """Give as many workers as there are threads on the CPU, where that is not too small to be shared; else one.
+
+        Threads that share every operation wait for each other after each, and take their rows from another's cache.
+        Workers have their own rows from the first operation to the last; each runs its operations on one thread.
+
+        Args:
+            work: Rows times weights of a matrix product.
+        """
+        shares = work > _SHARED_WORK_EAGER if self.mode == "eager" else self.shares(work)
+        count = torch.get_num_threads() if self.device.type == "cpu" and shares else 1
+        if count not in self._workers:
+            self._workers[count] = Workers(count)
+        with self._threads(1):
+            yield self._workers[count]
+
+    @contextlib.contextmanager
+    def _threads(self, count: int) -> Iterator[None]:
+        before = torch.get_num_threads()
+        if self.device.type != "cpu" or count == before:
+            yield
+            return
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def program(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
+        """Make a program of a function of tensors.
+
+        Args:
+            function: Takes tensors and returns a sequence of tensors. It may write to its arguments, in place, and to
+                memory that stays where it is; what else it reads must stay the same tensors, though their values may
+                change.
+            num_fixed: How many of the first arguments are the same tensors in every call. Only those and what the
+                function holds itself may be written to.
+        """
+        if self.mode == "eager":
+            return function
+        made = CompiledProgram(function) if self.mode == "compile" else CapturedProgram(function, num_fixed)
+        return self._guarded(made, function)
+
+    def loop(
+        self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int = 1, *, ends: bool = False
+    ) -> Program:
+        """Make a program that calls a function for one item after the other; on the CPU compiled as one.
+
+        Args:
+            function: Takes the state, other tensors, and one slice of each of the items; changes the state in place,
+                and returns tensors.
+            num_state: How many of the first arguments are the state.
+            num_items: How many of the last arguments are items, each `[n, *]`.
+            ends: Whether the last tensor that the function returns is a 0-d bool: whether to go on to the next item.
+
+        Returns:
+            Takes the same, with all items, and returns the results of all, each `[n, *]`; 0 for items after the one
+            that ended it.
+        """
+        options: Any = {"ends": ends, "host_looks": self.host_looks}
+        loop = Loop(function, num_state, num_items, **options)
+        if self.mode == "eager":
+            return loop
+        made: Program
+        if self.mode == "graph":
+            made = CapturedLoop(loop)
+        elif self.device.type == "cpu":
+            made = CompiledLoop(loop)
+        else:  # kernels are launched ahead of what they compute, so that Python between the calls costs little
+            made = Loop(CompiledProgram(function), num_state, num_items, **options)
+        return self._guarded(made, loop)
+
+    def _guarded(self, made: Program, function: Program) -> Program:
+        """Run what was made of a function, or the function itself where that cannot be and `auto` may fall back."""
+
+        def run(*tensors: Tensor) -> Sequence[Tensor]:
+            if self.mode == "eager":
+                return function(*tensors)
+            try:
+                return made(*tensors)
+            except ProgramError as error:
+                if not self.falls_back:
+                    raise
+                self.mode = "eager"
+                warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=2)
+                return function(*tensors)
+
+        return run

@@ -1,0 +1,85 @@
+"""Programs: functions of flat lists of tensors, and how nested dicts and tuples of tensors become such lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from rl8x.output import message_of
+from rl8x.trees import row_major
+
+Program = Callable[..., Sequence[Tensor]]
+"""Takes tensors and returns a sequence of tensors."""
+
+
+class ProgramError(RuntimeError):
+    """A function could not be compiled or captured."""
+
+    def __init__(self, mode: str, error: Exception) -> None:
+        lines = message_of(error).strip().splitlines()
+        reason = lines[0].rstrip(".") if lines else type(error).__name__
+        super().__init__(f"execution={mode!r} is not possible here: {reason}. execution='eager' always is.")
+
+
+class TreeProgram:
+    """A program over nested dicts and tuples of tensors.
+
+    Args:
+        function: Takes and returns trees of tensors; None may stand for a tensor, always in the same places.
+        make: Makes a program of a function of tensors.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], make: Callable[[Callable[..., Sequence[Tensor]]], Program]
+    ) -> None:
+        self.function = function
+        self._program = make(self._flat)
+        self._inputs: Layout | None = None
+        self._outputs: Layout | None = None
+
+    def __call__(self, *trees: Any) -> Any:
+        """Run the program."""
+        self._inputs, tensors = flat_of(trees)
+        flat = self._program(*tensors)
+        assert self._outputs is not None
+        return self._outputs.tree(flat)
+
+    def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
+        assert self._inputs is not None
+        self._outputs, flat = flat_of(self.function(*self._inputs.tree(tensors)))
+        return flat
+
+
+class Layout(NamedTuple):
+    """Where the tensors of a tree are: its structure, and which of its leaves are tensors rather than None."""
+
+    structure: TreeSpec
+    is_tensor: list[bool]
+
+    @property
+    def size(self) -> int:
+        """Number of tensors."""
+        return sum(self.is_tensor)
+
+    def tree(self, tensors: Sequence[Tensor]) -> Any:
+        """Put a tree together."""
+        rest = iter(tensors)
+        return tree_unflatten([next(rest) if is_tensor else None for is_tensor in self.is_tensor], self.structure)
+
+
+def flat_of(tree: Any) -> tuple[Layout, list[Tensor]]:
+    """Take a tree apart; its tensors get the usual strides, so that a program need not be made for others."""
+    leaves, structure = tree_flatten(tree)
+    layout = Layout(structure, [leaf is not None for leaf in leaves])
+    return layout, [row_major(leaf) for leaf in leaves if leaf is not None]
+
+
+def trees_allclose(first: Any, second: Any) -> bool:
+    """Whether two trees have the same tensors, but for rounding."""
+    (_, one), (_, two) = flat_of(first), flat_of(second)
+    pairs = zip(one, two, strict=True)
+    return all(torch.allclose(a.double(), b.double(), atol=1e-5, rtol=1e-5, equal_nan=True) for a, b in pairs)

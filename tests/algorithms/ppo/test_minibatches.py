@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl8x.algorithms.ppo.minibatches import SequencePack
+
+
+def rollout(horizon, num_envs):
+    """A narrow and a wide key whose every number says its step and its copy."""
+    t, copy = torch.arange(horizon).view(-1, 1), torch.arange(num_envs)
+    number = 100 * t + copy
+    wide = (number.view(horizon, num_envs, 1, 1) % 251).to(torch.uint8).expand(-1, -1, 20, 15).contiguous()
+    return {"obs": wide, "actions": number, "flags": number % 2 == 0, "x": torch.randn(horizon, num_envs, 2)}
+
+
+@pytest.mark.parametrize("seq_len", [1, 3])
+def test_sequences_hold_what_the_rollout_held(seq_len):
+    horizon, num_envs = 6, 4
+    tensors = rollout(horizon, num_envs)
+    states = {"h": torch.randn(horizon // seq_len, num_envs, 5)}
+    pack = SequencePack(horizon, num_envs, seq_len)
+    pack.fill(tensors, states)
+    rows = torch.tensor([5, 0, 7, 2])
+    for chosen, numbers in ((rows, rows.tolist()), (slice(2, 6), [2, 3, 4, 5])):
+        batch, state = pack.gather(chosen)
+        assert batch.keys() == tensors.keys()
+        for i, number in enumerate(numbers):
+            sequence, copy = divmod(number, num_envs)
+            steps = slice(sequence * seq_len, (sequence + 1) * seq_len)
+            for name, tensor in tensors.items():
+                assert batch[name].dtype == tensor.dtype
+                assert torch.equal(batch[name][:, i], tensor[steps, copy]), name
+            assert torch.equal(state["h"][i], states["h"][sequence, copy])
+
+
+def test_what_is_wide_is_not_copied():
+    tensors = rollout(6, 4)
+    pack = SequencePack(6, 4, 3)
+    pack.fill(tensors, {})
+    tensors["obs"].fill_(7)
+    batch, _ = pack.gather(torch.tensor([1]))
+    assert (batch["obs"] == 7).all()
+    assert batch["obs"].dtype == torch.uint8

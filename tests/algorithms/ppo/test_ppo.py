@@ -1,0 +1,628 @@
+import dataclasses
+import functools
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests import probes
+from torch.distributions import Categorical
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.algorithms.hyperparameters import nearest_divisor
+from rl8x.algorithms.ppo.losses import LOSS_METRICS, ppo_losses
+from rl8x.checkpoint.tree import decode, encode
+from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
+from rl8x.policy import Evaluation
+
+
+def tiny(**options):
+    defaults = {"num_envs": 8, "horizon": 16, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+    return PPOConfig(**(defaults | options))
+
+
+def probe_config(**options):
+    return PPOConfig(
+        **(
+            {
+                "num_envs": 64,
+                "horizon": 8,
+                "seed": 1,
+                "device": "cpu",
+                "lr": 1e-2,
+                "gamma": 0.9,
+                "gae_lambda": 0.95,
+                "normalize_rewards": False,
+                "model_config": {"hidden_sizes": [32], "activation": "tanh"},
+                "num_sgd_iters": 8,
+                "sgd_minibatch_size": 128,
+            }
+            | options
+        )
+    )
+
+
+def train(algorithm, steps):
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def value_of(algorithm, x):
+    obs = torch.full((1, 1), x)
+    return float(
+        algorithm.policy.values(obs, algorithm.policy.initial_state(1), torch.ones(1, dtype=torch.bool)).detach()
+    )
+
+
+# -- probe environments: known values, known best actions
+
+
+def test_value_of_one_step():
+    assert value_of(train(probe_config().build(probes.OneStep), 30), 0.0) == pytest.approx(1.0, abs=0.05)
+
+
+def test_value_depends_on_the_observation():
+    algorithm = train(probe_config().build(probes.ObservationDecides), 30)
+    assert value_of(algorithm, 1.0) == pytest.approx(1.0, abs=0.05)
+    assert value_of(algorithm, -1.0) == pytest.approx(-1.0, abs=0.05)
+
+
+def test_value_of_a_delayed_reward_is_discounted():
+    algorithm = train(probe_config().build(probes.Delay), 40)
+    assert value_of(algorithm, 1.0) == pytest.approx(1.0, abs=0.05)
+    assert value_of(algorithm, 0.0) == pytest.approx(0.9, abs=0.05)
+
+
+def test_time_limits_do_not_lower_values():
+    # 1 / (1 - 0.5) = 2; were a truncation taken for an end, the mean over the three steps would be (1.75 + 1.5 + 1) /
+    # 3 = 1.42.
+    algorithm = train(probe_config(gamma=0.5).build(probes.Forever), 60)
+    assert value_of(algorithm, 0.0) == pytest.approx(2.0, abs=0.06)
+
+
+def best_actions(algorithm, xs):
+    obs = torch.tensor(xs).unsqueeze(1)
+    starts = torch.ones(len(xs), dtype=torch.bool)
+    return algorithm.policy.act(obs, algorithm.policy.initial_state(len(xs)), starts).actions.tolist()
+
+
+def test_the_better_action_is_learned():
+    assert best_actions(train(probe_config().build(probes.ActionDecides), 15), [0.0]) == [1]
+
+
+def test_the_action_follows_the_observation():
+    assert best_actions(train(probe_config().build(probes.ActionMatches), 20), [-1.0, 1.0]) == [0, 1]
+
+
+@pytest.mark.parametrize("model", ["lstm", "gru"])
+def test_memory_solves_what_a_feedforward_policy_cannot(model):
+    config = probe_config(model=model, model_config={"hidden_size": 16}, horizon=12, seq_len=3, sgd_minibatch_size=None)
+    mean = [0.0, 0.0]
+    for i, algorithm in enumerate(
+        (config.build(probes.Remember), probe_config(horizon=12, sgd_minibatch_size=None).build(probes.Remember))
+    ):
+        train(algorithm, 40)
+        mean[i] = algorithm.evaluate(deterministic=True)["episodes/returns/mean"]
+    assert mean[0] > 0.95
+    assert abs(mean[1]) < 0.6
+
+
+# -- what the update sees
+
+
+CASES = [("mlp", {"hidden_sizes": [16]}, 1), ("lstm", {"hidden_size": 16}, 4), ("gru", {"hidden_size": 16}, 8)]
+
+
+@pytest.mark.parametrize(("model", "model_config", "seq_len"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize("env", [CartPole, Pendulum], ids=["discrete", "continuous"])
+def test_recomputed_logp_and_values_equal_the_stored_ones(model, model_config, seq_len, env):
+    algorithm = tiny(model=model, model_config=model_config, seq_len=seq_len).build(env, time_limit=5)
+    algorithm.collect()
+    algorithm.collect()  # the second begins in the middle of episodes, with a carried state
+    algorithm._prepare()
+    starts = algorithm.rollout[keys.STARTS][:16]
+    assert starts[1:].any(), "there must be resets inside the horizon"
+    batch, state = algorithm.pack.gather(torch.randperm(algorithm.pack.num_sequences))
+    evaluation = algorithm.policy.evaluate(batch[keys.OBS], batch[keys.ACTIONS], state, batch[keys.STARTS])
+    torch.testing.assert_close(evaluation.logp, batch[keys.LOGP], atol=1e-6, rtol=1e-5)
+    if seq_len > 1:  # negative control: without the resets a recurrent model says something else
+        wrong = algorithm.policy.evaluate(
+            batch[keys.OBS], batch[keys.ACTIONS], state, torch.zeros_like(batch[keys.STARTS])
+        )
+        assert (wrong.logp - batch[keys.LOGP]).abs().max() > 1e-4
+
+
+def test_stored_logp_is_that_of_the_stored_action():
+    algorithm = tiny().build(CartPole)
+    algorithm.collect()
+    obs, actions = algorithm.rollout[keys.OBS][:16], algorithm.rollout[keys.ACTIONS][:16]
+    features, values, _ = algorithm.policy.model(obs, {}, algorithm.rollout[keys.STARTS][:16])
+    torch.testing.assert_close(algorithm.rollout[keys.LOGP][:16], Categorical(logits=features).log_prob(actions))
+    torch.testing.assert_close(algorithm.rollout[keys.VALUES][:16], values)
+
+
+def test_losses_by_hand():
+    config = PPOConfig(clip_param=0.2, dual_clip_param=2.0, vf_clip_param=1.0, vf_coeff=0.5, device="cpu")
+    log = torch.log
+    # (ratio, advantage): clipped above; unclipped; clipped below with A < 0; dual clip with A < 0 and a large ratio
+    ratios, advantages = torch.tensor([[1.5, 1.1, 0.5, 5.0]]), torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+    batch = {keys.LOGP: torch.zeros(1, 4), keys.ADVANTAGES: advantages, keys.RETURNS: torch.zeros(1, 4)}
+    values = torch.tensor([[0.5, 0.0, 3.0, -1.0]])
+    sums = dict(
+        zip(
+            LOSS_METRICS,
+            ppo_losses(Evaluation(log(ratios), values, torch.full((1, 4), 0.7)), batch, config, torch.tensor(0.1)),
+            strict=True,
+        )
+    )
+    # surrogates: 1.2, 1.1, min(-0.5, -0.8) = -0.8, max(-5, -2) = -2
+    assert sums["losses/policy"] == pytest.approx(-(1.2 + 1.1 - 0.8 - 2.0), abs=1e-5)
+    # smooth L1: 0.125, 0, 2.5 -> 1, 0.5
+    assert sums["losses/vf"] == pytest.approx(0.125 + 0.0 + 1.0 + 0.5)
+    assert sums["losses/entropy"] == pytest.approx(2.8)
+    assert sums["losses/total"] == pytest.approx(0.5 + 0.5 * 1.625 - 0.1 * 2.8, abs=1e-5)
+    assert sums["monitors/clip_frac"] == 3
+    assert sums["monitors/vf_clip_frac"] == 1  # 2.5 > 1
+    assert sums["monitors/kl_div"] == pytest.approx(float((ratios - 1 - log(ratios)).sum()), abs=1e-5)
+
+
+def test_filler_rows_do_not_count():
+    config, entropy = PPOConfig(device="cpu"), torch.tensor(0.0)
+    full = {keys.LOGP: torch.zeros(1, 3), keys.ADVANTAGES: torch.ones(1, 3), keys.RETURNS: torch.ones(1, 3)}
+    evaluation = Evaluation(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 3))
+    masked = ppo_losses(evaluation, full | {keys.VALID: torch.tensor([[True, False, True]])}, config, entropy)
+    torch.testing.assert_close(masked * 3, ppo_losses(evaluation, full, config, entropy) * 2)
+
+
+class ShortEpisodes(gymnasium.Env):
+    """Episodes of 1 to 3 steps; every step of all copies is logged."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, log):
+        self.log = log
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 4))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.log.append(action)
+        self.left -= 1
+        return np.ones(1, np.float32), 1.0, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_env_steps_and_schedules_count_what_the_simulator_stepped(mode):
+    log: list[int] = []
+    env = GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)] * 3, autoreset_mode=mode), seed=1)
+    algorithm = tiny(num_envs=3, horizon=7, lr_schedule={"kind": "interp", "points": [[0, 1.0], [1000, 0.0]]}).build(
+        env
+    )
+    for _ in range(3):
+        algorithm.collect()
+        assert algorithm.counters[keys.ENV_STEPS] == len(log)
+        assert algorithm.step()["coefficients/lr"] == pytest.approx(1.0 - len(log) / 1000)
+    assert (len(log) < 3 * 7 * 3) == (mode is AutoresetMode.NEXT_STEP)
+
+
+def test_a_collect_that_only_resets_counts_nothing_and_has_no_rewards():
+    log: list[int] = []
+    algorithm = tiny(num_envs=1, horizon=1).build(
+        GymnasiumEnv(SyncVectorEnv([lambda: ShortEpisodes(log)], autoreset_mode=AutoresetMode.NEXT_STEP), seed=1)
+    )
+    for _ in range(6):
+        before = len(log)
+        collected = algorithm.collect()
+        assert ("rewards/mean" in collected) == (len(log) > before)
+        assert all(math.isfinite(value) for value in (*collected.values(), *algorithm.step().values()))
+        assert algorithm.counters[keys.ENV_STEPS] == len(log)
+    assert 0 < len(log) < 6
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+def test_accumulated_minibatches_equal_one_batch():
+    whole = tiny(num_sgd_iters=1).build(CartPole)
+    parts = tiny(num_sgd_iters=1, sgd_minibatch_size=32, accumulate_grads=True).build(CartPole)
+    stats = []
+    for algorithm in (whole, parts):
+        algorithm.collect()
+        stats.append(algorithm.step())
+        assert algorithm.counters[keys.UPDATES] == 1
+    torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
+    for name in LOSS_METRICS:
+        assert stats[0][name] == pytest.approx(stats[1][name], abs=1e-5)
+
+
+def test_chunks_equal_one_pass(monkeypatch):
+    whole, parts = tiny().build(CartPole), tiny().build(CartPole)
+    whole.collect(), whole.step(), parts.collect()
+    monkeypatch.setattr("rl8x.algorithms.ppo.update._CHUNK_STEPS", 24)
+    parts.step()
+    torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
+
+
+def test_one_update_equals_plain_autograd_and_adam():
+    algorithm = tiny(num_sgd_iters=1, entropy_coeff=0.01, max_grad_norm=0.1, normalize_rewards=False).build(CartPole)
+    algorithm.collect()
+    twin = tiny().build(CartPole).policy
+    twin.load_state_dict(algorithm.policy.state_dict())
+    algorithm._prepare()
+    batch, _ = algorithm.pack.gather(slice(0, 128))
+    batch = {name: value.clone() for name, value in batch.items()}
+    adam = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    ratio = (twin.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS]).logp - batch[keys.LOGP]).exp()
+    evaluation = twin.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS])
+    advantages = batch[keys.ADVANTAGES]
+    surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+    vf_loss = (
+        torch.nn.functional.smooth_l1_loss(evaluation.values, batch[keys.RETURNS], reduction="none").clamp(max=5).mean()
+    )
+    (vf_loss - surrogate - 0.01 * evaluation.entropy.mean()).backward()
+    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+    adam.step()
+    stats = algorithm.step()
+    assert stats["monitors/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    torch.testing.assert_close(
+        weights(algorithm), torch.cat([w.detach().flatten() for w in twin.parameters()]), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_a_kl_limit_ends_the_updates_and_leaves_the_weights():
+    free = tiny(lr=0.05, num_sgd_iters=20).build(CartPole)
+    held = tiny(lr=0.05, num_sgd_iters=20, target_kl_div=0.002).build(CartPole)
+    for algorithm in (free, held):
+        algorithm.collect()
+    stopped, went_on = held.step(), free.step()
+    assert stopped["monitors/kl_div"] < went_on["monitors/kl_div"] > 0.003
+    assert 1 <= held.counters[keys.UPDATES] < 20 == free.counters[keys.UPDATES]
+    assert stopped["monitors/refused_updates"] == 20 - held.counters[keys.UPDATES]
+    assert "monitors/refused_updates" not in went_on
+
+
+@pytest.mark.parametrize("host_looks", [True, False])
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_means_are_of_losses_applied_and_of_all_that_was_measured_before_an_update(host_looks, accumulate, monkeypatch):
+    algorithm = tiny(target_kl_div=0.01, num_sgd_iters=3, sgd_minibatch_size=64, accumulate_grads=accumulate)
+    algorithm = algorithm.build(CartPole)
+    rows = torch.arange(1.0, 4.0).unsqueeze(1) * torch.ones(8)  # update i returns i everywhere
+    applied = torch.tensor([True, True, False])
+    if not host_looks:  # an accelerator goes through all updates, and applies none after the first refused one
+        rows, applied = torch.cat((rows, rows[-1:] + 1)), torch.cat((applied, applied[-1:]))
+    monkeypatch.setattr(algorithm.updater, "run", lambda _: (rows, applied))
+    algorithm.collect()
+    stats = algorithm.step()
+    for name in ("losses/policy", "losses/vf", "losses/entropy", "losses/total", "monitors/grad_norm"):
+        assert stats[name] == 1.5
+    for name in ("monitors/kl_div", "monitors/clip_frac", "monitors/vf_clip_frac"):
+        assert stats[name] == 2.0
+    planned = 3 if accumulate else 6
+    assert stats["monitors/refused_updates"] == planned - 2
+
+
+def test_one_epoch_of_one_minibatch_is_measured_before_it_moves():
+    algorithm = tiny(num_sgd_iters=1, lr=0.1).build(CartPole)
+    algorithm.collect()
+    stats = algorithm.step()
+    assert (stats["monitors/kl_div"], stats["monitors/clip_frac"]) == (pytest.approx(0.0, abs=1e-6), 0.0)
+
+
+def test_reward_scale_survives_the_step():
+    algorithm = tiny(num_envs=64, gamma=0.9).build(ContinuousDummy)
+    train(algorithm, 3)
+    assert algorithm.return_moments.count == 3 * 64 * 16
+    assert float(algorithm.return_moments.std) > 10
+
+
+@pytest.mark.parametrize(("name", "reference"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
+def test_a_saved_state_holds_moments_by_weight_as_torchs_optimizer_reads_them(name, reference):
+    options = {"optimizer": name, "optimizer_config": {"momentum": 0.9} if name == "sgd" else {}}
+    algorithm = tiny(**options).build(CartPole)
+    train(algorithm, 1)
+    saved = decode(*encode(algorithm.state_dict()))["optimizer"]  # as it comes out of a checkpoint
+    named = dict(algorithm.policy.named_parameters())
+    assert list(saved["state"]) == list(named)
+    optimizer = reference(named.values(), lr=1.0)
+    optimizer.load_state_dict(saved)
+    for weight in named.values():
+        parts = dict(optimizer.state[weight])
+        assert parts.pop("step", 4) == 4
+        assert {part.shape for part in parts.values()} == {weight.shape}
+    other = tiny(**options, model_config={"hidden_sizes": [8]}).build(CartPole)
+    with pytest.raises(ValueError, match=r"of 'model\..+weight' has the shape \[16, 4\], the weight \[8, 4\]"):
+        other.optimizer.load_state_dict(saved)
+
+
+# -- counters, schedules, rules
+
+
+def test_schedules_advance_by_transitions_and_not_by_evaluation():
+    algorithm = tiny(num_envs=8, horizon=16, horizons_per_env_reset=1, lr_schedule=[[0, 1.0e-3], [129, 5.0e-4]]).build(
+        CartPole
+    )
+    algorithm.evaluate()
+    algorithm.collect()
+    assert algorithm.step()["coefficients/lr"] == 1e-3  # 128 transitions: the evaluation's do not count
+    algorithm.collect()
+    assert algorithm.step()["coefficients/lr"] == 5e-4
+
+
+def test_a_step_needs_a_fresh_collect():
+    algorithm = tiny().build(CartPole)
+    with pytest.raises(RuntimeError, match="collect"):
+        algorithm.step()
+    algorithm.collect()
+    algorithm.step()
+    with pytest.raises(RuntimeError, match="collect"):
+        algorithm.step()
+
+
+def test_evaluation_leaves_the_training_data_alone():
+    algorithm = tiny(horizons_per_env_reset=1).build(CartPole)
+    algorithm.collect()
+    before = {name: value.clone() for name, value in algorithm.rollout.tensors.items()}
+    algorithm.evaluate()
+    for name, value in before.items():
+        assert torch.equal(value, algorithm.rollout[name]), name
+
+
+@pytest.mark.parametrize(("every", "resets"), [(2, [1, 3, 5]), (1, [1, 2, 3, 4, 5]), (-1, [1])])
+def test_resets_follow_horizons_per_env_reset(every, resets):
+    algorithm = tiny(horizons_per_env_reset=every).build(DiscreteDummy)
+    seen = []
+    for collect in range(1, 6):
+        algorithm.collect()
+        if algorithm.rollout[keys.STARTS][0].all():
+            seen.append(collect)
+    assert seen == resets
+
+
+def test_never_ending_tasks_reset_each_horizon_by_default_and_episodic_ones_never():
+    assert tiny().build(CartPoleInfinite).horizons_per_env_reset == 1
+    assert tiny().build(CartPole).horizons_per_env_reset == -1
+
+
+def test_recurrent_states_start_afresh_as_rl8_has_it():
+    config = {"model": "lstm", "model_config": {"hidden_size": 8}, "horizon": 32}
+    assert tiny(**config, seq_len=4, seqs_per_state_reset=8).build(DiscreteDummy).state_reset_every == 32
+    assert tiny(**config).build(DiscreteDummy).state_reset_every == 32
+    assert tiny(**config).build(CartPole).state_reset_every == 0
+    algorithm = tiny(**config, seq_len=4, seqs_per_state_reset=2, horizons_per_env_reset=-1).build(DiscreteDummy)
+    algorithm.collect()
+    algorithm.collect()
+    states = algorithm.rollout.states
+    zero = [all(not state[k].any() for state in states.values()) for k in range(8)]
+    assert zero == [True, False, True, False, True, False, True, False]
+
+
+def test_the_buffer_is_a_tensordict_over_the_same_memory():
+    algorithm = tiny().build(CartPole)
+    algorithm.collect()
+    pointers = {name: value.data_ptr() for name, value in algorithm.rollout.tensors.items()}
+    assert algorithm.buffer.batch_size == torch.Size([8, 17])
+    assert algorithm.buffer[keys.OBS].data_ptr() == pointers[keys.OBS]
+    algorithm.step()
+    algorithm.collect()
+    assert pointers == {name: value.data_ptr() for name, value in algorithm.rollout.tensors.items()}
+    assert torch.equal(algorithm.rollout[keys.OBS][0], algorithm.rollout[keys.OBS][0])
+
+
+def test_a_horizon_goes_on_where_the_last_one_ended():
+    algorithm = tiny().build(CartPole)
+    algorithm.collect()
+    last = algorithm.rollout[keys.OBS][16].clone(), algorithm.rollout[keys.STARTS][16].clone()
+    algorithm.step()
+    algorithm.collect()
+    assert torch.equal(algorithm.rollout[keys.OBS][0], last[0])
+    assert torch.equal(algorithm.rollout[keys.STARTS][0], last[1])
+
+
+# -- seeds, saving
+
+
+@pytest.mark.parametrize("model", ["mlp", "gru"])
+def test_one_seed_gives_the_same_bits_and_two_do_not(model):
+    config = {"hidden_sizes": [16]} if model == "mlp" else {"hidden_size": 8}
+    runs = [train(tiny(model=model, model_config=config, seed=seed).build(CartPole), 2) for seed in (3, 3, 4)]
+    assert torch.equal(weights(runs[0]), weights(runs[1]))
+    assert not torch.equal(weights(runs[0]), weights(runs[2]))
+
+
+def test_the_global_generator_is_left_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    train(tiny().build(CartPole), 1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"model": "lstm", "model_config": {"hidden_size": 8}}, {"normalize_observations": True, "optimizer": "adamw"}],
+)
+def test_a_restored_state_goes_on_with_the_same_bits(options):
+    straight = train(tiny(**options).build(Pendulum), 4)
+    first, second = train(tiny(**options).build(Pendulum), 2), tiny(**(options | {"seed": 99})).build(Pendulum)
+    second.load_state_dict(first.state_dict())
+    train(second, 2)
+    assert torch.equal(weights(second), weights(straight))
+    assert second.counters == straight.counters
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sgd_minibatch_size": 100}, r"`sgd_minibatch_size` must divide num_envs \* horizon = 128; got 100. Try 128"),
+        ({"seq_len": 5}, r"`seq_len` must divide `horizon`; got 5 and 16. Try 4"),
+        ({"num_envs": 0}, "`num_envs` must be at least 1; got 0"),
+        ({"clip_param": 0.0}, "`clip_param` must be greater than 0; got 0.0"),
+        ({"gamma": 1.5}, "`gamma` must be at least 0 and at most 1; got 1.5"),
+        ({"gamma": float("nan")}, "`gamma`"),
+        ({"horizons_per_env_reset": 0}, "`horizons_per_env_reset`"),
+        ({"optimizer": "adan"}, "`optimizer` must be one of 'adam', 'adamw', 'sgd'; got 'adan'"),
+        ({"device": "gpu"}, "`device`"),
+        ({"model": "mpl"}, "mlp"),
+        ({"optimizer_config": {"beta": 1}}, "betas"),
+        ({"model_config": {"hiden_sizes": [3]}}, "hidden_sizes"),
+        ({"lr_schedule": [[5, 1.0]]}, "lr_schedule"),
+        ({"seqs_per_state_reset": 0}, "seqs_per_state_reset"),
+    ],
+)
+def test_bad_values_are_refused_with_what_is_legal(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**options).build(CartPole)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"num_envs": 2.5}, "num_envs"),
+        ({"gamma": "high"}, "gamma"),
+        ({"shuffle_minibatches": 1}, "shuffle"),
+        ({"num_envs": True}, "num_envs"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(options, name):
+    with pytest.raises(TypeError, match=name):
+        tiny(**options)
+
+
+def test_an_unknown_hyperparameter_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"PPOConfig has no option 'num_env'. Nearest: num_envs"):
+        PPOConfig(num_env=3)
+    assert dataclasses.replace(PPOConfig(num_envs=3), horizon=4) == PPOConfig(num_envs=3, horizon=4)
+
+
+def test_sequences_must_fit_minibatches_and_state_resets():
+    with pytest.raises(ValueError, match="multiple of `seq_len`"):
+        tiny(model="gru", model_config={}, seq_len=4, sgd_minibatch_size=2).build(CartPole)
+    with pytest.raises(ValueError, match="seqs_per_state_reset=2"):
+        tiny(model="gru", model_config={}, seq_len=4, seqs_per_state_reset=3).build(CartPole)
+
+
+def test_an_env_config_that_would_never_apply_is_refused():
+    algorithm = tiny().build(CartPole)
+    algorithm.collect(env_config={"length": 1.0})
+    algorithm.collect(env_config={"length": 1.0})
+    with pytest.raises(ValueError, match="never apply"):
+        algorithm.collect(env_config={"length": 2.0})
+
+
+def test_an_instance_must_fit_the_config():
+    with pytest.raises(ValueError, match="`num_envs` is 8, but the environment given has 4"):
+        tiny().build(CartPole(4))
+    with pytest.raises(TypeError, match="time_limit"):
+        tiny().build(CartPole(8), time_limit=3)
+
+
+def test_an_environment_is_found_as_on_the_command_line():
+    built = tiny().build("CartPole-v1", time_limit=9)
+    assert (type(built.env), built.env.num_envs, built.env.time_limit) == (GymnasiumEnv, 8, 9)
+    assert type(tiny().build("rl8x.envs.CartPole").env) is CartPole
+    assert type(tiny().build(CartPoleEnv).env) is GymnasiumEnv
+    with pytest.raises(ValueError, match=r"no built-in environment 'CartPol'\. Did you mean CartPole"):
+        tiny().build("CartPol")
+
+
+def test_one_copy_of_gymnasiums_is_refused_and_a_vector_environment_is_taken():
+    with pytest.raises(
+        TypeError, match=r"'CartPole-v1' is one copy .*Pass its id, or functools\.partial.*GymnasiumEnv"
+    ):
+        tiny().build(gymnasium.make("CartPole-v1"))
+    with pytest.raises(TypeError, match=r"it made TimeLimit\. Let GymnasiumEnv make the copies"):
+        tiny().build(lambda num_envs, **_: gymnasium.make("CartPole-v1"))
+    vector = gymnasium.make_vec("CartPole-v1", 8)
+    algorithm = tiny().build(vector)
+    assert algorithm.env.vector_env is vector
+    algorithm.collect()
+    algorithm.step()
+    with pytest.raises(ValueError, match="`num_envs` is 8, but the environment given has 2 copies"):
+        tiny().build(gymnasium.make_vec("CartPole-v1", 2))
+
+
+def test_params_name_every_hyperparameter():
+    params = tiny(lr_schedule=[[0, 1e-3], [100, 1e-4]]).build(CartPole).params
+    for field in dataclasses.fields(PPOConfig):
+        assert (
+            field.name in params
+            or any(name.startswith(field.name + ".") for name in params)
+            or getattr(PPOConfig(), field.name) == {}
+        ), field.name
+    assert params["lr_schedule"] == {"kind": "step", "points": [[0, 1e-3], [100, 1e-4]]}
+    assert params["model_config.hidden_sizes"] == [16]
+    assert params["seed"] == 3
+
+
+class Windy(CartPole):
+    def __init__(self, num_envs, wind=1.0, **options):
+        super().__init__(num_envs, **options)
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "told"),
+    [
+        ("CartPole", {"time_limit": 7}, {"env": "CartPole", "env.time_limit": 7}),
+        (Windy, {"wind": 2.0, "time_limit": 7}, {"env": "Windy", "env.time_limit": 7, "env.kwargs.wind": 2.0}),
+        (functools.partial(Windy, wind=3.0), {}, {"env": "Windy", "env.time_limit": 500, "env.kwargs.wind": 3.0}),
+        (
+            "CartPole-v1",
+            {"sutton_barto_reward": True, "time_limit": 9},
+            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 9}
+            | {"env": "GymnasiumEnv", "env.vectorization": "sync"},
+        ),
+        (
+            functools.partial(GymnasiumEnv, lambda: gymnasium.make("CartPole-v1", sutton_barto_reward=True)),
+            {},
+            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
+            | {"env": "GymnasiumEnv", "env.vectorization": "sync"},
+        ),
+        (
+            lambda: gymnasium.make_vec("CartPole-v1", 8, sutton_barto_reward=True),
+            None,
+            {"env.id": "CartPole-v1", "env.kwargs.sutton_barto_reward": True, "env.time_limit": 500}
+            | {"env": "GymnasiumEnv", "env.vectorization": "CartPoleVectorEnv"},
+        ),
+    ],
+)
+def test_params_tell_the_task(env, kwargs, told):
+    algorithm = tiny().build(env()) if kwargs is None else tiny().build(env, **kwargs)
+    assert {name: value for name, value in algorithm.params.items() if name.split(".")[0] == "env"} == told
+
+
+def test_params_tell_the_arguments_of_model_and_distribution_with_their_defaults():
+    params = tiny(model_config={"activation": "tanh"}).build(Pendulum).params
+    assert (params["model.hidden_sizes"], params["model.activation"]) == ((256, 256), "tanh")
+    assert params["distribution.std"] == "free"
+
+
+def test_every_hyperparameter_is_explained():
+    for field in dataclasses.fields(PPOConfig):
+        assert len(field.metadata["help"]) > 20, field.name
+
+
+@pytest.mark.parametrize(("number", "wanted", "nearest"), [(32, 5, 4), (32, 6, 4), (128, 100, 128), (7, 3, 1)])
+def test_nearest_divisor(number, wanted, nearest):
+    assert nearest_divisor(number, wanted) == nearest
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_step_metrics_are_the_declared_ones(limit):
+    algorithm = tiny(target_kl_div=limit).build(CartPole, time_limit=4)
+    collected = algorithm.collect()
+    assert set(collected) == set(keys.COLLECT_METRICS)
+    learned = {name for name in algorithm.step() if not name.startswith("finite/")}
+    assert learned == set(algorithm.metrics)

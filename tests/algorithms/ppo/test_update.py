@@ -1,0 +1,173 @@
+import copy
+
+import pytest
+import torch
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, Pendulum
+from rl8x.execution.compiled import CompiledProgram
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    """Run the trace itself: what a compiled program computes, without the half minute that compiling takes."""
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+
+
+def build(env=CartPole, **options):
+    defaults = {"num_envs": 8, "horizon": 8, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+    return PPOConfig(**{**defaults, "sgd_minibatch_size": 32, "num_sgd_iters": 2, **options}).build(env)
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+CASES = {
+    "discrete": (CartPole, {}),
+    "continuous": (Pendulum, {"normalize_observations": True}),
+    "entropy and dual clip": (CartPole, {"entropy_coeff": 0.01, "dual_clip_param": 2.0, "max_grad_norm": 0.1}),
+    "one batch": (CartPole, {"sgd_minibatch_size": None}),
+    "accumulated": (CartPole, {"accumulate_grads": True}),
+    "kl limit": (CartPole, {"target_kl_div": 0.5}),
+    "adamw": (CartPole, {"optimizer": "adamw"}),
+    "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 4}),
+    "gru": (Pendulum, {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 2}),
+}
+
+# Too small for two chunks
+SMALLEST = {
+    "one copy, one sequence": (
+        Pendulum,
+        {"num_envs": 1, "model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 8, "sgd_minibatch_size": None},
+    ),
+    "one transition": (Pendulum, {"num_envs": 1, "sgd_minibatch_size": 1, "target_kl_div": 0.5}),
+}
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("case", CASES | SMALLEST)
+def test_a_traced_update_equals_the_eager_one(case):
+    env, options = (CASES | SMALLEST)[case]
+    eager, traced = build(env, **options, execution="eager"), build(env, **options, execution="compile")
+    for _ in range(2):
+        stats = []
+        for algorithm in (eager, traced):
+            algorithm.collect()
+            stats.append(algorithm.step())
+        torch.testing.assert_close(weights(traced), weights(eager), atol=1e-5, rtol=1e-5)
+        assert dict(stats[0]) == pytest.approx(dict(stats[1]), abs=1e-4, rel=1e-4)
+    assert eager.counters == traced.counters
+
+
+def test_a_compiled_update_equals_the_eager_one():
+    eager, compiled = build(execution="eager"), build(execution="compile")
+    for algorithm in (eager, compiled):
+        algorithm.collect()
+        algorithm.step()
+        algorithm.collect()
+        algorithm.step()
+    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-5)
+    for name, reference in eager.optimizer.moments.items():
+        torch.testing.assert_close(compiled.optimizer.moments[name], reference, atol=1e-5, rtol=1e-4)
+    assert compiled.params["execution"] == "compile"
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_schedule_reaches_a_traced_update():
+    schedule = {"kind": "interp", "points": [[0, 1e-2], [256, 0.0]]}
+    algorithm = build(execution="compile", lr_schedule=schedule)
+    for _ in range(4):
+        algorithm.collect()
+        algorithm.step()
+    before = weights(algorithm)
+    algorithm.collect()
+    algorithm.step()
+    assert torch.equal(weights(algorithm), before)
+
+
+def test_auto_is_eager():
+    assert build().params["execution"] == "eager"
+
+
+def test_bfloat16_products_keep_weights_and_probabilities_in_float32():
+    algorithm, reference = build(precision="bf16"), build()
+    for each in (algorithm, reference):
+        each.collect()
+        each.step()
+    assert algorithm.optimizer.weights.dtype == torch.float32
+    assert algorithm.rollout[keys.LOGP].dtype == torch.float32
+    difference = (weights(algorithm) - weights(reference)).abs().max()
+    assert 0 < difference < 0.05
+
+
+def test_tf32_needs_cuda():
+    with pytest.raises(ValueError, match="tf32"):
+        build(precision="tf32")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Cut small minibatches into chunks for two workers, as large ones are."""
+    monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
+    monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK_EAGER", 0)
+    monkeypatch.setattr("rl8x.algorithms.ppo.update._CHUNK_STEPS", 5)
+    monkeypatch.setattr("rl8x.algorithms.ppo.update._CHUNK_ACTIVATIONS", 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_chunks_by_two_workers_add_up_to_the_whole_ones(case, mode, request):
+    env, options = CASES[case]
+    whole = build(env, **options)
+    whole.collect()
+    whole.step()
+    request.getfixturevalue("small_chunks")
+    chunked = build(env, **options, execution=mode)
+    chunked.collect()
+    chunked.step()
+    assert len(chunked.updater._gradients) == 2
+    torch.testing.assert_close(weights(chunked), weights(whole), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_two_workers_give_the_same_bits_every_time():
+    results = []
+    for _ in range(3):
+        algorithm = build()
+        for _ in range(2):
+            algorithm.collect()
+            algorithm.step()
+        results.append(weights(algorithm))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_chunks_of_wide_observations_are_smaller():
+    algorithm = build(execution="compile")
+    algorithm.collect()
+    algorithm.step()
+    narrow = algorithm.updater._chunk_steps
+    algorithm.updater.__dict__.pop("_chunk_steps")
+    algorithm.pack._wide = {"obs": torch.empty(2, 4, 8, 4, 84, 84)}
+    assert algorithm.updater._chunk_steps == 2**24 // (algorithm.pack.sources[0].shape[-1] + 4 * 84 * 84) < narrow
+
+
+@pytest.mark.usefixtures("traced_only", "small_chunks")
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_a_resumed_process_adds_gradients_in_the_same_order(mode):
+    # What compiles is the first update of a process, also of one that resumes.
+    straight, resumed = build(execution=mode), build(execution=mode)
+    straight.collect()
+    straight.step()
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for algorithm in (straight, resumed):
+        algorithm.collect()
+        algorithm.step()
+    assert torch.equal(weights(resumed), weights(straight))

@@ -1,0 +1,183 @@
+"""Values in units of the running moments of their targets; and what the observation normaliser may learn from."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests import probes
+from torch.nn import functional as F
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.execution.compiled import CompiledProgram
+from rl8x.functional.gae import generalized_advantages
+
+
+def build(env=Pendulum, **options):
+    defaults = {"num_envs": 4, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    fields = {**defaults, "normalize_values": True, "vf_clip_param": None, "num_sgd_iters": 1, **options}
+    return PPOConfig(**fields).build(env)
+
+
+def train(algorithm, steps):
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def values_at(policy, x):
+    return policy.values(torch.full((1, 1), x), {}, torch.ones(1, dtype=torch.bool)).item()
+
+
+def test_values_are_given_in_the_units_of_the_rewards():
+    policy = build().policy
+    obs, starts = torch.randn(5, 3), torch.zeros(5, dtype=torch.bool)
+    with torch.no_grad():
+        raw = policy.model.values(obs.unsqueeze(0), {}, starts.unsqueeze(0))[0]
+        assert torch.equal(policy.values(obs, {}, starts), policy.value_moments.denormalize(raw))
+        torch.testing.assert_close(policy.values(obs, {}, starts), raw)  # moments of nothing are 0 and 1
+        policy.value_moments.update(torch.tensor([1.0, 5.0]))  # mean 3, variance 4
+        torch.testing.assert_close(policy.values(obs, {}, starts), 2.0 * raw + 3.0)
+        torch.testing.assert_close(policy.act(obs, {}, starts).values, 2.0 * raw + 3.0)
+        noise = policy.noise(1, 5, torch.Generator())[0]
+        torch.testing.assert_close(policy.act(obs, {}, starts, noise).values, 2.0 * raw + 3.0)
+        evaluated = policy.evaluate(obs.unsqueeze(0), torch.zeros(1, 5, 1), {}, starts.unsqueeze(0))
+        torch.testing.assert_close(evaluated.values[0], raw)
+
+
+def test_moments_learn_from_the_targets_before_the_update_and_the_loss_is_in_their_units():
+    algorithm = build(normalize_rewards=False, gamma=0.9, gae_lambda=0.8)
+    for _ in range(2):
+        algorithm.collect()
+        rollout, moments = algorithm.rollout, algorithm.policy.value_moments
+        names = (keys.REWARDS, keys.FINAL_VALUES, keys.TERMINATED, keys.TRUNCATED)
+        rewards, final, terminated, truncated = (rollout[name][:6] for name in names)
+        _, targets = generalized_advantages(
+            rewards, rollout[keys.VALUES], final, terminated, truncated, gamma=0.9, gae_lambda=0.8
+        )
+        before = [(moments.count.item(), moments.mean.item(), moments.var.item())]
+        n, mean, var = before[0]
+        batch_mean, batch_var = targets.double().mean().item(), targets.double().var(correction=0).item()
+        total = n + 24
+        both_mean = (n * mean + 24 * batch_mean) / total
+        both_square = (n * (var + mean**2) + 24 * (batch_var + batch_mean**2)) / total
+        both_std = (both_square - both_mean**2) ** 0.5
+        with torch.no_grad():
+            raw = algorithm.policy.model.values(rollout[keys.OBS][:6], {}, rollout[keys.STARTS][:6])
+        stats = algorithm.step()
+        assert (moments.count, moments.mean.item()) == (total, pytest.approx(both_mean, rel=1e-5))
+        assert moments.var.item() ** 0.5 == pytest.approx(both_std, rel=1e-4)
+        expected = F.smooth_l1_loss(raw, (targets - both_mean) / both_std)
+        assert stats["losses/vf"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_without_it_nothing_is_rescaled():
+    assert build(normalize_values=False).policy.value_moments is None
+
+
+class Large(probes.ObservationDecides):
+    """Its values are 1,500 and 500."""
+
+    def transition(self, state, actions, parameters, noise):
+        state, rewards, ended = super().transition(state, actions, parameters, noise)
+        return state, 500.0 * rewards + 1000.0, ended
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_large_values_are_learned_as_fast_as_small_ones(normalizes):
+    algorithm = build(
+        Large,
+        num_envs=64,
+        horizon=8,
+        lr=1e-2,
+        num_sgd_iters=8,
+        sgd_minibatch_size=128,
+        normalize_rewards=False,
+        normalize_values=normalizes,
+        model_config={"hidden_sizes": [32], "activation": "tanh"},
+    )
+    train(algorithm, 30)
+    errors = [abs(values_at(algorithm.policy, x) - value) for x, value in ((1.0, 1500.0), (-1.0, 500.0))]
+    assert (max(errors) < 25) is normalizes, errors
+
+
+@pytest.mark.parametrize("env", [CartPole, Pendulum])
+@pytest.mark.parametrize("model", [{}, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}])
+def test_recorded_programs_equal_eager_ones(monkeypatch, env, model):
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, *_: record))
+    eager, recorded = (build(env, **model, sgd_minibatch_size=12, execution=mode) for mode in ("eager", "compile"))
+    for _ in range(3):  # what is recorded at first must read the moments that come later
+        stats = []
+        for algorithm in (eager, recorded):
+            algorithm.collect()
+            stats.append(algorithm.step())
+        for name, value in eager.rollout.tensors.items():
+            torch.testing.assert_close(recorded.rollout[name], value, atol=1e-4, rtol=1e-4, msg=name)
+        assert dict(stats[0]) == pytest.approx(dict(stats[1]), abs=1e-4, rel=1e-3)
+
+
+def test_a_restored_state_goes_on_with_the_same_bits():
+    straight = train(build(), 4)
+    first, second = train(build(), 2), build(seed=99)
+    second.load_state_dict(first.state_dict())
+    train(second, 2)
+    for name, value in straight.policy.state_dict().items():
+        assert torch.equal(second.policy.state_dict()[name], value), name
+    assert "value_moments.means" in straight.policy.state_dict()
+
+
+class Flagged(gymnasium.Env):
+    """Shows 0 while an episode goes on and 1000 at its end, after two steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 1000, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        ended = self.steps == 2
+        return np.full(1, 1000.0 * ended, np.float32), 1.0, ended, False, {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_normalisers_do_not_learn_from_filler_rows(mode):
+    env = GymnasiumEnv(SyncVectorEnv([Flagged] * 4, autoreset_mode=mode))
+    algorithm = train(build(env, normalize_observations=True, normalize_rewards=True), 2)
+    moments = algorithm.policy.obs_moments["observation"]
+    # Of six steps in NEXT_STEP mode two are fillers, whose observation is the one at the episode's end.
+    rows = 2 * 4 * (4 if mode == AutoresetMode.NEXT_STEP else 6)
+    assert (moments.count, moments.mean.item(), moments.var.item()) == (rows, 0.0, 0.0)
+    assert algorithm.return_moments.count == algorithm.policy.value_moments.count == rows
+
+
+def test_pendulum_is_learned_from_rewards_as_they_are():
+    # Without it, the same settings end near -320.
+    algorithm = build(
+        num_envs=64,
+        horizon=32,
+        seed=0,
+        gamma=0.98,
+        gae_lambda=0.9,
+        num_sgd_iters=4,
+        sgd_minibatch_size=512,
+        max_grad_norm=0.5,
+        normalize_rewards=False,
+        lr_schedule={"kind": "interp", "points": [[0, 6e-3], [98_304, 0.0]]},
+        model_config={"hidden_sizes": [64, 64]},
+        distribution_config={"initial_std": 2.0},
+    )
+    stats = [dict(algorithm.collect()) | dict(algorithm.step()) for _ in range(48)]
+    ended = [row["episodes/returns/mean"] for row in stats[-14:] if row["episodes/ended"]]
+    assert np.mean(ended) > -250
+    # Later in an episode all copies stand upright, and there is next to no variance to explain.
+    resets = [i for i in range(34, 46) if stats[i]["episodes/ended"]]
+    assert resets == [37, 43]
+    for i in resets:
+        assert min(row["monitors/explained_variance"] for row in stats[i : i + 3]) > 0.8

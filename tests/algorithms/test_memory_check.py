@@ -1,0 +1,184 @@
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl8x import Trainer
+from rl8x.algorithms import PPOConfig
+from rl8x.algorithms import memory_check as memory
+from rl8x.cli.main import main
+from rl8x.envs import CartPole, Env, GymnasiumEnv
+from rl8x.tracking import NullTracker
+
+
+class Images(Env):
+    """Looks at pictures beside numbers, which it only knows when it is made."""
+
+    single_action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    terminates = False
+    default_time_limit = 9
+
+    def __init__(self, num_envs, *, size=20, **options):
+        parts = {"picture": spaces.Box(0, 255, (size, size, 3), np.uint8), "speed": spaces.Box(-1, 1, (3,), np.float32)}
+        self.single_observation_space = spaces.Dict(parts)
+        super().__init__(num_envs, **options)
+
+    def initial_state(self, parameters, noise):
+        return {"x": torch.zeros(self.num_envs, device=self.device)}
+
+    def transition(self, state, actions, parameters, noise):
+        return {"x": state["x"] + 1.0}, state["x"], torch.zeros_like(state["x"], dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        shape = self.single_observation_space["picture"].shape
+        picture = torch.zeros(self.num_envs, *shape, dtype=torch.uint8, device=self.device)
+        return {"picture": picture, "speed": state["x"].unsqueeze(1).expand(-1, 3)}
+
+
+SMALL = {"num_envs": 8, "horizon": 8, "device": "cpu", "num_sgd_iters": 1, "model_config": {"hidden_sizes": [8]}}
+
+
+def config(**options):
+    return PPOConfig(**(SMALL | options))
+
+
+@pytest.fixture
+def there_are(monkeypatch):
+    """Say how many bytes are available."""
+    return lambda size: monkeypatch.setattr(memory, "available_bytes", lambda device: size)
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("CartPole", {}),
+        ("Pendulum", {"normalize_observations": True, "sgd_minibatch_size": 16}),
+        ("AlgoTrading", {}),
+        ("CartPole", {"model": "lstm", "model_config": {"hidden_size": 8}}),
+        (Images, {}),
+        (functools.partial(GymnasiumEnv, "CartPole-v1"), {}),
+    ],
+)
+def test_what_is_counted_is_there_and_is_most_of_the_buffers(env, options, there_are):
+    algorithm = config(**options).build(env)
+    algorithm.collect()
+    algorithm.step()
+    pack = algorithm.pack
+    buffers = [*algorithm.rollout.memory.values(), *pack.sources[:1]]
+    held = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+    shaped = algorithm.env
+    spaces_ = {"observation": shaped.single_observation_space, "action": shaped.single_action_space}
+    counted = memory.training_bytes(8, 8, **spaces_) - 8 * 8 * memory._PREPARED
+    states = sum(state.numel() * state.element_size() for state in algorithm.rollout.states.values())
+    assert 0.98 * held <= counted + states <= held
+    # What is asked for in build() is that and little more.
+    there_are(int(1.5 * held) + 100_000)
+    config(**options).build(env)
+    there_are(int(0.9 * held))
+    with pytest.raises(ValueError, match=r"num_envs=8 and horizon=8 need at least .* on cpu, and .* Lower"):
+        config(**options).build(env)
+
+
+def test_what_may_not_fit_is_warned_of_once(there_are, recwarn):
+    there_are(int(1.2 * memory.training_bytes(8, 8, observation=None, action=None)))
+    with pytest.raises(ValueError, match="Lower"):
+        config().build(CartPole)
+    assert len(recwarn) == 0
+    spaces_ = {"observation": CartPole.single_observation_space, "action": CartPole.single_action_space}
+    there_are(int(1.2 * memory.training_bytes(8, 8, **spaces_)))
+    config().build(CartPole)
+    [warning] = recwarn
+    assert "It may not be enough. If it is not, lower `num_envs`" in str(warning.message)
+
+
+def test_a_class_that_knows_its_spaces_is_not_made(there_are):
+    class Never(CartPole):
+        def __init__(self, *args, **kwargs):
+            raise AssertionError("made")
+
+    there_are(10_000_000_000)
+    with pytest.raises(ValueError, match=r"num_envs=40,000,000 and horizon=32 need at least 134.0 GB .* 10.0 GB are"):
+        config(num_envs=40_000_000, horizon=32).build(Never)
+    for maker in (functools.partial(Never, time_limit=3), lambda *args, **kwargs: Never()):
+        with pytest.raises(ValueError, match="Lower `num_envs` or `horizon`"):
+            config(num_envs=10**12).build(maker)
+    with pytest.raises(AssertionError, match="made"):
+        config(num_envs=1000).build(Never)
+
+
+def test_large_observations_are_counted_before_they_are_made(there_are, monkeypatch):
+    there_are(10**9)
+    config(num_envs=64).build(Images)
+    monkeypatch.setattr(Images, "observe", None)
+    with pytest.raises(ValueError, match=r"at least 1.7 GB .* 1.0 GB are available"):
+        config(num_envs=64).build(functools.partial(Images, size=1000))
+
+
+def test_the_model_is_counted(there_are):
+    there_are(2_500_000)
+    config(num_envs=1024).build(CartPole)
+    with pytest.raises(ValueError, match="Lower `num_envs`, `horizon` or the size of the model, or raise `seq_len`"):
+        config(num_envs=1024, model="lstm", model_config={"hidden_size": 128}).build(CartPole)
+    with pytest.raises(ValueError, match=r"Lower `num_envs`, `horizon` or the size of the model\."):
+        config(num_envs=1024, model_config={"hidden_sizes": [2048]}).build(CartPole)
+
+
+def test_an_evaluation_is_counted(there_are, monkeypatch):
+    there_are(100_000_000)
+    algorithm = config().build(CartPole)
+    Trainer(algorithm, tracker=NullTracker(), num_eval_envs=10_000)
+    monkeypatch.setattr(CartPole, "__init__", None)
+    with pytest.raises(ValueError, match=r"num_eval_envs=10,000,000 needs at least .* Lower `num_eval_envs`"):
+        Trainer(algorithm, tracker=NullTracker(), num_eval_envs=10_000_000)
+
+
+def test_where_nothing_can_be_asked_nothing_is_refused(there_are):
+    there_are(None)
+    config().build(CartPole)
+    assert memory.available_bytes(torch.device("meta")) is None
+
+
+def test_freed_memory_is_given_back_before_anything_is_refused(monkeypatch):
+    answers = [1, 10**9]  # bytes
+    monkeypatch.setattr(memory, "available_bytes", lambda device: answers.pop(0))
+    memory.check_training(8, 8, torch.device("cpu"))
+    assert answers == []
+
+
+def test_what_is_available_follows_what_is_taken():
+    before = memory.available_bytes(torch.device("cpu"))
+    assert 10**8 < before < 10**14
+
+
+def test_the_limits_of_control_groups(tmp_path):
+    def group(path, **files):
+        (tmp_path / "fs" / path).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (tmp_path / "fs" / path / name.replace("__", ".")).write_text(str(text))
+
+    proc = tmp_path / "cgroup"
+    left = lambda: memory._left_in_groups(proc, tmp_path / "fs")  # noqa: E731
+    assert left() == []
+    proc.write_text("0::/jobs/mine\n")
+    group("jobs/mine", memory__max="max", memory__current=5, memory__stat="anon 1\ninactive_file 2\n")
+    group("jobs", memory__max=1000, memory__current=300, memory__stat="anon 1\ninactive_file 200\n")
+    assert left() == [900]
+    proc.write_text("3:cpu,memory:/job\n2:cpu:/x\n")
+    stat = {"memory__usage_in_bytes": 70, "memory__stat": "total_inactive_file 20\n"}
+    group("memory/job", memory__limit_in_bytes=100, **stat)
+    assert left() == [50]
+
+
+@pytest.mark.parametrize("words", [["--num-envs", "1000000000000"], ["--num-envs", "40000000"], ["--horizon", "1e12"]])
+@pytest.mark.parametrize("env", ["CartPole", "CartPole-v1"])
+def test_the_command_line_says_it_in_one_line(env, words, there_are, monkeypatch, capsys):
+    monkeypatch.setattr(gymnasium, "make_vec", None)
+    there_are(20_000_000_000)
+    assert main(["train", env, "--no-tracking", "--device", "cpu", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rl8x: error: num_envs=")
+    assert error.count("\n") == 1
+    assert main(["train", env, "--no-tracking", "--device", "cpu", "--dry-run", *words]) == 2

@@ -1,0 +1,437 @@
+import threading
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, Pendulum
+from rl8x.execution import Execution
+from rl8x.execution.captured import CapturedLoop, CapturedProgram
+from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.loops import Loop
+from rl8x.execution.programs import ProgramError
+from rl8x.execution.threads import Workers
+from rl8x.rollouts.statistics import Stats
+
+CPU = torch.device("cpu")
+
+
+def record_once(function):
+    """Stand in for CUDA's capture: the kernels are recorded once and replayed, with their memory, without the host.
+
+    As with a CUDA graph, nothing of Python runs in a replay, arguments are read where they lay at the capture, and
+    results are always in the same place.
+    """
+    for _ in range(3):
+        function()
+    record = make_fx(function)()
+    results = [result.clone() for result in record()]
+
+    def replay():
+        for place, result in zip(results, record(), strict=True):
+            place.copy_(result)
+
+    return replay, results
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Let the CPU capture."""
+    monkeypatch.setattr("rl8x.execution.captured.capture_cuda", record_once)
+
+
+def build(env=CartPole, *, mode="graph", **options):
+    """Build PPO whose execution is set from outside: a CPU refuses the mode 'graph'."""
+    defaults = {"num_envs": 8, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    algorithm = PPOConfig(**{**defaults, "sgd_minibatch_size": 16, "num_sgd_iters": 2, **options}).build(env)
+    algorithm.execution.mode = mode
+    algorithm.execution.host_looks = mode == "eager"
+    algorithm.collector.stepper.captures_env = mode == "graph" and algorithm.env.capturable
+    return algorithm
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+# -- captured programs
+
+
+def test_a_captured_program_reads_its_arguments_anew_and_writes_to_fixed_ones_only():
+    total = torch.zeros(3)
+
+    def add(total, values):
+        total.add_(values)
+        return [total * 2]
+
+    program = CapturedProgram(add, 1, record_once)
+    first = program(total, torch.tensor([1.0, 2.0, 3.0]))
+    values = torch.ones(3)
+    second = program(total, values)
+    assert total.tolist() == [2.0, 3.0, 4.0]  # neither the runs before the capture nor the capture counted
+    assert first[0].tolist() == [2.0, 4.0, 6.0]  # the second replay did not overwrite the first's result
+    assert second[0].tolist() == [4.0, 6.0, 8.0]
+    assert values.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_captured_program_is_captured_again_for_other_shapes():
+    captured = []
+
+    def capture(function):
+        captured.append(1)
+        return record_once(function)
+
+    program = CapturedProgram(lambda values: [values + 1], 0, capture)
+    for size in (2, 3, 2, 3):
+        assert program(torch.zeros(size))[0].tolist() == [1.0] * size
+    assert len(captured) == 2
+
+
+CASES = {
+    "cartpole": (CartPole, {}),
+    "pendulum, normalised": (Pendulum, {"normalize_observations": True, "time_limit": 4}),
+    "one batch": (CartPole, {"sgd_minibatch_size": None}),
+    "accumulated": (CartPole, {"accumulate_grads": True}),
+    "kl limit": (CartPole, {"target_kl_div": 0.01}),
+    "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "sgd_minibatch_size": 24}),
+    "every horizon reset": (CartPole, {"horizons_per_env_reset": 1}),
+}
+
+
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize("case", CASES)
+def test_captured_horizons_and_updates_equal_eager_ones(case):
+    env, options = CASES[case]
+    limit = {"time_limit": options["time_limit"]} if "time_limit" in options else {}
+    options = {name: value for name, value in options.items() if name != "time_limit"}
+
+    def make(num_envs, **others):
+        return env(num_envs, **others, **limit)
+
+    eager, captured = build(make, mode="eager", **options), build(make, **options)
+    for _ in range(3):
+        rows = []
+        for algorithm in (eager, captured):
+            algorithm.collect()
+            rows.append(dict(algorithm.step()))
+        for name, value in eager.rollout.tensors.items():
+            torch.testing.assert_close(captured.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)
+        torch.testing.assert_close(weights(captured), weights(eager), atol=1e-5, rtol=1e-5)
+        # An accelerator goes through all updates and does not apply those after the limit; it does not stop early.
+        shared = [name for name in rows[0] if "kl" not in case]
+        assert [rows[1][name] for name in shared] == pytest.approx([rows[0][name] for name in shared], abs=1e-4)
+    assert captured.counters == eager.counters
+    assert (eager.tags["rl8x.execution"], captured.tags["rl8x.execution"]) == ("eager", "graph")
+    assert captured.collector.stepper.captures_env
+
+
+class CountsSteps(CartPole):
+    """Not pure: it pays by what it counted in Python."""
+
+    count = 0
+
+    def advance(self, carry, actions, noise):
+        self.count += 1
+        carry, step = super().advance(carry, actions, noise)
+        return carry, step._replace(rewards=step.rewards * self.count)
+
+
+@pytest.mark.usefixtures("captures")
+def test_an_impure_environment_is_caught_by_a_trial_horizon():
+    algorithm = build(CountsSteps)
+    with pytest.warns(RuntimeWarning, match="CountsSteps runs eagerly around a captured policy: horizons on the same"):
+        algorithm.collect()
+    assert algorithm.rollout[keys.REWARDS][:6, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # the eager trial's
+    assert algorithm.tags["rl8x.execution"] == "graph, environment eager"
+    algorithm.step()
+    before = algorithm.rollout[keys.REWARDS][5, 0].item()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm.collect()
+    rewards = algorithm.rollout[keys.REWARDS][:6, 0]
+    assert rewards[0] > before
+    assert rewards.diff().tolist() == [1.0] * 5
+
+
+# -- falling back
+
+
+def refuse(*_):
+    raise OSError("no compiler found\nmore lines")
+
+
+def test_auto_falls_back_to_eager_with_one_warning(monkeypatch):
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    run = Execution("auto", "fp32", CPU)
+    run.mode = "compile"
+    program = run.program(lambda values: [values + 1])
+    with pytest.warns(RuntimeWarning, match=r"not possible here: no compiler found\. execution='eager' always is\."):
+        assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
+    assert run.mode == "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert program(torch.ones(2))[0].tolist() == [2.0, 2.0]
+
+
+def test_a_mode_that_was_asked_for_does_not_fall_back(monkeypatch):
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    program = Execution("compile", "fp32", CPU).program(lambda values: [values + 1])
+    with pytest.raises(ProgramError, match="execution='compile' is not possible here: no compiler found"):
+        program(torch.zeros(2))
+
+
+def test_what_cannot_be_recorded_is_told_in_one_line_too():
+    program = Execution("compile", "fp32", CPU).program(lambda values: [values if values.sum() > 0 else -values])
+    with pytest.raises(ProgramError, match=r"^execution='compile' is not possible here: .+\. execution='eager' always"):
+        program(torch.ones(2))
+
+
+def test_a_failed_capture_leaves_no_trace():
+    total = torch.zeros(2)
+
+    def capture(function):
+        function()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    program = CapturedProgram(lambda total: [total.add_(1)], 1, capture)
+    with pytest.raises(ProgramError, match="not permitted"):
+        program(total)
+    assert total.tolist() == [0.0, 0.0]
+
+
+def test_graph_needs_cuda():
+    with pytest.raises(ValueError, match="execution='graph' needs a CUDA device; got cpu"):
+        Execution("graph", "fp32", CPU)
+
+
+# -- the compiled record
+
+
+def test_what_a_function_reads_beside_its_arguments_is_read_at_every_call():
+    offset = torch.tensor([1.0])
+    program = CompiledProgram(lambda values: [values + offset], compiles=False)
+    assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
+    offset.fill_(5.0)
+    assert program(torch.zeros(2))[0].tolist() == [5.0, 5.0]
+
+
+# -- loops
+
+
+def until_negative(total, step, unused, item):
+    total.add_(item.sum() * step)
+    return [total + 0.0, item * OFFSET, (total >= 0).squeeze(0)]
+
+
+OFFSET = torch.tensor([10.0])
+
+
+LOOPS = {
+    "eager": lambda loop: loop,
+    "recorded": lambda loop: CompiledLoop(loop, compiles=False),
+    "compiled": CompiledLoop,
+    "captured": lambda loop: CapturedLoop(loop, record_once),
+}
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_a_loop_calls_its_function_for_each_item_until_it_says_no(make):
+    program = LOOPS[make](Loop(until_negative, 1, ends=True, host_looks=make != "captured"))
+    total, items = torch.tensor([1.0]), torch.tensor([[1.0, 2.0], [3.0, -2.0], [-9.0, 0.0], [5.0, 5.0]])
+    place = total.data_ptr()
+    totals, scaled, flags = program(total, torch.tensor(1.0), torch.zeros(3), items)
+    assert totals.tolist() == [[4.0], [5.0], [-4.0], [0.0]]
+    assert scaled.tolist() == [[10.0, 20.0], [30.0, -20.0], [-90.0, 0.0], [0.0, 0.0]]
+    assert flags.tolist() == [True, True, False, False]
+    assert total.tolist() == [-4.0]
+    assert total.data_ptr() == place
+    # Arguments and what is read beside them count with their present values.
+    OFFSET.fill_(100.0)
+    try:
+        totals, scaled, flags = program(total.fill_(0.0), torch.tensor(2.0), torch.zeros(3), items)
+    finally:
+        OFFSET.fill_(10.0)
+    assert totals.tolist() == [[6.0], [8.0], [-10.0], [0.0]]
+    assert scaled[0].tolist() == [100.0, 200.0]
+
+
+def twins(first, second, scale, step, flag):
+    """Two tensors of the state that are always equal, as an observation that is the physics."""
+    moved = torch.where(flag, first + step * scale, second)
+    before = second.clone()
+    first.copy_(moved)
+    second.copy_(moved)
+    return [before, moved > 2.0]
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_a_loop_over_several_items_that_never_ends_early(make):
+    program = LOOPS[make](Loop(twins, 2, num_items=2))
+    first, second = torch.zeros(2), torch.zeros(2)
+    steps, flags = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([True, False, True])
+    before, above = program(first, second, torch.tensor(2.0), steps, flags)
+    assert before.tolist() == [[0.0, 0.0], [2.0, 4.0], [2.0, 4.0]]
+    assert above.tolist() == [[False, True], [False, True], [True, True]]
+    assert first.tolist() == second.tolist() == [12.0, 16.0]
+
+
+def test_a_captured_loop_takes_a_state_from_anywhere():
+    def add(total, item):
+        total.add_(item)
+        return [total * 10.0]
+
+    captured = []
+    program = CapturedLoop(Loop(add, 1), lambda function: captured.append(1) or record_once(function))
+    first, second = torch.zeros(1), torch.full((1,), 5.0)
+    results = [program(total, torch.tensor([1.0, 2.0]))[0].tolist() for total in (first, second, first)]
+    assert results == [[[10.0], [30.0]], [[60.0], [80.0]], [[40.0], [60.0]]]
+    assert (first.item(), second.item(), captured) == (6.0, 8.0, [1])
+
+
+class Accelerator(Execution):
+    """Runs on the CPU what is meant for CUDA."""
+
+    def __init__(self, mode):
+        super().__init__("eager", "fp32", CPU)
+        self.mode, self.device, self.host_looks = mode, torch.device("cuda"), False
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile", "graph"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_loops_of_an_accelerator_are_made_in_their_mode_and_look_at_no_value(mode, fails, monkeypatch):
+    made = []
+
+    def count(function, *rest):
+        made.append(mode)
+        return refuse() if fails else {"compile": lambda record, _: record, "graph": record_once}[mode](function, *rest)
+
+    monkeypatch.setattr("rl8x.execution.captured.capture_cuda", count)
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(count))
+    program = Accelerator(mode).loop(until_negative, 1, ends=True)
+    arguments = torch.tensor([1.0]), torch.tensor(1.0), torch.zeros(3), torch.tensor([[-1.0], [-2.0], [9.0], [-9.0]])
+    if fails and mode != "eager":
+        with pytest.raises(ProgramError, match=f"execution='{mode}' is not possible here: no compiler found"):
+            program(*arguments)
+        return
+    for _ in range(2):
+        totals, scaled, flags = program(arguments[0].fill_(1.0), *arguments[1:])
+        assert totals.tolist() == [[0.0], [-2.0], [0.0], [0.0]]
+        assert scaled.tolist() == [[-10.0], [-20.0], [0.0], [0.0]]
+        assert flags.tolist() == [True, False, False, False]
+        assert arguments[0].tolist() == [-2.0]
+    assert made == ([] if mode == "eager" else [mode])
+    if mode == "eager":
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            program(*arguments)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_loop_takes_a_state_of_any_strides(ends):
+    def add(total, sums, step):
+        total.add_(step)
+        sums.add_(total.sum())
+        return [total * 1.0, sums.unsqueeze(0), sums.sum() < 100.0]
+
+    # One number out of a row of two, as a copy's noise is, and a transposed matrix.
+    total, sums = torch.zeros(1, 2)[:, 0], torch.zeros(3, 2).t()
+    assert (total.stride(), sums.stride()) == ((2,), (1, 2))
+    totals, each, _ = CompiledLoop(Loop(add, 2, ends=ends), compiles=False)(total, sums, torch.tensor([1.0, 2.0]))
+    assert totals.tolist() == [[1.0], [3.0]]
+    assert each[:, 0, 1, 2].tolist() == [1.0, 4.0]
+    assert (total.tolist(), sums[1].tolist()) == ([3.0], [4.0, 4.0, 4.0])
+
+
+# -- threads
+
+
+def test_small_work_uses_one_thread_and_the_setting_comes_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = Execution("eager", "fp32", CPU)
+        with run.threads_for(1000):
+            assert torch.get_num_threads() == 1
+        with run.threads_for(10**9):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+# -- copies to the host
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("case", [name for name in CASES if name != "kl limit"])
+def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, monkeypatch):
+    """Fake tensors have no values: whatever looks at one on the host raises."""
+    env, options = CASES[case]
+    options = {name: value for name, value in options.items() if name != "time_limit"}
+    fetched = []
+    monkeypatch.setattr(Stats, "_fetch", lambda stats: fetched.append(stats) or dict.fromkeys(stats._pending, 0.0))
+    algorithm = build(env, **options, mode="eager")
+    algorithm.execution.host_looks = False
+    # Nor does it make tensors of the host's numbers, which would be copies the other way.
+    monkeypatch.setattr(torch, "tensor", None)
+    monkeypatch.setattr(torch, "as_tensor", None)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for _ in range(2):
+            row = Stats.merge(algorithm.collect(), algorithm.step())
+            assert not fetched
+            assert "losses/total" in row
+            assert len(fetched) == 1
+            fetched.clear()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_look_at_a_value_would_be_noticed():
+    algorithm = build(Pendulum, mode="eager")  # which may look at whether episodes were cut
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
+        algorithm.collect()
+
+
+# -- workers
+
+
+def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
+    meeting = threading.Barrier(2, timeout=60)
+
+    def job(number):
+        meeting.wait()  # passes only if both are under way
+        return number, torch.get_num_threads(), threading.current_thread().name
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Execution("eager", "fp32", CPU).workers_for(10**9) as workers:
+            assert workers.count == 2
+            (zero, mine, name), (one, others, other) = workers.share([lambda: job(0), lambda: job(1)])
+        assert (zero, one) == (0, 1)
+        assert (mine, others) == (1, 1)
+        assert name != other
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_worker_reports_what_went_wrong():
+    def fail():
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        Workers(2).share([lambda: 1, fail])
+
+
+@pytest.mark.parametrize(("mode", "work", "count"), [("eager", 10**7, 1), ("compile", 10**7, 2), ("compile", 1000, 1)])
+def test_there_is_one_worker_for_small_work(mode, work, count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Execution(mode, "fp32", CPU).workers_for(work) as workers:
+            assert workers.count == count
+    finally:
+        torch.set_num_threads(before)

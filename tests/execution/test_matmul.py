@@ -1,0 +1,143 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rl8x.execution import matmul as products
+from rl8x.execution.compiled import CompiledProgram
+
+SIZE = st.sampled_from([1, 2, 3, 4, 5, 8, 33, 64])
+
+
+def random_pair(rows, terms, columns, transposed, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randn(terms, rows, generator=generator).t() if transposed else torch.randn(rows, terms)
+    return left, torch.randn(terms, columns, generator=generator), torch.randn(columns, generator=generator)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SIZE, SIZE, SIZE, st.booleans(), st.booleans())
+def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased):
+    left, right, bias = random_pair(rows, terms, columns, transposed)
+    result = products.product(left, right, bias if biased else None)
+    if result is NotImplemented:
+        assert min(rows, terms, columns) > 1
+        return
+    expected = left.double() @ right.double() + (bias.double() if biased else 0.0)
+    torch.testing.assert_close(result, expected.float(), atol=1e-5, rtol=1e-5)
+    assert result.is_contiguous()
+
+
+def multiplications(rows, terms, columns, monkeypatch, fast):
+    monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
+    left, right, bias = random_pair(rows, terms, columns, False)
+    record = make_fx(
+        lambda *given: torch.addmm(given[2], given[0], given[1]), decomposition_table=products.DECOMPOSITIONS
+    )(left, right, bias)
+    return [str(node.target) for node in record.graph.nodes if "mm" in str(node.target) or "linear" in str(node.target)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "fast", "expected"),
+    [
+        ((64, 4, 64), True, []),
+        ((64, 64, 2), True, []),
+        ((64, 64, 64), True, ["aten.mm.default"]),
+        ((4096, 4, 64), True, ["aten.mm.default"]),
+        ((4096, 64, 1), True, []),
+        ((4096, 64, 4), True, []),
+        ((4096, 64, 5), True, ["aten.mm.default"]),
+        ((4096, 64, 64), True, ["rl8x.linear.default"]),
+        ((4096, 64, 64), False, ["aten.mm.default"]),
+    ],
+)
+def test_each_product_is_done_in_its_way(shape, fast, expected, monkeypatch):
+    assert multiplications(*shape, monkeypatch, fast) == expected
+
+
+def test_other_numbers_and_devices_keep_the_usual_product():
+    left, right = torch.ones(4, 1), torch.ones(1, 4)
+    assert products.product(left.double(), right.double()) is NotImplemented
+    assert products.product(left.half(), right.half()) is NotImplemented
+    assert products.product(left.to("meta"), right.to("meta")) is NotImplemented
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(512, 64, 1), (512, 64, 2), (64, 512, 3), (3, 4, 5), (512, 64, 64)])
+def test_products_of_bfloat16_are_sums_in_float32(shape, biased):
+    left, right, bias = (part.bfloat16() for part in random_pair(*shape, False))
+    result = products.product(left, right, bias if biased else None)
+    if result is NotImplemented:
+        assert shape == (512, 64, 64)
+        assert not biased
+        return
+    exact = left.double() @ right.double() + (bias.double() if biased else 0.0)
+    assert result.dtype == torch.bfloat16
+    # Rounded to 8 bits, by half of the last one: once where the product is thin, else before and after the bias.
+    span, roundings = exact.abs() + (bias.double().abs() if biased else 0.0), 2 if shape == (512, 64, 64) else 1
+    assert ((result.double() - exact).abs() <= 1.01 * roundings * span * 2**-8 + 1e-5).all()
+
+
+def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch):
+    """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
+    products.lower_linear()
+    monkeypatch.setattr(products, "has_fast_linear", lambda: True)
+    generator = torch.Generator().manual_seed(0)
+    flat, x, slopes = (torch.randn(size, generator=generator) for size in (256 * 256 + 256, 256 * 256, 256 * 256))
+    x, slopes = x.view(256, 256), slopes.view(256, 256)
+
+    def both(flat, x, slopes):
+        weight, bias = flat[: 256 * 256].view(256, 256), flat[256 * 256 :]
+        slopes = slopes * 2.0
+        return [torch.addmm(bias, x, weight.t()).relu(), torch.mm(slopes, weight), torch.mm(slopes.t(), x)]
+
+    program = CompiledProgram(both)
+    record, _ = program.trace([flat, x, slopes])
+    assert sum("linear" in str(node.target) for node in record.graph.nodes) == 3
+    for mine, exact in zip(program(flat, x, slopes), both(*(part.double() for part in (flat, x, slopes))), strict=True):
+        # Bfloat16 and TF32 would be off by 0.1 and 0.01.
+        torch.testing.assert_close(mine, exact.float(), atol=2e-4, rtol=1e-5)
+
+
+def test_the_first_record_probes_with_values(monkeypatch):
+    products.lower_linear()
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
+    products.has_fast_linear.cache_clear()
+    try:
+        record, _ = CompiledProgram(lambda x, y: [torch.mm(x, y)]).trace([torch.ones(4096, 64), torch.ones(64, 64)])
+    finally:
+        products.has_fast_linear.cache_clear()
+    assert sum("linear" in str(node.target) for node in record.graph.nodes) == 1
+
+
+def test_the_probe_trusts_neither_intel_nor_an_operator_that_is_wrong(monkeypatch):
+    probe = products.has_fast_linear.__wrapped__
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : GenuineIntel")
+    assert probe() is False
+    monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
+    assert probe() is True
+    monkeypatch.setattr(products, "linear", lambda x, weight, bias: x)
+    assert probe() is False
+    monkeypatch.setattr(products, "lower_linear", lambda: exec("raise ImportError"))
+    assert probe() is False
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(7, 3, 5), (300, 3, 130), (256, 128, 256), (512, 128, 128)])
+def test_eager_products_are_the_usual_ones(rows, terms, columns, fast, monkeypatch):
+    monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
+    called, linear = [], products.linear
+    monkeypatch.setattr(products, "linear", lambda *given: (called.append(given[0].shape), linear(*given))[1])
+    left, right, bias = random_pair(rows, terms, columns, False)
+    exact = left.double() @ right.double()
+    close = {"atol": 1e-4, "rtol": 1e-5}
+    torch.testing.assert_close(products.multiply(left, right, bias), (exact + bias.double()).float(), **close)
+    torch.testing.assert_close(products.multiply(left, right), exact.float(), **close)
+    torch.testing.assert_close(products.multiply_transposed(left.t().contiguous(), right), exact.float(), **close)
+    wide = rows * terms * columns >= 2**23 and min(rows, terms, columns) >= 128
+    assert called == ([(rows, terms)] * 3 if wide and fast else [])

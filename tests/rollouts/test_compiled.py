@@ -1,0 +1,196 @@
+import dataclasses
+import itertools
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests import probes
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.execution.compiled import CompiledProgram
+from rl8x.randomization import Uniform
+from rl8x.rollouts.filler import HorizonFiller, StepFiller
+
+
+@pytest.fixture(autouse=True)
+def traced_only(request, monkeypatch):
+    """Run the record itself: what a compiled program computes, without the half minute that compiling takes."""
+    if "compiled_for_real" not in request.keywords:
+        monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+
+
+def build(env, **options):
+    defaults = {"num_envs": 4, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    return PPOConfig(**{**defaults, "num_sgd_iters": 1, **options}).build(env)
+
+
+CASES = {
+    "cartpole": (CartPole, {}, None),
+    "pendulum, normalised": (Pendulum, {"normalize_observations": True}, None),
+    "randomised": (CartPole, {}, {"length": Uniform(0.3, 0.6), "gravity": [9.0, 9.5, 10.0, 11.0]}),
+    "one copy": (Pendulum, {"num_envs": 1}, None),
+    "one copy, one step, gru": (
+        Pendulum,
+        {"num_envs": 1, "horizon": 1, "seq_len": 1, "model": "gru", "model_config": {"hidden_size": 8}},
+        None,
+    ),
+    "lstm": (CartPole, {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3}, None),
+    "lstm, forgetful": (
+        Pendulum,
+        {"model": "lstm", "model_config": {"hidden_size": 8}, "seq_len": 3, "seqs_per_state_reset": 1},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("fills", ["whole horizons", "single steps", "single steps, wide"])
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeypatch):
+    if fills == "single steps":
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)  # every step is worth a program of its own
+    if fills == "single steps, wide":
+        monkeypatch.setattr(
+            "rl8x.rollouts.compiled._WHOLE_BYTES", 0
+        )  # a horizon takes too much memory to be one program
+    env, options, env_config = CASES[case]
+    eager, recorded = build(env, **options, execution="eager"), build(env, **options, execution="compile")
+    for _ in range(3):  # the second collect must see the first update's weights and moments
+        for algorithm in (eager, recorded):
+            algorithm.collect(env_config=env_config)
+            algorithm.step()
+        assert eager.rollout.memory.keys() == recorded.rollout.memory.keys()
+        for name, value in eager.rollout.memory.items():
+            torch.testing.assert_close(recorded.rollout.memory[name], value, atol=1e-5, rtol=1e-4, msg=name)
+    assert recorded.collector.stepper.compiles_env
+    filler = HorizonFiller if fills == "whole horizons" else StepFiller
+    assert [type(made) for made in recorded.collector.stepper._fillers.values()] == [filler]
+
+
+@pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
+def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
+    if fills == "single steps":
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
+    config = PPOConfig(num_envs=4, horizon=6, seed=2, device="cpu", model_config={"hidden_sizes": [8]})
+    eager, recorded = (
+        dataclasses.replace(config, execution=mode).build(CartPole, time_limit=4) for mode in ("eager", "compile")
+    )
+    for algorithm in (eager, recorded):
+        algorithm.collect()
+    found = recorded.rollout[keys.FINAL_VALUES]
+    assert (found != 0).any(1).tolist() == [False, False, False, True, False, False, False]
+    torch.testing.assert_close(found, eager.rollout[keys.FINAL_VALUES])
+
+
+class EndsAtItsLimit(gymnasium.Env):
+    """Terminates in the very step in which its time limit cuts."""
+
+    observation_space = Box(-1.0, 1.0, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.ones(2, np.float32), 1.0, self.time == 2, self.time == 2, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "model", "execution"),
+    [
+        *itertools.product(["tensors", *AutoresetMode], ["lstm", "gru", "attention"], ["eager"]),
+        ("tensors", "gru", "compile"),
+        (AutoresetMode.SAME_STEP, "gru", "compile"),
+    ],
+)
+def test_no_value_is_asked_for_where_all_that_time_limits_cut_terminates(env, model, execution):
+    made = probes.OneStep if env == "tensors" else GymnasiumEnv(SyncVectorEnv([EndsAtItsLimit] * 4, autoreset_mode=env))
+    sizes = {"attention": {"width": 8, "num_heads": 1}}.get(model, {"hidden_size": 8})
+    config = PPOConfig(num_envs=4, horizon=6, seq_len=3, seed=2, model=model, model_config=sizes, execution=execution)
+    algorithm = config.build(made, **({"time_limit": 1} if env == "tensors" else {}))
+    algorithm.collect()
+    algorithm.step()
+    valid = algorithm.rollout.tensors.get(keys.VALID, torch.ones(7, 4, dtype=torch.bool))
+    assert (algorithm.rollout[keys.TRUNCATED] & algorithm.rollout[keys.TERMINATED]).any()
+    assert (algorithm.rollout[keys.FINAL_VALUES][valid] == 0).all()
+
+
+def test_the_next_horizon_begins_where_the_last_one_ended():
+    algorithm = build(CartPole, execution="compile")
+    algorithm.collect()
+    carry = {name: value.clone() for name, value in algorithm.env.carry["state"].items()}
+    cursor = algorithm.collector.cursor.obs.clone()
+    algorithm.collect()
+    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], cursor)
+    torch.testing.assert_close(algorithm.rollout[keys.OBS][0], carry["physics"])
+
+
+def test_evaluation_has_a_program_of_its_own():
+    eager, recorded = (build(CartPole, execution=mode, horizons_per_env_reset=1) for mode in ("eager", "compile"))
+    for algorithm in (eager, recorded):
+        algorithm.collect()
+    assert dict(recorded.evaluate()) == pytest.approx(dict(eager.evaluate()))
+
+
+class CountsInPython(probes.OneStep):
+    """Not pure: pays what it has counted outside of its state, which a record would pay for ever."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.count = 0
+
+    def advance(self, carry, actions, noise):
+        self.count += 1
+        carry, step = super().advance(carry, actions, noise)
+        return carry, step._replace(rewards=step.rewards * self.count)
+
+
+class LooksAtValues(probes.Forever):
+    """Branches on a number on the host, which cannot be recorded."""
+
+    def transition(self, state, actions, parameters, noise):
+        state, rewards, terminated = super().transition(state, actions, parameters, noise)
+        return state, rewards * 2 if actions.sum().item() > 2 else rewards, terminated
+
+
+@pytest.mark.parametrize("env", [CountsInPython, LooksAtValues])
+def test_an_environment_that_cannot_be_recorded_runs_eagerly_with_one_warning(env):
+    algorithm = build(env, execution="compile")
+    with pytest.warns(RuntimeWarning, match=f"{env.__name__} runs eagerly around a compiled policy"):
+        algorithm.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        algorithm.collect()
+    assert not algorithm.collector.stepper.compiles_env
+    if env is CountsInPython:
+        assert len(algorithm.rollout[keys.REWARDS][:6].unique()) == 6  # it still counts
+
+
+def test_a_simulator_runs_eagerly_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        algorithm = build(
+            lambda num_envs, **options: GymnasiumEnv("CartPole-v1", num_envs, **options), execution="compile"
+        )
+        eager = build(lambda num_envs, **options: GymnasiumEnv("CartPole-v1", num_envs, **options))
+        for each in (algorithm, eager):
+            each.collect()
+    torch.testing.assert_close(algorithm.rollout[keys.OBS], eager.rollout[keys.OBS])
+
+
+@pytest.mark.compiled_for_real
+def test_compiled_steps_equal_eager_ones():
+    eager, compiled = build(CartPole, execution="eager"), build(CartPole, execution="compile")
+    for algorithm in (eager, compiled):
+        algorithm.collect()
+        algorithm.step()
+        algorithm.collect()
+    for name, value in eager.rollout.tensors.items():
+        torch.testing.assert_close(compiled.rollout[name], value, atol=1e-5, rtol=1e-4, msg=name)

@@ -1,0 +1,185 @@
+import json
+import math
+
+import pytest
+import torch
+from benchmarks.faults import inject
+from tests import probes
+from tests.trainers.test_resume import make, run, weights
+
+from rl8x import keys
+from rl8x.checkpoint import Checkpoints, listed, read
+from rl8x.envs import CartPole
+from rl8x.execution.compiled import CompiledProgram
+from rl8x.trainers import NonFiniteError, Trainer
+from rl8x.trainers.non_finite import MAX_IN_A_ROW, message, take_counts
+
+QUANTITIES = ["observations", "actions", "rewards", "losses", "gradients", "parameters"]
+
+
+def at(step, quantity, value=float("nan")):
+    """Put a bad number into the step after this one."""
+
+    def callback(trainer, stats):
+        if stats[keys.STEPS] == step:
+            inject(trainer, quantity, value)
+
+    return callback
+
+
+def make_one(env=CartPole, *, trainer=None, **options):
+    options = {"num_sgd_iters": 1, "num_envs": 6} | options
+    return make(env, trainer={"num_eval_envs": 2, **(trainer or {})}, **options)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
+    trainer = make_one(trainer={"checkpoints": tmp_path, "callbacks": [at(2, quantity, value)]})
+    with pytest.raises(NonFiniteError, match=f"^{quantity} not finite at step 3, in ") as error:
+        run(trainer, max_steps=5)
+    found = error.value.diagnosis
+    assert (found["quantity"], found["step"]) == (quantity, 3)
+    if quantity in ("observations", "actions", "rewards"):
+        assert found["environments"] == [5]
+        assert "in environments 5, slot" in str(error.value)
+    if quantity in ("observations", "rewards"):
+        assert found["slot"] == 4 if quantity == "observations" else 3
+    tracker = trainer.tracker
+    assert tracker.status == "FAILED"
+    assert json.loads(tracker.texts["diagnosis.json"])["quantity"] == quantity
+    assert tracker.texts["diagnosis.txt"].startswith(f"{quantity} not finite")
+    assert tracker.tags["rl8x.non_finite"].startswith(quantity)
+    assert json.loads((tmp_path / "diagnosis-step-3.json").read_text())["step"] == 3
+    assert read(listed(tmp_path)[-1]).about["counters"][keys.STEPS] == 0  # good, and from before
+
+
+class EndsAtInfinity(probes.Probe):
+    """Counts its steps; what the third copy ends with is infinite, which nothing but its time limit sees."""
+
+    default_time_limit = 6
+    bad = 0.0  # while it is validated
+
+    def transition(self, state, actions, parameters, noise):
+        none = torch.zeros(self.num_envs)
+        return {"x": state["x"] + 1}, none, none.bool()
+
+    def observe(self, state, parameters):
+        third = (torch.arange(self.num_envs) == 2).unsqueeze(1)
+        return torch.where(third & (state["x"] == 6), self.bad, state["x"])
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("how", ["eager", "an accelerator's way", "compiled horizon", "compiled steps", "simulator"])
+def test_what_a_cut_episode_ends_with_is_named_before_a_normaliser_clips_it(how, bad, monkeypatch):
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+    monkeypatch.setattr(EndsAtInfinity, "capturable", how != "simulator")
+    if how == "compiled steps":
+        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
+    execution = "compile" if how.startswith("compiled") else "eager"
+    trainer = make_one(EndsAtInfinity, normalize_observations=True, execution=execution, horizon=8)
+    monkeypatch.setattr(EndsAtInfinity, "bad", bad)
+    trainer.algorithm.execution.host_looks = how != "an accelerator's way"
+    text = "observations not finite at step 1, in environments 2, slot 5 of the horizon, in the final observation of"
+    with pytest.raises(NonFiniteError, match=text) as error:
+        trainer.step()
+    assert bool(trainer.algorithm.rollout[keys.OBS].isfinite().all())
+    assert error.value.diagnosis["final"] is True
+    assert error.value.diagnosis["rollout"]["observations"]["num_environments_in_rollout"] == 1
+
+
+def test_weights_that_are_not_finite_are_no_fault_of_a_final_observation():
+    trainer = make_one(EndsAtInfinity, normalize_observations=True, horizon=8)
+    with torch.no_grad():
+        trainer.algorithm.policy.model.apply(lambda part: [each.fill_(math.nan) for each in part.parameters(False)])
+    with pytest.raises(NonFiniteError, match=r"^actions not finite at step 1, .*slot 0 of the horizon; then") as error:
+        trainer.step()
+    assert error.value.diagnosis["also"][0] != "observations"
+
+
+def test_good_numbers_leave_no_trace():
+    trainer = make_one()
+    stats = run(trainer, max_steps=2)
+    assert not [name for name in stats if name.startswith("finite/")]
+    assert "rl8x.non_finite" not in trainer.tracker.tags
+
+
+def test_the_last_good_checkpoint_resumes(tmp_path):
+    straight = make_one()
+    run(straight, max_steps=5)
+    trainer = make_one(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [at(3, "rewards")]})
+    with pytest.raises(NonFiniteError):
+        run(trainer, max_steps=5)
+    second = Trainer.resume(tmp_path, tracker=trainer.tracker)
+    assert second.state[keys.STEPS] == 3
+    run(second)
+    assert torch.equal(weights(second), weights(straight))
+
+
+@pytest.mark.parametrize("quantity", ["observations", "actions", "rewards", "losses", "gradients"])
+def test_skip_takes_the_update_back_and_goes_on(quantity):
+    before, seen = [], []
+
+    def watch(trainer, stats):
+        before.append(weights(trainer))
+        seen.append(stats)
+
+    trainer = make_one(trainer={"on_non_finite": "skip", "callbacks": [watch, at(2, quantity)]})
+    with pytest.warns(RuntimeWarning, match=f"{quantity} not finite at step 3, .*as they were before the step"):
+        trainer.step(), trainer.step(), trainer.step()
+    assert torch.equal(before[2], before[1])
+    assert trainer.state[keys.STEPS] == 3
+    if quantity in ("losses", "gradients", "actions"):
+        return  # these stay broken in this test
+    later = trainer.step()
+    assert math.isfinite(later["losses/total"])
+    assert not torch.equal(before[3], before[2])
+    assert bool(weights(trainer).isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:losses not finite")
+def test_skipping_for_ever_stops():
+    trainer = make_one(trainer={"on_non_finite": "skip", "callbacks": [at(1, "losses")]})
+    with pytest.raises(NonFiniteError):
+        run(trainer, max_steps=100)
+    assert trainer.state[keys.STEPS] == 1 + MAX_IN_A_ROW + 1
+
+
+def test_rollback_goes_back_to_the_last_checkpoint(tmp_path):
+    seen = []
+    callbacks = [lambda trainer, stats: seen.append(weights(trainer)), at(4, "observations")]
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=3), "on_non_finite": "rollback"}
+    trainer = make_one(trainer={**options, "callbacks": callbacks})
+    with pytest.warns(RuntimeWarning, match="as they were in 000002-step-3"):
+        stats = run(trainer, max_steps=6)
+    assert torch.equal(seen[4], seen[2])
+    assert not torch.equal(seen[5], seen[2])
+    assert stats[keys.STEPS] == 6
+    assert [step for step, _ in trainer.tracker.history("returns/mean")] == [48 * n for n in range(1, 7)]
+    assert trainer.tracker.status == "FINISHED"
+
+
+def test_there_is_no_other_mode():
+    with pytest.raises(ValueError, match="`on_non_finite` must be one of 'stop', 'skip', 'rollback'; got 'ignore'"):
+        make_one(trainer={"on_non_finite": "ignore"})
+
+
+def test_counts_are_taken_out_of_the_row():
+    row = {"finite/losses": 0.0, "finite/rewards": 1.0, "finite/actions": float("nan"), "losses/total": 2.0}
+    assert set(take_counts(row)) == {"rewards", "actions"}
+    assert row == {"losses/total": 2.0}
+
+
+def test_many_environments_are_counted():
+    found = {
+        "quantity": "rewards",
+        "also": ["losses"],
+        "environments": [1, 2],
+        "num_environments": 9,
+        "slot": 0,
+        "final": False,
+        "step": 4,
+    }
+    assert message(found) == (
+        "rewards not finite at step 4, in environments 1, 2 and 7 more, slot 0 of the horizon; then losses"
+    )
