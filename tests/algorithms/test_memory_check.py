@@ -71,7 +71,9 @@ def test_what_is_counted_is_there_and_is_most_of_the_buffers(env, options, there
     held = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
     shaped = algorithm.env
     spaces_ = {"observation": shaped.single_observation_space, "action": shaped.single_action_space}
-    counted = memory.training_bytes(8, 8, **spaces_) - 8 * 8 * memory._PREPARED
+    counted = (
+        algorithm.config.rollout_bytes(**spaces_) - 8 * 8 * 4 * 3
+    )  # what is only there while advantages are estimated
     states = sum(state.numel() * state.element_size() for state in algorithm.rollout.states.values())
     assert 0.98 * held <= counted + states <= held
     # What is asked for in build() is that and little more.
@@ -83,12 +85,12 @@ def test_what_is_counted_is_there_and_is_most_of_the_buffers(env, options, there
 
 
 def test_what_may_not_fit_is_warned_of_once(there_are, recwarn):
-    there_are(int(1.2 * memory.training_bytes(8, 8, observation=None, action=None)))
+    there_are(int(1.2 * config().rollout_bytes(None, None)))
     with pytest.raises(ValueError, match="Lower"):
         config().build(CartPole)
     assert len(recwarn) == 0
     spaces_ = {"observation": CartPole.single_observation_space, "action": CartPole.single_action_space}
-    there_are(int(1.2 * memory.training_bytes(8, 8, **spaces_)))
+    there_are(int(1.2 * config().rollout_bytes(**spaces_)))
     config().build(CartPole)
     [warning] = recwarn
     assert "It may not be enough. If it is not, lower `num_envs`" in str(warning.message)
@@ -144,7 +146,7 @@ def test_where_nothing_can_be_asked_nothing_is_refused(there_are):
 def test_freed_memory_is_given_back_before_anything_is_refused(monkeypatch):
     answers = [1, 10**9]  # bytes
     monkeypatch.setattr(memory, "available_bytes", lambda device: answers.pop(0))
-    memory.check_training(8, 8, torch.device("cpu"))
+    memory.check_training(8, 8, torch.device("cpu"), 1000)
     assert answers == []
 
 

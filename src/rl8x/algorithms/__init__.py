@@ -1,7 +1,7 @@
-"""Algorithms: each gathers experience with `collect()` and learns from it with `step()`."""
+"""Algorithms: each learns with `step()`; one with an environment gathers experience with `collect()` before it."""
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
-from rl8x.algorithms.ppo.config import PPOConfig
-from rl8x.algorithms.ppo.ppo import PPO
+from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
+from rl8x.algorithms.ppo import PPO, PPOConfig
 
-__all__ = ["PPO", "AlgorithmConfig", "GenericAlgorithmBase", "PPOConfig"]
+__all__ = ["PPO", "AlgorithmConfig", "GenericAlgorithmBase", "OnlineAlgorithm", "OnlineConfig", "PPOConfig"]

@@ -1,51 +1,53 @@
-"""What a trainer needs of an algorithm, and what every algorithm shares."""
+"""What a trainer needs of an algorithm, with or without an environment, and what every algorithm shares."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-import gymnasium
 import torch
 from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device
-from rl8x.algorithms.memory_check import check_training
-from rl8x.envs import Env, GymnasiumEnv, env_maker
-from rl8x.envs.gymnasium_env import is_vectorised
+from rl8x.algorithms.seeds import draw_seed, part_seed
+from rl8x.envs import Env
+from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
-EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(ABC):
+class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     """Hyperparameters that every algorithm has."""
 
-    num_envs: int = option(8192, "Copies of the environment, stepped together.", low=1)
-    horizon: int = option(32, "Steps taken by each copy in one collect.", low=1)
-    horizons_per_env_reset: int | None = option(
-        None,
-        "k > 0 resets the environment before every k-th collect, k < 0 once at the first. "
-        "None: 1 for tasks that never end, -1 for episodic ones.",
-    )
+    algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
+    """What is built; the algorithm's class sets it."""
+
     seed: int | None = option(
         None,
-        "Makes a run reproducible, bit for bit on one machine. None draws one, which the run's params tell.",
+        "Makes a run reproducible, bit for bit on one machine. None draws one, which the run's params record.",
         low=0,
     )
     device: str = option("auto", "Where environment, policy and update live; 'auto' is CUDA where there is one.")
     num_threads: int | None = option(
         None, "CPU threads that torch uses in this process. None leaves torch's own choice.", low=1
+    )
+    execution: Mode = option(
+        "auto",
+        "How the update and the rollout run: 'eager', 'compile' (fused loops; 5 to 30 s to compile, for longer runs), "
+        "'graph' (captured once, on CUDA), or 'auto', which is graph on CUDA and eager elsewhere.",
+        choices=MODES,
+    )
+    precision: Precision = option(
+        "fp32",
+        "Precision of the policy's matrix products: 'fp32', 'tf32' (CUDA), or 'bf16' (for machines that have it).",
+        choices=PRECISIONS,
     )
 
     def __new__(cls, **options: Any) -> Self:
@@ -55,86 +57,122 @@ class AlgorithmConfig(ABC):
 
     def __post_init__(self) -> None:
         """Check every field against its declaration."""
-        if self.horizons_per_env_reset == 0:
-            raise ValueError(
-                "`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0."
-            )
         check_options(self)
 
-    @abstractmethod
-    def build(self, env: EnvLike, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
-        """Make the environment, check that it fits, and return the algorithm.
+    def build(self, env: Any = None, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:
+        """Return the algorithm, after checking that config and environment fit.
 
         Args:
-            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
-                vector environments.
+            env: What it trains in; None for an algorithm without an environment.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
+
+        Raises:
+            TypeError: If no algorithm is declared with `config=` this class, or it takes no environment.
         """
+        if self.algorithm is None:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
+            )
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        seed = draw_seed(self.seed)
+        made, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
+        return self.algorithm(self, made, seed, factory)
+
+    def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
+        """Return the environment to train in and what makes another such; without environments both are None."""
+        if env is not None or env_kwargs:
+            raise TypeError(f"{type(self).__name__} trains without an environment; got {env!r}.")
+        return None, None
 
 
 class GenericAlgorithmBase(ABC, Generic[ConfigT]):
-    """Gathers experience with `collect()` and learns from it with `step()`.
+    """Learns with `step()`, from what `collect()` gathers where there is an environment.
+
+    A subclass names its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
+
+    Args:
+        config: The hyperparameters.
+        env: The environment that is trained in; None where there is none.
+        seed: The seed in use, also where the config leaves it open.
+        env_factory: Makes another such environment; None where an instance was given.
 
     Attributes:
-        clock: The counter that metrics are plotted against.
-        config: The hyperparameters as given.
+        clock: The counter that metrics are plotted against and schedules go by.
         counters: Running totals, by metric name (`keys.COUNTERS`).
-        env: The environment that is trained on.
-        env_factory: Makes another such environment; None where an instance was given.
-        state_reset_every: The policy's state is forgotten every so many steps of a horizon; 0 is never.
-        metrics: What a row of `step()` has, by the names under which it is tracked.
+        device: Where environment, policy and update live.
+        execution: How the programs run.
+        metrics: What a row of `step()` has, by the names under which it is logged.
         policy: The policy that is trained.
-        seed: The seed in use, also where the config left it open.
+        state_reset_every: The policy's state is reset every so many steps of a horizon; 0 is never.
     """
 
-    clock: ClassVar[str] = keys.ENV_STEPS
+    clock: ClassVar[str] = keys.UPDATES
     metrics: tuple[str, ...] = ()
 
     policy: Policy
     state_reset_every: int = 0
 
-    def __init__(self, config: ConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+    def __init_subclass__(cls, *, config: type[AlgorithmConfig] | None = None, **options: Any) -> None:
+        """Have a config class build this class."""
+        super().__init_subclass__(**options)
+        if config is not None:
+            config.algorithm = cls
+
+    def __init__(self, config: ConfigT, env: Env | None, seed: int, env_factory: EnvFactory | None = None) -> None:
         self.config = config
-        self.env_factory = env_factory
         self.env = env
+        self.env_factory = env_factory
         self.seed = seed
-        self.device = env.device
-        self.horizons_per_env_reset = config.horizons_per_env_reset or (-1 if env.episodic else 1)
+        self.device = resolve_device(config.device) if env is None else env.device
+        self.execution = Execution(config.execution, config.precision, self.device)
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
 
-    @abstractmethod
     def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
-        """Gather a horizon of experience with the present policy and return its statistics."""
+        """Gather experience with the present policy and return its statistics; without an environment there is none."""
+        return Stats({})
 
     @abstractmethod
     def step(self) -> Stats:
-        """Update the policy with what the last `collect()` gathered and return the update's statistics.
+        """Update the policy and return the update's statistics.
 
-        Raises:
-            RuntimeError: If there is nothing fresh to learn from.
+        Those under `finite/` are no metrics: 1 where the quantity of this name is not finite, else 0.
+        """
+
+    # -- saving
+
+    @abstractmethod
+    def learned_state(self) -> dict[str, Any]:
+        """Return what an update changes, such as weights, optimizer and running moments, without copying it.
+
+        The trainer clones it before each step where a step with non-finite numbers is to be taken back. Experience,
+        such as a replay buffer, belongs to `state_dict` alone.
         """
 
     @abstractmethod
-    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them.
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `learned_state` or `state_dict` returned, in place; experience and counters stay."""
 
-        Args:
-            env_config: Values for the environment's parameters; the next training reset goes back to what was in force
-                before. None evaluates under that.
-            deterministic: Whether the policy takes its most likely action rather than a sample.
-        """
-
-    @abstractmethod
-    def validate(self) -> None:
-        """Raise `ValueError` where the config, the environment and the policy do not fit together."""
-
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on: weights, optimizer, counters, environment, generators."""
+        """Return all that the next collect and step depend on."""
+        return {**self.learned_state(), "counters": dict(self.counters)}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, bit for bit."""
+        self.load_learned_state(state)
+        self.counters.update(state["counters"])
+
+    # -- numbers that are not finite
+
+    def discard_experience(self) -> None:
+        """Gather anew, because what was gathered is not finite."""
+
+    def locate_non_finite(self) -> dict[str, dict[str, Any]]:
+        """Say where in the last experience numbers are not finite, by quantity; see `non_finite.locate`."""
+        return {}
+
+    # -- what a run records
 
     @property
     def params(self) -> dict[str, Any]:
@@ -145,12 +183,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         params.update(
             seed=self.seed,
             device=str(self.device),
-            horizons_per_env_reset=self.horizons_per_env_reset,
             num_threads=torch.get_num_threads(),
+            execution=self.execution.mode,
         )
-        env = self.env
-        params.update({"env": type(env).__name__, "env.time_limit": env.time_limit})
-        params.update(flatten_params("env", env.params or {"kwargs": _factory_arguments(self.env_factory)}))
         for part, arguments in self.policy.arguments.items():
             params.update(flatten_params(part, arguments))
         params["model.class"] = qualified_name(type(self.policy.model))
@@ -160,97 +195,17 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What a run shows of itself by its end, by the name of a tag."""
-        # Some simulators show at their first ended episode that they keep it to themselves.
-        if self.env.gives_final_obs:
-            return {}
-        return {"rl8x.final_obs": "missing: time limits bootstrap from the observation after the reset"}
+        """What a run records at its end, by the name of a tag: the mode in force may be another than at its start."""
+        return {"rl8x.execution": self.execution.mode}
 
     def watch(self, row: Mapping[str, float]) -> None:
-        """Look at a step's row of statistics, now that it is on the host, for what should be warned of."""
+        """Look at a step's row of statistics, now that it is on the host, for what deserves a warning."""
 
     def memory_stats(self) -> dict[str, float]:
-        """Say how much device memory torch holds for this process, in MB (10^6 bytes); empty on the CPU."""
+        """Return how much device memory torch holds for this process, in MB (10^6 bytes); empty on the CPU."""
         if self.device.type != "cuda":
             return {}
         return {"memory/device_mb": torch.cuda.memory_allocated(self.device) / 1e6}
-
-    def reset_is_due(self) -> bool:
-        """Whether the next collect begins by resetting the environment."""
-        collects, every = self.counters[keys.COLLECTS], self.horizons_per_env_reset
-        return collects == 0 if every < 0 else collects % every == 0
-
-
-def make_env(
-    config: AlgorithmConfig, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]
-) -> tuple[Env, EnvFactory | None]:
-    """Make the environment that a config asks for, or take the instance that was given.
-
-    Returns:
-        The environment, and what makes another such with other copies and another seed; None for an instance.
-
-    Raises:
-        ValueError: If an instance has another number of copies or lives on another device than the config says, or
-            there is too little memory.
-        TypeError: If what was given makes no environment.
-    """
-    device = resolve_device(config.device)
-    if not isinstance(env, Env) and is_vectorised(env):
-        env = GymnasiumEnv(env, device=device, seed=seed)
-    if isinstance(env, Env):
-        _check_instance(config, env, device, env_kwargs)
-        _check_memory(config, env, device)
-        return env, None
-    maker = env_maker(env, trust=True)  # a name that a file gave does not come here
-    factory = functools.partial(maker, **env_kwargs)
-    _check_memory(config, maker, device)
-    made = factory(config.num_envs, device=device, seed=seed)
-    if not isinstance(made, Env):
-        raise TypeError(
-            f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Let GymnasiumEnv make the "
-            "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
-        )
-    _check_memory(config, made, device)
-    return made, factory
-
-
-def _check_memory(config: AlgorithmConfig, env: Any, device: torch.device) -> None:
-    """Refuse what will not fit as early as can be: a class may know its spaces, other makers do not."""
-    found = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
-    observation, action = (space if isinstance(space, gymnasium.Space) else None for space in found)
-    check_training(config.num_envs, config.horizon, device, observation=observation, action=action)
-
-
-def _check_instance(config: AlgorithmConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:
-    if env_kwargs:
-        names = ", ".join(env_kwargs)
-        raise TypeError(
-            f"Arguments for the environment's constructor ({names}) need a class or a name, not an instance."
-        )
-    if env.num_envs != config.num_envs:
-        raise ValueError(
-            f"`num_envs` is {config.num_envs}, but the environment given has {env.num_envs} copies. Make them equal."
-        )
-    if env.device.type != device.type:
-        raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
-
-
-def draw_seed(seed: int | None) -> int:
-    """Return the seed given, or draw one."""
-    return secrets.randbelow(2**31) if seed is None else seed
-
-
-def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
-    """Return what a factory gives the environment's class, by name; the time limit has a param of its own."""
-    if not isinstance(factory, functools.partial):
-        return {}
-    signature = inspect.signature(factory.func)
-    arguments = dict(signature.bind_partial(*factory.args, **factory.keywords).arguments)
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments |= arguments.pop(name, {})
-    arguments.pop("time_limit", None)
-    return arguments
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:

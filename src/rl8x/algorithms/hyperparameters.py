@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 T = TypeVar("T")
@@ -130,11 +129,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
             f"`device` must be 'auto' or a device of this machine; got {str(device)!r} ({reason})."
         ) from None
     return resolved
-
-
-def split_seed(seed: int, count: int) -> list[int]:
-    """Derive independent seeds for the parts of a run, so that no two draw the same numbers."""
-    return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, dtype=np.uint64) >> np.uint64(1)]
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

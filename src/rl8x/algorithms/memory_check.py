@@ -23,15 +23,9 @@ from rl8x.policy import Policy
 from rl8x.spaces import leaves
 
 Space = gymnasium.Space[Any]
-# More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
-MOST_PACKED: Final = 256
-# Of a slot of the rollout beside observation and action: start, terminated and truncated (bool), log-probability,
-# value, final value, reward and return (float32), length (int64).
-_SLOT: Final = 3 * 1 + 5 * 4 + 8
-# Packed beside observation and action, as float32: start, log-probability, advantage, return.
-_PACKED: Final = 4 * 4
-# While advantages are estimated, as float32: scaled rewards, advantages, targets.
-_PREPARED: Final = 3 * 4
+# Of a slot of the rollout beside observation and action: start, terminated and truncated (bool), reward and return
+# (float32), length (int64).
+_SLOT: Final = 3 * 1 + 2 * 4 + 8
 # Of a step of an evaluation: reward (float32) and mask (bool); and how many it takes at least.
 _EVALUATED: Final = 16 * (4 + 1)
 # How many times what is counted a run with a small network was measured to take.
@@ -39,14 +33,7 @@ _USUAL: Final = 1.5
 
 
 def check_training(
-    num_envs: int,
-    horizon: int,
-    device: torch.device,
-    *,
-    observation: Space | None = None,
-    action: Space | None = None,
-    policy: Policy | None = None,
-    seq_len: int = 1,
+    num_envs: int, horizon: int, device: torch.device, need: int, *, policy: Policy | None = None, seq_len: int = 1
 ) -> None:
     """Refuse a horizon of experience that does not fit.
 
@@ -54,15 +41,13 @@ def check_training(
         num_envs: Copies of the environment.
         horizon: Steps of each.
         device: Where they live.
-        observation: Space of one copy's observation; None where the environment has to be made to know it.
-        action: Space of one copy's action, likewise.
+        need: Bytes of the experience itself.
         policy: The policy; None where it is not made yet.
         seq_len: Steps between two states of the policy that are kept.
 
     Raises:
         ValueError: If it needs more memory than there is.
     """
-    need = training_bytes(num_envs, horizon, observation=observation, action=action)
     options = "`num_envs` or `horizon`"
     if policy is not None:
         state = sum(value.numel() * value.element_size() for value in policy.initial_state(1).values())
@@ -79,11 +64,9 @@ def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observ
     _check(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
 
 
-def training_bytes(num_envs: int, horizon: int, *, observation: Space | None, action: Space | None) -> int:
-    """Return what the rollout takes, and what is packed of it for the updates."""
-    slot = _SLOT + _stored(observation) + _stored(action)
-    packed = _PACKED + _PREPARED + 4 * (_width(observation) + _width(action))
-    return num_envs * ((horizon + 1) * slot + horizon * packed)
+def slot_bytes(observation: Space | None, action: Space | None) -> int:
+    """Return what every rollout stores of one step of one copy; spaces that are not known yet count as nothing."""
+    return _SLOT + _stored(observation) + _stored(action)
 
 
 def activation_bytes(policy: Policy) -> int:
@@ -157,19 +140,7 @@ def _shown(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
-def _leaves(space: Space | None) -> list[Space]:
-    return [] if space is None else [leaf for _, leaf in leaves(space)]
-
-
-def _numbers(leaf: Space) -> int:
-    return math.prod(leaf.shape or ())
-
-
 def _stored(space: Space | None) -> int:
     """Return the bytes of one element, as the rollout has it."""
-    return sum(_numbers(leaf) * np.dtype(leaf.dtype).itemsize for leaf in _leaves(space) if leaf.dtype is not None)
-
-
-def _width(space: Space | None) -> int:
-    """Return the numbers of one element that are packed."""
-    return sum(_numbers(leaf) for leaf in _leaves(space) if _numbers(leaf) <= MOST_PACKED)
+    found = [] if space is None else [leaf for _, leaf in leaves(space)]
+    return sum(math.prod(leaf.shape or ()) * np.dtype(leaf.dtype).itemsize for leaf in found if leaf.dtype is not None)

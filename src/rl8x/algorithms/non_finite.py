@@ -7,6 +7,7 @@ takes these out of the row, and looks closely only where one is not 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,3 +73,43 @@ def updates_not_finite(rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
         "finite/gradients": gradient.to(torch.float32),
         "finite/parameters": any_not_finite([weights]),
     }
+
+
+# What a rollout shows of a quantity. Losses are not finite where values are not.
+_SHOWN = {**_GATHERED, "losses": (keys.VALUES, keys.FINAL_VALUES)}
+_MAX_LISTED = 32
+
+
+def locate(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Find where a rollout is not finite first.
+
+    Args:
+        rollout: Its tensors, each `[horizon + 1, num_envs, ...]`.
+
+    Returns:
+        By quantity, of those that are not finite, plain data: the first `slot` of the horizon where one is not,
+        `environments`: the copies where it is not in this slot, at most 32, and how many there are
+        (`num_environments`), in how many it ever is not (`num_environments_in_rollout`), and whether the slot's is that
+        of the `final` observation of an episode that was truncated.
+    """
+    found = {}
+    for quantity, names in _SHOWN.items():
+        shown = [value for name, value in rollout.items() if name.split("/")[0] in names and value.is_floating_point()]
+        wrong = [~torch.isfinite(value).reshape(*value.shape[:2], -1).all(-1) for value in shown]
+        final: Tensor | None = None
+        if quantity == "observations" and keys.FINAL_VALUES in rollout:
+            final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES])
+            wrong.append(final)
+        bad = torch.stack(wrong).any(0) if wrong else torch.zeros(1, 1, dtype=torch.bool)
+        if not bad.any():
+            continue
+        slot = int(bad.any(1).nonzero()[0])
+        environments = bad[slot].nonzero().flatten().tolist()
+        found[quantity] = {
+            "slot": slot,
+            "environments": environments[:_MAX_LISTED],
+            "num_environments": len(environments),
+            "num_environments_in_rollout": int(bad.any(0).sum()),
+            "final": final is not None and bool((final[slot] & bad[slot]).any()),
+        }
+    return found

@@ -52,6 +52,12 @@ class Collector:
             state_reset_every=state_reset_every,
         )
 
+    @property
+    def runs_env(self) -> bool:
+        """Whether the environment runs as the policy does: eagerly in eager execution, else inside the programs."""
+        stepper = self.stepper
+        return stepper.captures_env or stepper.compiles_env or stepper.execution.mode == "eager"
+
     def reset(self, env_config: Any = None) -> None:
         """Start every copy afresh, with a new `env_config` where one is given."""
         obs, _ = self.env.reset(config=env_config)

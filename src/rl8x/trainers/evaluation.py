@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import split_seed
 from rl8x.algorithms.memory_check import check_evaluation
+from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env
 from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.parameters import inherited_config
@@ -175,7 +175,7 @@ def make_evaluator(
     """
     if eval_env is None or eval_env is False or (eval_env == "auto" and not algorithm.env.episodic):
         return None
-    env_seed, noise_seed = split_seed(algorithm.seed, 6)[4:]
+    env_seed, noise_seed = part_seed(algorithm.seed, "eval_env"), part_seed(algorithm.seed, "eval_sampling")
     made = eval_env if isinstance(eval_env, Env) else _make_env(algorithm, eval_env, num_eval_envs, env_seed)
     if made is None:
         return None
@@ -240,12 +240,12 @@ class Evaluations:
     @property
     def is_their_turn(self) -> bool:
         """Whether one can be made now: in the training environment only where that is at a reset."""
-        every = self._algorithm.horizons_per_env_reset
+        every = self._algorithm.resets.every
         return self._evaluator is not None or every < 0 or self._algorithm.counters[keys.COLLECTS] % every == 0
 
     def check_turn(self, env_config: Mapping[str, Any] | None) -> None:
         """Refuse an evaluation in the training environment out of turn, or under what could not be applied."""
-        every, collects = self._algorithm.horizons_per_env_reset, self._algorithm.counters[keys.COLLECTS]
+        every, collects = self._algorithm.resets.every, self._algorithm.counters[keys.COLLECTS]
         if not self.is_their_turn:
             raise RuntimeError(
                 "`eval()` in the training environment needs `algorithm/collects` to be a multiple of "

@@ -290,7 +290,7 @@ class Run:
         check_conditions(self.trainer, self.conditions, self.options["steps_per_eval"])
 
     def _check_evaluation(self, steps_per_eval: int | None, resumed: bool) -> None:
-        every = self.trainer.algorithm.horizons_per_env_reset
+        every = self.trainer.algorithm.resets.every
         if every > 0 and steps_per_eval is not None and steps_per_eval % every:
             raise ValueError(
                 f"`steps_per_eval` must be a multiple of `horizons_per_env_reset`; got {steps_per_eval} and {every}. "

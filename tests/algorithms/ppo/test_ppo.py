@@ -389,8 +389,8 @@ def test_resets_follow_horizons_per_env_reset(every, resets):
 
 
 def test_never_ending_tasks_reset_each_horizon_by_default_and_episodic_ones_never():
-    assert tiny().build(CartPoleInfinite).horizons_per_env_reset == 1
-    assert tiny().build(CartPole).horizons_per_env_reset == -1
+    assert tiny().build(CartPoleInfinite).resets.every == 1
+    assert tiny().build(CartPole).resets.every == -1
 
 
 def test_recurrent_states_start_afresh_as_rl8_has_it():

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-import torch
-
-from rl8x.algorithms.base import AlgorithmConfig, EnvLike, draw_seed, make_env
-from rl8x.algorithms.hyperparameters import nearest_divisor, option, split_seed
+from rl8x.algorithms.hyperparameters import nearest_divisor, option
+from rl8x.algorithms.memory_check import Space
+from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer import OPTIMIZERS
+from rl8x.algorithms.ppo.minibatches import packed_bytes
 from rl8x.distributions import Distribution
-from rl8x.execution import MODES, PRECISIONS, Mode, Precision
 from rl8x.models import Model
 from rl8x.schedules import Schedule
 
-if TYPE_CHECKING:
-    from rl8x.algorithms.ppo.ppo import PPO
+# Bytes that PPO adds to a slot of the rollout: log-probability, value, final value (float32).
+_STORED: Final = 3 * 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOConfig(AlgorithmConfig):
+class PPOConfig(OnlineConfig):
     """Hyperparameters of PPO; the defaults are rl8's."""
 
     model: str | type[Model] | Model | None = option(
@@ -95,18 +94,6 @@ class PPOConfig(AlgorithmConfig):
         "None: 8 for tasks that never end, -1 for episodic ones.",
     )
 
-    execution: Mode = option(
-        "auto",
-        "How the update and the rollout run: 'eager', 'compile' (fused loops; 5 to 30 s to compile, for longer runs), "
-        "'graph' (captured once, on CUDA), or 'auto', which is graph on CUDA and eager elsewhere.",
-        choices=MODES,
-    )
-    precision: Precision = option(
-        "fp32",
-        "Precision of the policy's matrix products: 'fp32', 'tf32' (CUDA), or 'bf16' (for machines that have it).",
-        choices=PRECISIONS,
-    )
-
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
@@ -131,17 +118,7 @@ class PPOConfig(AlgorithmConfig):
                 f"`seqs_per_state_reset` must be positive, or -1 for never; got {self.seqs_per_state_reset}."
             )
 
-    def build(self, env: EnvLike, **env_kwargs: Any) -> PPO:
-        """Make the environment, check that it fits, and return the algorithm.
-
-        Args:
-            env: An environment's class, factory, built-in name, or an instance.
-            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
-        """
-        from rl8x.algorithms.ppo.ppo import PPO
-
-        if self.num_threads is not None:
-            torch.set_num_threads(self.num_threads)
-        seed = draw_seed(self.seed)
-        made, factory = make_env(self, env, split_seed(seed, 4)[0], env_kwargs)
-        return PPO(self, made, seed, factory)
+    def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
+        """Return a lower bound of the memory that a collect takes, with what is packed of it for the updates."""
+        stored = super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * _STORED
+        return stored + self.num_envs * self.horizon * packed_bytes(observation, action)

@@ -9,14 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.memory_check import MOST_PACKED
+from rl8x.algorithms.memory_check import Space
+from rl8x.spaces import leaves
 
 Batch = dict[str, Tensor]
+# More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
+MOST_PACKED: Final = 256
+# Packed beside observation and action, as float32: start, log-probability, advantage, return; and while advantages are
+# estimated: scaled rewards, advantages, targets.
+_PACKED_NUMBERS: Final = 4 + 3
+
+
+def packed_bytes(observation: Space | None, action: Space | None) -> int:
+    """Return what packing takes for one transition; spaces that are not known yet count as nothing."""
+    widths: list[int] = [
+        math.prod(leaf.shape or ()) for space in (observation, action) if space for _, leaf in leaves(space)
+    ]
+    return 4 * (_PACKED_NUMBERS + sum(width for width in widths if width <= MOST_PACKED))
 
 
 class SequencePack:

@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import nearest_divisor, split_seed
+from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
-from rl8x.algorithms.non_finite import gathered_not_finite, updates_not_finite
+from rl8x.algorithms.non_finite import gathered_not_finite, locate, updates_not_finite
+from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS
 from rl8x.algorithms.ppo.minibatches import Batch, SequencePack
 from rl8x.algorithms.ppo.update import Updater
+from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
-from rl8x.execution import Execution
 from rl8x.functional.gae import generalized_advantages
 from rl8x.functional.returns import running_returns
 from rl8x.functional.stats import explained_variance, moments
@@ -37,7 +38,7 @@ from rl8x.normalization import RunningMoments
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout, collect_stats
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Number, Stats, reduce_horizons
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map
 
@@ -49,7 +50,7 @@ _REFUSED: Final = "monitors/refused_updates"
 _SILENCED_STEPS: Final = 10
 
 
-class PPO(GenericAlgorithmBase[PPOConfig]):
+class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
     """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`."""
 
     metrics: tuple[str, ...] = (
@@ -64,25 +65,20 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
         validate(env)
-        _, init_seed, sample_seed, order_seed = split_seed(seed, 4)
-        self.policy = self._make_policy(init_seed)
+        self.policy = self._make_policy()
+        self.policy.autocast = self.execution.autocast
         self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
         self.state_reset_every = self._resolve_state_reset()
         self.validate()
-        self.execution = Execution(config.execution, config.precision, self.device)
-        generator = torch.Generator(self.device).manual_seed(sample_seed)
-        self.policy.autocast = self.execution.autocast
-        check_training(
-            config.num_envs,
-            config.horizon,
-            self.device,
-            observation=env.single_observation_space,
-            action=env.single_action_space,
-            policy=self.policy,
-            seq_len=self.seq_len,
-        )
+        spaces = (env.single_observation_space, env.single_action_space)
+        need = config.rollout_bytes(*spaces)
+        check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
         self.collector = Collector(
-            env, self.policy, generator, execution=self.execution, state_reset_every=self.state_reset_every
+            env,
+            self.policy,
+            self._generator("sampling"),
+            execution=self.execution,
+            state_reset_every=self.state_reset_every,
         )
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=self.seq_len)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len)
@@ -98,7 +94,7 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             self.optimizer,
             self.pack,
             self.execution,
-            torch.Generator(self.device).manual_seed(order_seed),
+            self._generator("minibatches"),
         )
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
@@ -108,11 +104,14 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self._silenced_steps = 0
         self._told_silenced = False
 
-    def _make_policy(self, init_seed: int) -> Policy:
+    def _generator(self, part: str) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
+
+    def _make_policy(self) -> Policy:
         config = self.config
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(init_seed)
+            torch.manual_seed(part_seed(self.seed, "weights"))
             policy = Policy(
                 self.env.single_observation_space,
                 self.env.single_action_space,
@@ -177,24 +176,18 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             | schedules
             | {
                 "seq_len": self.seq_len,
-                "state_reset_every": self.state_reset_every,
-                "execution": self.execution.mode,
             }
         )
 
-    @property
-    def tags(self) -> dict[str, str]:
-        """What a run shows by its end, how its programs ran too: the mode in force may be another than at its start."""
-        stepper = self.collector.stepper
-        inside = stepper.captures_env or stepper.compiles_env or self.execution.mode == "eager"
-        mode = self.execution.mode if inside else f"{self.execution.mode}, environment eager"
-        return super().tags | {"rl8x.execution": mode}
+    def locate_non_finite(self) -> dict[str, dict[str, Any]]:
+        """Say where in the rollout numbers are not finite, by quantity; see `non_finite.locate`."""
+        return locate(self.rollout.tensors)
 
     # -- collecting
 
     def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
         """Run the policy for a horizon, filling the buffer."""
-        self._reset_if_due(env_config)
+        self.reset_if_due(env_config)
         self.collector.fill(self.rollout)
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
@@ -214,32 +207,12 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
             rollout.metrics(),
         )
 
-    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
-        """Run `max(1, horizons_per_env_reset)` horizons in the training environment, learning nothing from them."""
-        training = self.env.next_config
-        horizons: list[Mapping[str, float]] = []
-        try:
-            for _ in range(max(1, self.horizons_per_env_reset)):
-                self._reset_if_due(env_config)
-                horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
-                self.counters[keys.COLLECTS] += 1
-        finally:
-            if env_config is not None:
-                self.env.configure(training)
-        return Stats(reduce_horizons(horizons))
-
-    def _reset_if_due(self, env_config: Mapping[str, Any] | None) -> None:
-        if self.reset_is_due():
-            self.collector.reset(env_config)
+    def reset_if_due(self, env_config: Mapping[str, Any] | None) -> bool:
+        """Reset the environment where the schedule says so, and with it the return that scales rewards."""
+        is_reset = super().reset_if_due(env_config)
+        if is_reset:
             self.running_return.zero_()
-            return
-        if env_config is None or self.horizons_per_env_reset > 0:
-            return
-        if self.env.plain_config(env_config) != self.env.config:
-            raise ValueError(
-                "This `env_config` would never apply: the environment was reset once, at the first collect "
-                "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
-            )
+        return is_reset
 
     # -- learning
 
@@ -254,8 +227,8 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.fresh = False
         with torch.no_grad():
             (explained,) = self._prepare_program()
-        transitions = self.counters[keys.ENV_STEPS]
-        lr, entropy_coeff = self.lr_schedule(transitions), self.entropy_schedule(transitions)
+        now = self.counters[self.clock]
+        lr, entropy_coeff = self.lr_schedule(now), self.entropy_schedule(now)
         self.optimizer.lr.fill_(lr)
         rows, applied = self.updater.run(entropy_coeff)
         self._observe()
@@ -360,25 +333,21 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
 
     # -- saving
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next collect and step depend on."""
+    def learned_state(self) -> dict[str, Any]:
+        """Return what an update changes: weights, optimizer, running moments, and the order of minibatches."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "collector": self.collector.state_dict(),
             "order_generator": self.updater.generator.get_state(),
             "return_moments": self.return_moments.state_dict(),
             "running_return": self.running_return,
-            "counters": dict(self.counters),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken; what was collected but not yet learned from is not part of it."""
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `learned_state` or `state_dict` returned; what is collected but not learned from is lost."""
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.collector.load_state_dict(state["collector"])
         self.updater.generator.set_state(state["order_generator"].cpu())
         self.return_moments.load_state_dict(state["return_moments"])
         self.running_return.copy_(state["running_return"])
-        self.counters.update(state["counters"])
         self.fresh = False
