@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 LAYERS = [
     {"keys", "spaces", "trees", "importing", "plain_yaml", "output", "disk", "_version"},
     {"execution"},
-    {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization"},
+    {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization"},
     {"policy", "rollouts", "video"},
     {"algorithms"},
     {"trainers", "conditions", "tracking", "checkpoint"},

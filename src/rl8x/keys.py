@@ -1,17 +1,18 @@
 """Names that every part shares: the keys of a rollout, the counters, and the metrics.
 
-Time, in one place. Slot t of a rollout holds what was known before acting and what acting led to:
+Slot t of a rollout holds what was known before acting and what acting led to. Everything is time-major,
+`[horizon + 1, num_envs, ...]`; scalars have no trailing 1:
 
-    obs_t, starts_t (obs_t begins an episode), the policy's state before acting
-    action_t, logp_t, value_t
-    reward_t, terminated_t, truncated_t, final_obs_t (the observation before any reset)
+    obs, starts (the observation begins an episode), the policy's state
+    actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, metrics/*
+    PPO also: logp, values, final_values (value of the observation before the reset, where a time limit truncated)
 
-Slot `horizon` holds the next observation, the next starts and the next policy state. Everything is stored time-major,
-`[horizon + 1, num_envs, ...]`; scalars have no trailing 1.
+Slot `horizon` holds the next `obs`, `starts` and `values`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Final
 
@@ -23,7 +24,8 @@ VALUES: Final = "values"
 REWARDS: Final = "rewards"
 TERMINATED: Final = "terminated"
 TRUNCATED: Final = "truncated"
-FINAL_OBS: Final = "final_obs"
+FINAL_PREFIX: Final = "final_"
+"""Of keys that hold what is true before a reset: `final_values` beside `values`."""
 FINAL_VALUES: Final = "final_values"
 ADVANTAGES: Final = "advantages"
 RETURNS: Final = "returns"
@@ -46,16 +48,16 @@ ACTION_MASK: Final = "action_mask"
 
 EVAL_PREFIX: Final = "eval/"
 INFO_PREFIX: Final = "episodes/info/"
-BEST_PREFIX: Final = "best/"
 
 
+@functools.cache
 def summary(group: str) -> tuple[str, ...]:
-    """Name the four figures that summarise a quantity, for example `returns/mean`."""
-    return tuple(f"{group}/{figure}" for figure in ("min", "max", "mean", "std"))
+    """Name the four statistics that summarise a quantity, for example `returns/mean`."""
+    return tuple(f"{group}/{statistic}" for statistic in ("min", "max", "mean", "std"))
 
 
 def info_metrics(names: Iterable[str]) -> tuple[str, ...]:
-    """Name the means over episodes of figures that an environment tells, for example `episodes/info/success/mean`."""
+    """Name the means over episodes of an environment's own metrics, for example `episodes/info/success/mean`."""
     return tuple(f"{INFO_PREFIX}{name}/mean" for name in names)
 
 

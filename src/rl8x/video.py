@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 
 from rl8x.envs.base import Env
+from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.step import Cursor, act_and_step
+from rl8x.rollouts.collector import Collector
 
 # Built-in environments, and Gymnasium's of the same task, observations and actions
 _TWINS: Final = {
@@ -67,7 +69,6 @@ def record_video(
     return count
 
 
-@torch.no_grad()
 def frames(
     policy: Policy, env: Env, *, max_steps: int = 1000, deterministic: bool = True, seed: int = 0
 ) -> Iterator[np.ndarray]:
@@ -76,17 +77,13 @@ def frames(
     The frame after the last action is not among them, because the copy has begun the next episode by then.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
-    obs, _ = env.reset(seed=seed)
-    starts = torch.ones(env.num_envs, dtype=torch.bool, device=policy.device)
-    cursor, carry = Cursor(obs, starts, policy.initial_state(env.num_envs)), env.carry
-    assert carry is not None
-    for _ in range(max_steps):
-        yield _frame(env)
-        noise = None if deterministic else policy.noise(1, env.num_envs, generator)[0]
-        carry, cursor, _, step = act_and_step(policy, env, carry, cursor, env.noise(1)[0], noise)
-        env.carry = carry
-        if bool(step.terminated[0] | step.truncated[0]):
+    collector = Collector(env, policy, generator, Execution("eager", "fp32", policy.device))
+    collector.reset(seed=seed)
+    yield _frame(env)
+    for after in itertools.islice(collector.play(deterministic=deterministic, noise_steps=1), max_steps - 1):
+        if bool(after.step.terminated[0] | after.step.truncated[0]):
             return
+        yield _frame(env)
 
 
 def _frame(env: Env) -> np.ndarray:

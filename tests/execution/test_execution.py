@@ -353,9 +353,9 @@ def test_small_work_uses_one_thread_and_the_setting_comes_back():
     torch.set_num_threads(2)
     try:
         run = Execution("eager", "fp32", CPU)
-        with run.threads_for(1000):
+        with run.threads.for_work(1000):
             assert torch.get_num_threads() == 1
-        with run.threads_for(10**9):
+        with run.threads.for_work(10**9):
             assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == 2
     finally:
@@ -407,7 +407,7 @@ def test_workers_do_jobs_at_once_each_on_one_thread_and_keep_their_order():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Execution("eager", "fp32", CPU).workers_for(10**9) as workers:
+        with Execution("eager", "fp32", CPU).threads.workers_for(10**9) as workers:
             assert workers.count == 2
             (zero, mine, name), (one, others, other) = workers.share([lambda: job(0), lambda: job(1)])
         assert (zero, one) == (0, 1)
@@ -431,7 +431,7 @@ def test_there_is_one_worker_for_small_work(mode, work, count):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Execution(mode, "fp32", CPU).workers_for(work) as workers:
+        with Execution(mode, "fp32", CPU).threads.workers_for(work) as workers:
             assert workers.count == count
     finally:
         torch.set_num_threads(before)

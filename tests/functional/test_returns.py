@@ -1,16 +1,126 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from rl8x.functional.returns import running_returns
+from rl8x.functional import generalized_advantages, running_returns
+
+# One column of an episode step: reward, value, final value, terminated, truncated.
+numbers = st.floats(-10, 10, width=32)
+steps = st.tuples(numbers, numbers, numbers, st.booleans(), st.booleans())
+
+
+def oracle(rewards, values, finals, terminated, truncated, gamma, gae_lambda):
+    """The definition, in O(T^2): A_t = sum over k of (gamma lambda)^k delta_{t+k}, up to the episode's last step."""
+    horizon = len(rewards)
+    advantages = []
+    for t in range(horizon):
+        total, weight = 0.0, 1.0
+        for k in range(t, horizon):
+            following = 0.0 if terminated[k] else finals[k] if truncated[k] else values[k + 1]
+            total += weight * (rewards[k] + gamma * following - values[k])
+            if terminated[k] or truncated[k]:
+                break
+            weight *= gamma * gae_lambda
+        advantages.append(total)
+    return advantages
+
+
+def column(numbers_: list[float], dtype=torch.float64) -> Tensor:
+    return torch.tensor(numbers_, dtype=dtype).unsqueeze(1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(steps, min_size=1, max_size=12),
+    last=numbers,
+    gamma=st.floats(0, 1),
+    gae_lambda=st.floats(0, 1),
+)
+def test_equals_the_definition(rows, last, gamma, gae_lambda):
+    rewards, values, finals, terminated, truncated = map(list, zip(*rows, strict=True))
+    values.append(last)
+    expected = oracle(rewards, values, finals, terminated, truncated, gamma, gae_lambda)
+    inputs = (
+        column(rewards),
+        column(values),
+        column(finals),
+        column(terminated, torch.bool),
+        column(truncated, torch.bool),
+    )
+    before = [tensor.clone() for tensor in inputs]
+    advantages, returns = generalized_advantages(*inputs, gamma=gamma, gae_lambda=gae_lambda)
+    assert advantages.squeeze(1).tolist() == pytest.approx(expected, abs=1e-9)
+    assert returns.squeeze(1).tolist() == pytest.approx(
+        [a + v for a, v in zip(expected, values, strict=False)], abs=1e-9
+    )
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True))
+
+
+def test_by_hand_without_any_end():
+    # gamma 0.5, lambda 0.5: delta_1 = 2 + 0.5 * 4 - 2 = 2; delta_0 = 1 + 0.5 * 2 - 1 = 1
+    # A_1 = 2; A_0 = 1 + 0.25 * 2 = 1.5; returns 1.5 + 1 and 2 + 2
+    no = torch.zeros(2, 1, dtype=torch.bool)
+    advantages, returns = generalized_advantages(
+        column([1.0, 2.0]), column([1.0, 2.0, 4.0]), column([9.0, 9.0]), no, no, gamma=0.5, gae_lambda=0.5
+    )
+    assert advantages.squeeze(1).tolist() == [1.5, 2.0]
+    assert returns.squeeze(1).tolist() == [2.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "expected"),
+    [
+        # V' of step 0 is 0: delta_0 = 1 + 0 - 1 = 0, and A_1 = 2 + 0.5 * 4 - 2 = 2 stays out of it
+        (True, False, [0.0, 2.0]),
+        # V' is the final value 6, not values[1]: delta_0 = 1 + 0.5 * 6 - 1 = 3
+        (False, True, [3.0, 2.0]),
+        # both at once: the end is real, the time limit does not matter
+        (True, True, [0.0, 2.0]),
+    ],
+)
+def test_by_hand_at_the_end_of_an_episode(terminated, truncated, expected):
+    advantages, _ = generalized_advantages(
+        column([1.0, 2.0]),
+        column([1.0, 2.0, 4.0]),
+        column([6.0, math.nan]),
+        column([terminated, False], torch.bool),
+        column([truncated, False], torch.bool),
+        gamma=0.5,
+        gae_lambda=0.5,
+    )
+    assert advantages.squeeze(1).tolist() == expected
+
+
+def test_copies_do_not_mix_and_gradients_stop():
+    values = torch.rand(5, 3, requires_grad=True)
+    no = torch.zeros(4, 3, dtype=torch.bool)
+    inputs = (torch.rand(4, 3), values, torch.rand(4, 3), torch.rand(4, 3) < 0.3, no)
+    together, _ = generalized_advantages(*inputs, gamma=0.9, gae_lambda=0.8)
+    alone, _ = generalized_advantages(*(tensor[:, 1:2] for tensor in inputs), gamma=0.9, gae_lambda=0.8)
+    assert torch.equal(together[:, 1:2], alone)
+    assert not together.requires_grad
+
+
+def test_shapes_are_checked():
+    no = torch.zeros(4, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"one row more than `rewards`: \[5, 3\]; got \[4, 3\]"):
+        generalized_advantages(torch.rand(4, 3), torch.rand(4, 3), torch.rand(4, 3), no, no, gamma=0.9, gae_lambda=0.8)
+    with pytest.raises(ValueError, match=r"`terminated` must be shaped like `rewards`, \[4, 3\]; got \[4, 1\]"):
+        generalized_advantages(
+            torch.rand(4, 3), torch.rand(5, 3), torch.rand(4, 3), no[:, :1], no, gamma=0.9, gae_lambda=0.8
+        )
+
 
 numbers = st.floats(-10, 10, width=32)
 
 
-def oracle(rewards, cuts, gamma):
+def returns_oracle(rewards, cuts, gamma):
     """R_t = sum of gamma^(t-k) r_k over the episode's steps k up to t, in O(T^2)."""
     returns = []
     for t in range(len(rewards)):
@@ -30,7 +140,7 @@ def oracle(rewards, cuts, gamma):
     gamma=st.floats(0, 1),
     split=st.integers(1, 13),
 )
-def test_equals_the_definition_however_it_is_split_into_rollouts(rows, gamma, split):
+def test_running_returns_equal_the_definition_however_it_is_split_into_rollouts(rows, gamma, split):
     rewards = torch.tensor([[reward] for reward, _ in rows], dtype=torch.float64)
     cuts = torch.tensor([[cut] for _, cut in rows])
     before = rewards.clone(), cuts.clone()
@@ -39,13 +149,13 @@ def test_equals_the_definition_however_it_is_split_into_rollouts(rows, gamma, sp
     for begin in range(0, len(rows), split):
         piece, carry = running_returns(rewards[begin : begin + split], cuts[begin : begin + split], carry, gamma)
         pieces.append(piece)
-    expected = oracle([reward for reward, _ in rows], [cut for _, cut in rows], gamma)
+    expected = returns_oracle([reward for reward, _ in rows], [cut for _, cut in rows], gamma)
     assert torch.cat(pieces).squeeze(1).tolist() == pytest.approx(expected, abs=1e-9)
     assert torch.equal(rewards, before[0])
     assert torch.equal(cuts, before[1])
 
 
-def test_by_hand():
+def test_running_returns_by_hand():
     # gamma 0.5, carry 8: R_0 = 1 + 0.5 * 8 = 5, the episode ends; R_1 = 2; R_2 = 3 + 0.5 * 2 = 4; the carry is 4
     rewards = torch.tensor([[1.0], [2.0], [3.0]])
     cuts = torch.tensor([[True], [False], [False]])
@@ -62,6 +172,6 @@ def test_an_end_in_the_last_row_leaves_nothing_to_carry():
     assert carry.tolist() == [0.0, 1.5]
 
 
-def test_shapes_are_checked():
+def test_shapes_of_running_returns_are_checked():
     with pytest.raises(ValueError, match=r"`carry` \[3\]; got \[4, 3\] and \[4\]"):
         running_returns(torch.rand(4, 3), torch.zeros(4, 3, dtype=torch.bool), torch.zeros(4), 0.9)

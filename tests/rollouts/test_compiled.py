@@ -15,7 +15,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.randomization import Uniform
-from rl8x.rollouts.filler import HorizonFiller, StepFiller
+from rl8x.rollouts.compiled import LoopedHorizon, SteppedHorizon
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeypatch):
     if fills == "single steps":
-        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)  # every step is worth a program of its own
+        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)  # every step is worth a program of its own
     if fills == "single steps, wide":
         monkeypatch.setattr(
             "rl8x.rollouts.compiled._WHOLE_BYTES", 0
@@ -68,14 +68,14 @@ def test_recorded_steps_equal_eager_ones_also_after_updates(case, fills, monkeyp
         for name, value in eager.rollout.memory.items():
             torch.testing.assert_close(recorded.rollout.memory[name], value, atol=1e-5, rtol=1e-4, msg=name)
     assert recorded.collector.stepper.compiles_env
-    filler = HorizonFiller if fills == "whole horizons" else StepFiller
-    assert [type(made) for made in recorded.collector.stepper._fillers.values()] == [filler]
+    expected = LoopedHorizon if fills == "whole horizons" else SteppedHorizon
+    assert [type(made) for made in recorded.collector.stepper._horizons.values()] == [expected]
 
 
 @pytest.mark.parametrize("fills", ["whole horizons", "single steps"])
 def test_values_of_episodes_that_a_time_limit_cuts(fills, monkeypatch):
     if fills == "single steps":
-        monkeypatch.setattr("rl8x.execution.execution._SHARED_WORK", 0)
+        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
     config = PPOConfig(num_envs=4, horizon=6, seed=2, device="cpu", model_config={"hidden_sizes": [8]})
     eager, recorded = (
         dataclasses.replace(config, execution=mode).build(CartPole, time_limit=4) for mode in ("eager", "compile")

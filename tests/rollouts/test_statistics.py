@@ -2,8 +2,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rl8x.rollouts.statistics import Stats, reduce_horizons
+from rl8x.functional import moments
+from rl8x.rollouts.statistics import Stats, masked_summary, reduce_horizons, summary
+
+numbers = st.floats(-1e3, 1e3, width=32)
 
 
 def test_values_are_floats_and_tensors_are_copied_once(monkeypatch):
@@ -49,3 +54,34 @@ def test_horizons_reduce_as_documented():
 def test_a_horizon_that_is_not_a_number_shows_in_all_figures(order):
     horizons = [{"r/min": 0.0, "r/max": 1.0, "r/std": 0.5}, dict.fromkeys(("r/min", "r/max", "r/std"), math.nan)]
     assert all(math.isnan(value) for value in reduce_horizons(horizons[::order]).values())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(numbers, st.booleans()), min_size=1, max_size=30))
+def test_summaries_equal_numpys(rows):
+    values = torch.tensor([value for value, _ in rows], dtype=torch.float64)
+    mask = torch.tensor([kept for _, kept in rows])
+    array = values.numpy()
+    expected = [array.min(), array.max(), array.mean(), array.std()]
+    assert [float(figure) for figure in summary(values)] == pytest.approx(expected, abs=1e-9)
+    kept = array[mask.numpy()]
+    figures = [float(figure) for figure in masked_summary(values, mask)]
+    if len(kept):
+        assert figures == pytest.approx([kept.min(), kept.max(), kept.mean(), kept.std()], abs=1e-9)
+    else:
+        assert all(math.isnan(figure) for figure in figures)
+
+
+def test_what_is_masked_out_has_no_influence():
+    values = torch.tensor([1.0, math.nan, 3.0, math.inf])
+    mask = torch.tensor([True, False, True, False])
+    assert [float(figure) for figure in masked_summary(values, mask)] == [1.0, 3.0, 2.0, 1.0]
+    count, mean, var = moments(values, mask)
+    assert (float(count), float(mean), float(var)) == (2.0, 2.0, 1.0)
+
+
+def test_whole_numbers_are_summarised_too():
+    lengths = torch.tensor([[1, 2], [3, 6]])
+    assert [float(figure) for figure in summary(lengths)[:3]] == [1.0, 6.0, 3.0]
+    assert float(summary(lengths)[3]) == pytest.approx(math.sqrt(3.5))  # (4 + 1 + 0 + 9) / 4
+    assert [float(figure) for figure in masked_summary(lengths, lengths > 1)[:2]] == [2.0, 6.0]

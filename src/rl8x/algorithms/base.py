@@ -169,7 +169,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Gather anew, because what was gathered is not finite."""
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Say where in the last experience numbers are not finite, by quantity; see `non_finite.locate`."""
+        """Say where in the last experience numbers are not finite, by quantity; see `rollouts.statistics`."""
         return {}
 
     # -- what a run records

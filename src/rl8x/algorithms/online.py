@@ -220,7 +220,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
     @property
     def tags(self) -> dict[str, str]:
         """What a run records at its end, by the name of a tag."""
-        mode = self.execution.mode if self.collector.runs_env else f"{self.execution.mode}, environment eager"
+        mode = self.execution.mode if self.collector.stepper.runs_env else f"{self.execution.mode}, environment eager"
         tags = {**super().tags, "rl8x.execution": mode}
         # Some simulators show at their first ended episode that they keep it to themselves.
         if not self.env.gives_final_obs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import torch
@@ -21,17 +21,12 @@ from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.execution.loops import Loop
 from rl8x.execution.memory import keep_freed_memory
 from rl8x.execution.programs import Program, ProgramError
-from rl8x.execution.threads import Workers
+from rl8x.execution.threads import Threads
 
 Mode = Literal["auto", "eager", "compile", "graph"]
 Precision = Literal["fp32", "tf32", "bf16"]
 MODES: Final = ("auto", "eager", "compile", "graph")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
-
-# Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
-_SHARED_WORK: Final = 6_000_000
-# The same for workers in eager execution, which take turns at Python between their operations: 2,500 such rows.
-_SHARED_WORK_EAGER: Final = 24_000_000
 
 
 class Execution:
@@ -62,7 +57,7 @@ class Execution:
         self.precision = precision
         self.device = device
         self.host_looks = device.type == "cpu"
-        self._workers: dict[int, Workers] = {}
+        self.threads = Threads(device, eager=self.mode == "eager")
         if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
@@ -73,50 +68,6 @@ class Execution:
         if self.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    @contextlib.contextmanager
-    def threads_for(self, work: int) -> Iterator[None]:
-        """Use one thread on the CPU for what is too small to be shared: threads would wait for each other longer.
-
-        Args:
-            work: Rows times weights of a matrix product.
-        """
-        with self._threads(torch.get_num_threads() if self.shares(work) else 1):
-            yield
-
-    @staticmethod
-    def shares(work: int) -> bool:
-        """Say whether so many rows times weights are enough for more than one thread."""
-        return work > _SHARED_WORK
-
-    @contextlib.contextmanager
-    def workers_for(self, work: int) -> Iterator[Workers]:
-        """Give as many workers as there are threads on the CPU, where that is not too small to be shared; else one.
-
-        Threads that share every operation wait for each other after each, and take their rows from another's cache.
-        Workers have their own rows from the first operation to the last; each runs its operations on one thread.
-
-        Args:
-            work: Rows times weights of a matrix product.
-        """
-        shares = work > _SHARED_WORK_EAGER if self.mode == "eager" else self.shares(work)
-        count = torch.get_num_threads() if self.device.type == "cpu" and shares else 1
-        if count not in self._workers:
-            self._workers[count] = Workers(count)
-        with self._threads(1):
-            yield self._workers[count]
-
-    @contextlib.contextmanager
-    def _threads(self, count: int) -> Iterator[None]:
-        before = torch.get_num_threads()
-        if self.device.type != "cpu" or count == before:
-            yield
-            return
-        torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
     def program(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
         """Make a program of a function of tensors.

@@ -1,14 +1,20 @@
-"""Threads that share the chunks of an update."""
+"""CPU threads: how many run an operation, and threads that share the chunks of an update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 
 _T = TypeVar("_T")
+
+# Rows times weights up to which one thread is faster than two: 512 rows of two perceptrons of 64 units a layer.
+_SHARED_WORK: Final = 6_000_000
+# The same for workers in eager execution, which take turns at Python between their operations: 2,500 such rows.
+_SHARED_WORK_EAGER: Final = 24_000_000
 
 
 class Workers:
@@ -29,3 +35,61 @@ class Workers:
             self._pool = ThreadPoolExecutor(self.count - 1, "rl8x-worker", torch.set_num_threads, (1,))
         others = [self._pool.submit(job) for job in jobs[1:]] if self._pool is not None else []
         return [jobs[0](), *(other.result() for other in others)]
+
+
+class Threads:
+    """The CPU threads of an algorithm's programs, by the size of their work; elsewhere nothing changes.
+
+    Args:
+        device: Where the programs run.
+        eager: Whether they run eagerly.
+    """
+
+    def __init__(self, device: torch.device, *, eager: bool) -> None:
+        self._on_cpu = device.type == "cpu"
+        self._eager = eager
+        self._workers: dict[int, Workers] = {}
+
+    @staticmethod
+    def shares(work: int) -> bool:
+        """Say whether so many rows times weights are enough for more than one thread."""
+        return work > _SHARED_WORK
+
+    @contextlib.contextmanager
+    def for_work(self, work: int) -> Iterator[None]:
+        """Use one thread for what is too small to be shared: threads would wait for each other longer.
+
+        Args:
+            work: Rows times weights of a matrix product.
+        """
+        with self._set(torch.get_num_threads() if self.shares(work) else 1):
+            yield
+
+    @contextlib.contextmanager
+    def workers_for(self, work: int) -> Iterator[Workers]:
+        """Give as many workers as there are threads, where the work is large enough to be shared; else one.
+
+        Threads that share every operation wait for each other after each, and take their rows from another's cache.
+        Workers have their own rows from the first operation to the last; each runs its operations on one thread.
+
+        Args:
+            work: Rows times weights of a matrix product.
+        """
+        shares = work > _SHARED_WORK_EAGER if self._eager else self.shares(work)
+        count = torch.get_num_threads() if self._on_cpu and shares else 1
+        if count not in self._workers:
+            self._workers[count] = Workers(count)
+        with self._set(1):
+            yield self._workers[count]
+
+    @contextlib.contextmanager
+    def _set(self, count: int) -> Iterator[None]:
+        before = torch.get_num_threads()
+        if not self._on_cpu or count == before:
+            yield
+            return
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

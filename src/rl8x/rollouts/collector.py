@@ -1,11 +1,13 @@
-"""Gathering experience: the loop that fills a rollout, the same for every environment, model and algorithm.
+"""Gathers experience: horizons of a policy in an environment, the same for every environment, model and algorithm.
 
-What it does in one step is a pure function of tensors, so that `execution.py` can compile or capture it; the noise that
-sampling and resets need is drawn for the whole horizon beforehand.
+What happens in one step is a pure function of tensors, so that it can be compiled or captured; the noise that sampling
+and resets need is drawn for the whole horizon beforehand.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,23 +15,27 @@ import torch
 from rl8x.envs.base import Carry, Env, Step
 from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout, collect_stats, stacked_metrics
-from rl8x.rollouts.compiled import Stepper
-from rl8x.rollouts.statistics import Stats
-from rl8x.rollouts.step import Cursor
+from rl8x.rollouts.buffer import Rollout
+from rl8x.rollouts.compiled import CompiledStepper
+from rl8x.rollouts.statistics import Stats, collect_stats, stacked_metrics
+from rl8x.rollouts.step import Bootstrap, Cursor, Noises, Slot, Stepper, Transition, experience
 from rl8x.trees import first_tensor, tree_map
 
 
 class Collector:
-    """Runs a policy in an environment, a horizon at a time.
+    """Runs a policy in an environment.
 
     Args:
         env: The environment; its `carry` follows the collector's.
         policy: The policy that acts.
         generator: Source of the sampling noise, on the policy's device.
-        execution: How the steps run; None is eagerly.
-        state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is
-            never.
+        execution: How the steps run.
+        slot: What a slot of a rollout holds.
+        bootstrap: Values the observations at which time limits truncate episodes; see `Stepper`.
+        state_reset_every: The policy's state is reset every so many steps of a horizon; 0 is never.
+
+    Attributes:
+        cursor: Where environment and policy stand; None resets the environment before the next step.
     """
 
     def __init__(
@@ -37,55 +43,60 @@ class Collector:
         env: Env,
         policy: Policy,
         generator: torch.Generator,
+        execution: Execution,
         *,
-        execution: Execution | None = None,
+        slot: Slot = experience,
+        bootstrap: Bootstrap | None = None,
         state_reset_every: int = 0,
     ) -> None:
         self.env = env
         self.policy = policy
         self.generator = generator
         self.cursor: Cursor | None = None
-        self.stepper = Stepper(
-            policy,
-            env,
-            execution or Execution("eager", "fp32", policy.device),
-            state_reset_every=state_reset_every,
+        self.stepper = (Stepper if execution.mode == "eager" else CompiledStepper)(
+            policy, env, execution, slot=slot, bootstrap=bootstrap, state_reset_every=state_reset_every
         )
 
-    @property
-    def runs_env(self) -> bool:
-        """Whether the environment runs as the policy does: eagerly in eager execution, else inside the programs."""
-        stepper = self.stepper
-        return stepper.captures_env or stepper.compiles_env or stepper.execution.mode == "eager"
-
-    def reset(self, env_config: Any = None) -> None:
-        """Start every copy afresh, with a new `env_config` where one is given."""
-        obs, _ = self.env.reset(config=env_config)
+    def reset(self, env_config: Any = None, *, seed: int | None = None) -> None:
+        """Start every copy afresh, with a new `env_config` and a new seed where one is given."""
+        obs, _ = self.env.reset(seed=seed, config=env_config)
         starts = torch.ones(self.env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
         self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
 
     @torch.no_grad()
     def fill(self, rollout: Rollout) -> None:
-        """Run one horizon and write it into the buffer, values of cut episodes' final observations with it."""
-        cursor, carry = self._start()
+        """Run one horizon and write it into a rollout."""
+        carry, cursor = self._start()
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
-        self.env.carry, self.cursor = self.stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
+        stepper = self.stepper
+        with stepper.execution.threads.for_work(stepper.work):
+            self.env.carry, self.cursor = stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
 
     @torch.no_grad()
+    def play(self, *, deterministic: bool, noise_steps: int) -> Iterator[Transition]:
+        """Step for as long as the caller takes what the steps lead to.
+
+        Args:
+            deterministic: Whether the policy takes its most likely actions rather than samples.
+            noise_steps: Steps for which noise is drawn at once.
+        """
+        for _, transition in self.stepper.play(*self._start(), self._noises(noise_steps, deterministic)):
+            self.env.carry, self.cursor = transition.carry, transition.cursor
+            yield transition
+
+    def _noises(self, steps: int, deterministic: bool) -> Noises:
+        while True:
+            env_noise = self.env.noise(steps).unbind(0)
+            if deterministic:
+                yield from ((noise, None) for noise in env_noise)
+            else:
+                yield from zip(env_noise, self.policy.noise(steps, self.env.num_envs, self.generator), strict=True)
+
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
         """Run one horizon without keeping any of it, and return its statistics."""
-        cursor, carry = self._start()
-        env_noise = self.env.noise(horizon)
-        policy_noise = None if deterministic else self.policy.noise(horizon, self.env.num_envs, self.generator)
-        steps: list[Step] = []
-        for t in range(horizon):
-            cursor = self.stepper.refreshed(cursor, t)
-            noise = None if policy_noise is None else policy_noise[t]
-            carry, cursor, _, step = self.stepper(carry, cursor, env_noise[t], noise)
-            steps.append(step)
-        self.env.carry = carry
-        self.cursor = cursor
+        played = self.play(deterministic=deterministic, noise_steps=horizon)
+        steps: list[Step] = [transition.step for transition in itertools.islice(played, horizon)]
         return collect_stats(
             torch.stack([step.rewards for step in steps]),
             torch.stack([step.terminated | step.truncated for step in steps]),
@@ -95,12 +106,12 @@ class Collector:
             stacked_metrics([step.metrics for step in steps]),
         )
 
-    def _start(self) -> tuple[Cursor, Carry]:
+    def _start(self) -> tuple[Carry, Cursor]:
         if self.cursor is None:
             self.reset()
         assert self.cursor is not None
         assert self.env.carry is not None
-        return self.cursor, self.env.carry
+        return self.env.carry, self.cursor
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cursor, the environment and the generator: all that the next horizon needs but the weights."""

@@ -1,26 +1,24 @@
-"""Steps of a policy in an environment: run eagerly, compiled, or as a captured horizon."""
+"""Steps and horizons of a policy in an environment, compiled or captured."""
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Carry, Env, Step
-from rl8x.execution import Execution
+from rl8x.envs.base import Carry, Env
+from rl8x.execution import Execution, Program
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.programs import TreeProgram, trees_allclose
+from rl8x.execution.programs import Layout, TreeProgram, flat_of, trees_allclose
 from rl8x.output import message_of
-from rl8x.policy import Act, Policy, State
+from rl8x.policy import Act, Policy
 from rl8x.rollouts.buffer import Rollout
-from rl8x.rollouts.filler import Filler, HorizonFiller, StepFiller
-from rl8x.rollouts.step import Cursor, Transition, act_and_step, slot
-from rl8x.trees import flatten_tree, tree_map
+from rl8x.rollouts.step import Bootstrap, Cursor, Slot, Stepper, Transition, experience
 
 # Steps for which an environment is watched before it is compiled.
 _TRIAL_STEPS: Final = 4
@@ -28,127 +26,84 @@ _TRIAL_STEPS: Final = 4
 # Bytes of a rollout up to which its horizon is one program: that returns all of it, before it is copied to the rollout.
 _WHOLE_BYTES: Final = 2**26
 
+_HorizonProgram = Callable[[Rollout, Carry, Cursor, Tensor, Tensor], tuple[Carry, Cursor]]
 
-class Stepper:
-    """Steps a policy in an environment, compiled or captured where that was asked for and the environment allows it.
 
-    What is compiled or captured does what it did when it was recorded: an environment that counts in Python, or draws
-    from a generator of its own, would do the same for ever. So the record is first run beside the environment, on the
-    same noise; where the two differ, the environment runs as it is, around a compiled policy, and a warning says so
-    once.
+class CompiledStepper(Stepper):
+    """Steps a policy in an environment, compiled or captured where the environment allows it.
+
+    A trace does what the function did when it was traced: an environment that counts in Python, or draws from a
+    generator of its own, would repeat itself for ever. So the trace is first run beside the environment, on the same
+    noise; where the two differ, the environment runs eagerly around a compiled policy, and a warning says so once.
 
     Args:
         policy: The policy that acts.
         env: The environment.
-        execution: How programs run.
-        state_reset_every: The policy's state is set back to the initial one every so many steps of a horizon; 0 is
-            never.
+        execution: How programs run; not eagerly.
+        slot: What a slot of a rollout holds.
+        bootstrap: As `Stepper` takes it.
+        state_reset_every: The policy's state is reset every so many steps; 0 is never.
+
+    Attributes:
+        compiles_env: Whether the environment is part of compiled programs.
+        captures_env: Whether the environment is part of captured programs.
     """
 
-    def __init__(self, policy: Policy, env: Env, execution: Execution, *, state_reset_every: int = 0) -> None:
-        self.policy = policy
-        self.env = env
-        self.execution = execution
-        self.state_reset_every = state_reset_every
+    def __init__(
+        self,
+        policy: Policy,
+        env: Env,
+        execution: Execution,
+        *,
+        slot: Slot = experience,
+        bootstrap: Bootstrap | None = None,
+        state_reset_every: int = 0,
+    ) -> None:
+        options: dict[str, Any] = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": state_reset_every}
+        super().__init__(policy, env, execution, **options)
         self.compiles_env = execution.mode == "compile" and env.capturable
         self.captures_env = execution.mode == "graph" and env.capturable
-        self.truncates = env.time_limit is not None or not env.capturable
-        self._work = env.num_envs * sum(weight.numel() for weight in policy.parameters())
+        self._eager = Stepper(policy, env, execution, **options)
         self._programs: dict[Hashable, TreeProgram] = {}
-        self._fillers: dict[Hashable, Filler] = {}
+        self._horizons: dict[Hashable, _HorizonProgram] = {}
 
-    def __call__(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
+    @property
+    def runs_env(self) -> bool:
+        """Whether the environment runs as the policy does, rather than eagerly around a compiled policy."""
+        return self.captures_env or self.compiles_env or self.execution.mode == "eager"
+
+    def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Take one step; see `act_and_step`."""
         if self.execution.mode == "eager":
-            return self._step(carry, cursor, env_noise, policy_noise)
+            return self._eager.step(carry, cursor, env_noise, policy_noise)
         if self.compiles_env:
             key = (self.env.program_key, policy_noise is None)
-            if key not in self._programs and not self._is_pure(carry, cursor, env_noise, policy_noise):
-                return self(carry, cursor, env_noise, policy_noise)
-            moved: Transition = self._program(key, self._step)(carry, cursor, env_noise, policy_noise)
-            return moved
+            if key in self._programs or self._is_pure(carry, cursor, env_noise, policy_noise):
+                after: Transition = self._program(key, self._eager.step)(carry, cursor, env_noise, policy_noise)
+                return after
         act = self._program(policy_noise is None, self._act)(cursor, policy_noise)
         carry, step = self.env.advance(carry, self.policy.env_actions(act.actions), env_noise)
-        return carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step
+        return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> tuple[Carry, Cursor]:
-        """Take the steps of a horizon and write them into a rollout's slots, values of cut episodes with them.
+        """Take the steps of a horizon and write them into a rollout's slots; see `Stepper.fill`."""
+        where = (carry, cursor, env_noise, policy_noise)
+        if self.captures_env:
+            return self._fill_captured(rollout, *where)
+        if self.compiles_env:
+            key = self.env.program_key
+            if key in self._horizons or self._is_pure(carry, cursor, env_noise[0], policy_noise[0], rollout):
+                if key not in self._horizons:
+                    self._horizons[key] = LoopedHorizon(self) if self._is_small(rollout) else SteppedHorizon(self)
+                return self._horizons[key](rollout, *where)
+        return super().fill(rollout, *where)
 
-        Args:
-            rollout: What is written to.
-            carry: Where the environment stands.
-            cursor: Where environment and policy stand.
-            env_noise: Noise of the environment, `[horizon, num_envs, *]`.
-            policy_noise: Noise of sampling, `[horizon, num_envs, *]`.
-
-        Returns:
-            Where they stand after the horizon.
-        """
-        with self.execution.threads_for(self._work):
-            if self.captures_env:
-                return self._fill_captured(rollout, carry, cursor, env_noise, policy_noise)
-            if self.compiles_env:
-                key = self.env.program_key
-                if key in self._fillers or self._is_pure(carry, cursor, env_noise[0], policy_noise[0], rollout):
-                    if key not in self._fillers:
-                        self._fillers[key] = HorizonFiller(self) if self._takes_whole(rollout) else StepFiller(self)
-                    return self._fillers[key](rollout, carry, cursor, env_noise, policy_noise)
-            return self._fill(self, rollout, carry, cursor, env_noise, policy_noise)
-
-    def _takes_whole(self, rollout: Rollout) -> bool:
+    def _is_small(self, rollout: Rollout) -> bool:
         """Say whether a horizon is one program: steps so small that Python between them counts, and few numbers."""
-        small = self.execution.host_looks and not self.execution.shares(self._work)
+        small = self.execution.host_looks and not self.execution.threads.shares(self.work)
         return small and sum(buffer.nbytes for buffer in rollout.memory.values()) <= _WHOLE_BYTES
-
-    def refreshed(self, cursor: Cursor, t: int) -> Cursor:
-        """Forget the policy's state where the schedule of state resets says so."""
-        if not self.resets_state(t):
-            return cursor
-        return cursor._replace(state=self.policy.initial_state(self.env.num_envs))
-
-    def resets_state(self, t: int) -> bool:
-        """Say whether the policy's state is set back before slot t."""
-        return self.state_reset_every > 0 and t % self.state_reset_every == 0
-
-    def final_values(self, act: Act, step: Step) -> Tensor:
-        """Value the observations at which time limits cut episodes, `[num_envs]`; elsewhere 0, which nothing reads.
-
-        Where the host may look, only the copies that were cut are evaluated, else all of them.
-        """
-        host_looks = self.execution.host_looks
-        if host_looks and not self.truncates:
-            return self._zeros
-        cut = step.truncated & ~step.terminated
-        if not host_looks:
-            return torch.where(cut, self._values(step.final_obs, act.state, torch.zeros_like(cut)), 0.0)
-        if not cut.any():  # not every model takes no rows
-            return self._zeros
-        values = torch.zeros_like(act.values)
-        self.value_cut(values, cut, step.final_obs, act.state)
-        return values
-
-    @functools.cached_property
-    def _zeros(self) -> Tensor:
-        return torch.zeros(self.env.num_envs, device=self.policy.device)
-
-    def value_cut(self, values: Tensor, cut: Tensor, final_obs: Any, state: State) -> None:
-        """Write the values of final observations where episodes were cut, and nothing elsewhere."""
-        rows = cut.nonzero().squeeze(1)
-        chosen = {name: value[rows] for name, value in state.items()}
-        values[rows] = self._values(tree_map(lambda part: part[rows], final_obs), chosen, torch.zeros_like(cut[rows]))
-
-    def _values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Value observations that no rollout holds; NaN where one is not finite, which a normaliser would hide."""
-        values = self.policy.values(obs, state, starts)
-        for part in flatten_tree(keys.OBS, obs).values():
-            if part.is_floating_point():
-                values = values.masked_fill(~part.isfinite().reshape(len(part), -1).all(1), torch.nan)
-        return values
-
-    def _step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
-        return act_and_step(self.policy, self.env, carry, cursor, env_noise, policy_noise)
 
     def _act(self, cursor: Cursor, policy_noise: Tensor | None) -> Act:
         return self.policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
@@ -158,39 +113,16 @@ class Stepper:
             self._programs[key] = TreeProgram(function, self.execution.program)
         return self._programs[key]
 
-    def _fill(
-        self,
-        step_once: Callable[..., Transition],
-        rollout: Rollout,
-        carry: Carry,
-        cursor: Cursor,
-        env_noise: Tensor,
-        policy_noise: Tensor,
-    ) -> tuple[Carry, Cursor]:
-        """Take the steps one by one."""
-        for t in range(rollout.horizon):
-            before = self.refreshed(cursor, t)
-            carry, cursor, act, step = step_once(carry, before, env_noise[t], policy_noise[t])
-            rollout.write_slot(t, slot(before, act, step) | {keys.FINAL_VALUES: self.final_values(act, step)})
-            rollout.write_state(t, before.state)
-        self.write_last(rollout, cursor)
-        return carry, cursor
-
-    def write_last(self, rollout: Rollout, cursor: Cursor) -> None:
-        """Write the slot after the last step: the next observation, its value and whether it begins an episode."""
-        values = self.policy.values(cursor.obs, cursor.state, cursor.starts)
-        named = flatten_tree(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts, keys.VALUES: values}
-        rollout.write_slot(rollout.horizon, named)
-
     def _fill_captured(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:
         """Replay a whole horizon, captured the first time; the first also runs eagerly, to compare the two."""
         key = self.env.program_key
         if key in self._programs:
             filled: tuple[Carry, Cursor] = self._programs[key](*where)
             return filled
-        actual = self._fill(self._step, rollout, *where)
+        fill = functools.partial(self._eager.fill, rollout)
+        actual = fill(*where)
         written = {name: buffer.clone() for name, buffer in rollout.memory.items()}
-        program = TreeProgram(functools.partial(self._fill, self._step, rollout), self.execution.program)
+        program = TreeProgram(fill, self.execution.program)
         try:
             if not trees_allclose((program(*where), rollout.memory), (actual, written)):
                 raise ValueError("horizons on the same noise differ: it keeps something outside of its state")
@@ -210,23 +142,22 @@ class Stepper:
         policy_noise: Tensor | None,
         rollout: Rollout | None = None,
     ) -> bool:
-        """Run the environment and its record side by side for a few steps; give up compiling it where they differ.
+        """Run the environment and its trace side by side for a few steps; give up compiling it where they differ.
 
         What a rollout will hold is allocated, since the shapes are known then.
         """
-        record = TreeProgram(self._step, functools.partial(CompiledProgram, compiles=False))
-        noise = torch.Generator(env_noise.device).manual_seed(0)
+        trace = TreeProgram(self._eager.step, functools.partial(CompiledProgram, compiles=False))
+        generator = torch.Generator(env_noise.device).manual_seed(0)
         try:
             for _ in range(_TRIAL_STEPS):
-                drawn = torch.rand(env_noise.shape, generator=noise, device=env_noise.device)
-                recorded = record(carry, cursor, drawn, policy_noise)
-                actual = self._step(carry, cursor, drawn, policy_noise)
-                if not trees_allclose(recorded, actual):
+                drawn = torch.rand(env_noise.shape, generator=generator, device=env_noise.device)
+                actual = self._eager.step(carry, cursor, drawn, policy_noise)
+                if not trees_allclose(trace(carry, cursor, drawn, policy_noise), actual):
                     raise ValueError("steps on the same noise differ: it keeps something outside of its state")
                 if rollout is not None:
-                    _, _, act, step = actual
-                    rollout.allocate(slot(cursor, act, step) | {keys.FINAL_VALUES: act.values})
-                carry, cursor = actual[0], actual[1]
+                    final = {} if self.bootstrap is None else {keys.FINAL_VALUES: actual.act.values}
+                    rollout.allocate(self.slot(cursor, actual.act, actual.step) | final)
+                carry, cursor = actual.carry, actual.cursor
         except Exception as error:
             self.compiles_env = False
             self._warn(error)
@@ -241,3 +172,155 @@ class Stepper:
             RuntimeWarning,
             stacklevel=5,
         )
+
+
+class _Horizon:
+    """Fills a rollout's horizon by compiled programs.
+
+    Args:
+        stepper: What takes the steps.
+    """
+
+    def __init__(self, stepper: CompiledStepper) -> None:
+        self.stepper = stepper
+        self._names: list[str] = []
+        self._layout: Layout | None = None
+        self._final_layout: Layout | None = None
+
+    def _step(self, tensors: Sequence[Tensor], *noises: Tensor, keep: Tensor | None = None) -> Any:
+        """Take a step from flat tensors.
+
+        Args:
+            tensors: Where environment and policy stand.
+            noises: Noise of the environment and of sampling.
+            keep: Whether the policy's state is kept, 0-d, bool; None keeps it.
+
+        Returns:
+            The cursor before the step, the transition, and of what stands after the step and of the final observations
+            the flat tensors.
+        """
+        stepper = self.stepper
+        assert self._layout is not None
+        carry, before = self._layout.tree(tensors)
+        if keep is not None:
+            initial = stepper.policy.initial_state(stepper.env.num_envs)
+            state = {name: torch.where(keep, value, initial[name]) for name, value in before.state.items()}
+            before = before._replace(state=state)
+        after = Stepper.step(stepper, carry, before, *noises)
+        self._final_layout, final = flat_of((after.step.final_obs, after.act.state))
+        return before, after, flat_of((after.carry, after.cursor))[1], final
+
+    def _write_final_values(self, rollout: Rollout, final: Callable[[int], Sequence[Tensor]]) -> None:
+        """Value the observations at which time limits truncate episodes, of which there are few.
+
+        Args:
+            rollout: What is written to.
+            final: Returns the flat tensors of a step's final observation and the policy's state after it.
+        """
+        if self.stepper.bootstrap is None:
+            return
+        values = rollout[keys.FINAL_VALUES][: rollout.horizon].zero_()
+        if not self.stepper.truncates:
+            return
+        assert self._final_layout is not None
+        cut = (rollout[keys.TRUNCATED] & ~rollout[keys.TERMINATED])[: rollout.horizon]
+        for t in cut.any(1).nonzero().squeeze(1).tolist():
+            self.stepper.value_cut(values[t], cut[t], *self._final_layout.tree(final(t)))
+
+
+class SteppedHorizon(_Horizon):
+    """Fills a horizon by one compiled program a step, which writes into the rollout's slots itself."""
+
+    @functools.cached_property
+    def _program(self) -> Program:
+        return self.stepper.execution.program(self._flat)
+
+    def __call__(
+        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
+    ) -> tuple[Carry, Cursor]:
+        """Fill the slots; see `Stepper.fill`."""
+        host_looks = self.stepper.execution.host_looks
+        self._layout, where = flat_of((carry, cursor))
+        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES or not host_looks]
+        noises = zip(env_noise.unbind(0), policy_noise.unbind(0), rollout.slots(self._names), strict=True)
+        finals = []
+        for t, (noise, sampling, slots) in enumerate(noises):
+            if cursor.state:
+                where = self._with_state(rollout, t, where)
+            results = list(self._program(*where, noise, sampling, *slots))
+            where, final = results[: len(where)], results[len(where) :]
+            finals.append(final)
+        if host_looks:
+            self._write_final_values(rollout, finals.__getitem__)
+        carry, cursor = self._layout.tree(where)
+        self.stepper.write_last(rollout, cursor)
+        return carry, cursor
+
+    def _with_state(self, rollout: Rollout, t: int, where: Sequence[Tensor]) -> list[Tensor]:
+        """Reset and store the policy's state as slot t asks."""
+        stepper = self.stepper
+        assert self._layout is not None
+        carry, cursor = self._layout.tree(where)
+        if stepper.resets_state(t):
+            cursor = cursor._replace(state=stepper.policy.initial_state(stepper.env.num_envs))
+        rollout.write_state(t, cursor.state)
+        return flat_of((carry, cursor))[1]
+
+    def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Take a step and write the slot: what is compiled."""
+        assert self._layout is not None
+        size = self._layout.size
+        noise, sampling, *slots = tensors[size:]
+        before, after, where, final = self._step(tensors[:size], noise, sampling)
+        written = self.stepper.slot(before, after.act, after.step)
+        if keys.FINAL_VALUES in self._names:
+            written[keys.FINAL_VALUES] = self.stepper.final_values(after.act, after.step)
+        for name, target in zip(self._names, slots, strict=True):
+            target.copy_(written[name])
+        return [*where, *final]
+
+
+class LoopedHorizon(_Horizon):
+    """Fills a horizon by one compiled program, for steps so small that calling one each would cost more than they do.
+
+    What each step gives is returned and then copied to the rollout, which is twice the memory for a moment.
+    """
+
+    def __call__(
+        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
+    ) -> tuple[Carry, Cursor]:
+        """Fill the slots; see `Stepper.fill`."""
+        stepper, horizon = self.stepper, rollout.horizon
+        self._layout, where = flat_of((carry, cursor))
+        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES]
+        # The program changes them in place, and some may share their memory.
+        where = [tensor.clone() for tensor in where]
+        keeps = torch.tensor([not stepper.resets_state(t) for t in range(horizon)])
+        columns = self._program(*where, env_noise, policy_noise, keeps)
+        for name in self._names:
+            column, *columns = columns
+            rollout[name][:horizon].copy_(column)
+        states, finals = columns[: len(cursor.state)], columns[len(cursor.state) :]
+        for t in range(0, horizon, rollout.state_every):
+            rollout.write_state(t, {name: each[t] for name, each in zip(cursor.state, states, strict=True)})
+        self._write_final_values(rollout, lambda t: [each[t] for each in finals])
+        carry, cursor = self._layout.tree(where)
+        stepper.write_last(rollout, cursor)
+        return carry, cursor
+
+    @functools.cached_property
+    def _program(self) -> Program:
+        assert self._layout is not None
+        return self.stepper.execution.loop(self._flat, self._layout.size, num_items=3)
+
+    def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Take a step, leave in the state where it led to, and return the slot: what is compiled."""
+        assert self._layout is not None
+        state, (noise, sampling, keep) = tensors[: self._layout.size], tensors[self._layout.size :]
+        before, after, where, final = self._step(state, noise, sampling, keep=keep)
+        written = self.stepper.slot(before, after.act, after.step)
+        results = [written[name] for name in self._names] + [*before.state.values(), *final]
+        results = [result.clone() for result in results]  # some are the state's memory
+        for tensor, new in zip(state, where, strict=True):
+            tensor.copy_(new)
+        return results

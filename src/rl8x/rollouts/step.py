@@ -1,15 +1,29 @@
-"""One slot of a rollout: a policy acts, an environment steps; a pure function of tensors."""
+"""Steps of a policy in an environment, eagerly: the reference for what is compiled or captured."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from rl8x import keys
 from rl8x.envs.base import Carry, Env, Step
+from rl8x.execution import Execution
 from rl8x.policy import Act, Policy, State
-from rl8x.trees import Tree, flatten_tree
+from rl8x.rollouts.buffer import Rollout
+from rl8x.trees import Tree, flatten_tree, tree_map
+
+Slot = Callable[["Cursor", Act, Step], dict[str, Tensor]]
+"""Says what a slot of a rollout holds of one step, by name, each `[num_envs, ...]`."""
+
+Bootstrap = Callable[[Tree, State, Tensor], Tensor]
+"""Values observations `[rows, *obs]`, given the policy's state `[rows, *]` and starts `[rows]`; returns `[rows]`."""
+
+Noises = Iterable[tuple[Tensor, Tensor | None]]
+"""Of each step: noise of the environment, `[num_envs, *]`, and of sampling, None for deterministic actions."""
 
 
 class Cursor(NamedTuple):
@@ -26,26 +40,39 @@ class Cursor(NamedTuple):
     state: State
 
 
-Transition = tuple[Carry, Cursor, Act, Step]
+class Transition(NamedTuple):
+    """What one step led to: where the environment and the policy stand now, the action, and the environment's step."""
+
+    carry: Carry
+    cursor: Cursor
+    act: Act
+    step: Step
 
 
 def act_and_step(
     policy: Policy, env: Env, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
 ) -> Transition:
-    """Act on the cursor's observation and step the environment: one slot of a rollout."""
+    """Act on the cursor's observation and step the environment: a pure function of tensors.
+
+    Args:
+        policy: The policy that acts.
+        env: The environment.
+        carry: Where the environment stands.
+        cursor: Where environment and policy stand.
+        env_noise: `[num_envs, *]`.
+        policy_noise: `[num_envs, *]`; None acts deterministically.
+    """
     act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
     carry, step = env.advance(carry, policy.env_actions(act.actions), env_noise)
-    return carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step
+    return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
 
-def slot(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Name what one slot of a rollout holds but the values of final observations, each `[num_envs, ...]`."""
+def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
+    """Name what every algorithm stores of a step, each `[num_envs, ...]`."""
     named = {
-        **flatten_tree(keys.OBS, cursor.obs),
+        **_named(keys.OBS, cursor.obs),
         keys.STARTS: cursor.starts,
-        **flatten_tree(keys.ACTIONS, act.actions),
-        keys.LOGP: act.logp,
-        keys.VALUES: act.values,
+        **_named(keys.ACTIONS, act.actions),
         keys.REWARDS: step.rewards,
         keys.TERMINATED: step.terminated,
         keys.TRUNCATED: step.truncated,
@@ -54,4 +81,140 @@ def slot(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     }
     if step.valid is not None:
         named[keys.VALID] = step.valid
-    return named | {f"{keys.METRICS}/{name}": figure for name, figure in step.metrics.items()}
+    return named | {f"{keys.METRICS}/{name}": value for name, value in step.metrics.items()}
+
+
+def actor_critic(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
+    """Name what an actor with a critic stores of a step, each `[num_envs, ...]`."""
+    return experience(cursor, act, step) | {keys.LOGP: act.logp, keys.VALUES: act.values}
+
+
+def _named(key: str, tree: Tree) -> dict[str, Tensor]:
+    return {key: tree} if isinstance(tree, Tensor) else flatten_tree(key, tree)
+
+
+class Stepper:
+    """Steps a policy in an environment.
+
+    Args:
+        policy: The policy that acts.
+        env: The environment.
+        execution: How programs run.
+        slot: What a slot of a rollout holds.
+        bootstrap: Values the observations at which time limits truncate episodes, stored as `final_values`, and those
+            after the last step, stored as `values`; None stores neither.
+        state_reset_every: The policy's state is reset every so many steps; 0 is never.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        env: Env,
+        execution: Execution,
+        *,
+        slot: Slot = experience,
+        bootstrap: Bootstrap | None = None,
+        state_reset_every: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.env = env
+        self.execution = execution
+        self.slot = slot
+        self.bootstrap = bootstrap
+        self.state_reset_every = state_reset_every
+        self.truncates = env.time_limit is not None or not env.capturable
+
+    @property
+    def runs_env(self) -> bool:
+        """Whether the environment runs as the policy does, rather than eagerly around a compiled policy."""
+        return True
+
+    def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
+        """Take one step; see `act_and_step`."""
+        return act_and_step(self.policy, self.env, carry, cursor, env_noise, policy_noise)
+
+    def play(self, carry: Carry, cursor: Cursor, noises: Noises) -> Iterator[tuple[Cursor, Transition]]:
+        """Take a step for each pair of noise; yield where the policy stood before it and what it led to."""
+        for t, (env_noise, policy_noise) in enumerate(noises):
+            if self.resets_state(t):
+                cursor = cursor._replace(state=self.policy.initial_state(self.env.num_envs))
+            transition = self.step(carry, cursor, env_noise, policy_noise)
+            yield cursor, transition
+            carry, cursor = transition.carry, transition.cursor
+
+    def fill(
+        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
+    ) -> tuple[Carry, Cursor]:
+        """Take the steps of a horizon and write them into a rollout's slots.
+
+        Args:
+            rollout: What is written to.
+            carry: Where the environment stands.
+            cursor: Where environment and policy stand.
+            env_noise: Noise of the environment, `[horizon, num_envs, *]`.
+            policy_noise: Noise of sampling, `[horizon, num_envs, *]`.
+
+        Returns:
+            Where they stand after the horizon.
+        """
+        noises = zip(env_noise.unbind(0), policy_noise.unbind(0), strict=True)
+        for t, (before, after) in enumerate(self.play(carry, cursor, noises)):
+            named = self.slot(before, after.act, after.step)
+            if self.bootstrap is not None:
+                named[keys.FINAL_VALUES] = self.final_values(after.act, after.step)
+            rollout.write_slot(t, named, before.state)
+            carry, cursor = after.carry, after.cursor
+        self.write_last(rollout, cursor)
+        return carry, cursor
+
+    def resets_state(self, t: int) -> bool:
+        """Whether the policy's state is reset before slot t."""
+        return self.state_reset_every > 0 and t % self.state_reset_every == 0
+
+    def write_last(self, rollout: Rollout, cursor: Cursor) -> None:
+        """Write the slot after the last step: the next observation, whether it begins an episode, and its value."""
+        named = _named(keys.OBS, cursor.obs) | {keys.STARTS: cursor.starts}
+        if self.bootstrap is not None:
+            named[keys.VALUES] = self.bootstrap(cursor.obs, cursor.state, cursor.starts)
+        rollout.write_slot(rollout.horizon, named)
+
+    def final_values(self, act: Act, step: Step) -> Tensor:
+        """Value the observations at which time limits truncate episodes, `[num_envs]`; elsewhere 0, unread.
+
+        Where the host may look, only the copies that are truncated are evaluated, else all of them.
+        """
+        host_looks = self.execution.host_looks
+        if host_looks and not self.truncates:
+            return self._zeros
+        cut = step.truncated & ~step.terminated
+        if not host_looks:
+            return torch.where(cut, self._values(step.final_obs, act.state, torch.zeros_like(cut)), 0.0)
+        if not cut.any():  # not every model takes no rows
+            return self._zeros
+        values = torch.zeros_like(self._zeros)
+        self.value_cut(values, cut, step.final_obs, act.state)
+        return values
+
+    @functools.cached_property
+    def work(self) -> int:
+        """Rows times weights of one step."""
+        return self.env.num_envs * sum(weight.numel() for weight in self.policy.parameters())
+
+    @functools.cached_property
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self.env.num_envs, device=self.policy.device)
+
+    def value_cut(self, values: Tensor, cut: Tensor, final_obs: Any, state: State) -> None:
+        """Write the values of final observations into `values` `[num_envs]` where `cut` `[num_envs]` is true."""
+        rows = cut.nonzero().squeeze(1)
+        chosen = {name: value[rows] for name, value in state.items()}
+        values[rows] = self._values(tree_map(lambda part: part[rows], final_obs), chosen, torch.zeros_like(cut[rows]))
+
+    def _values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Value observations that no rollout holds; NaN where one is not finite, which a normaliser would hide."""
+        assert self.bootstrap is not None
+        values = self.bootstrap(obs, state, starts)
+        for part in flatten_tree(keys.OBS, obs).values():
+            if part.is_floating_point():
+                values = values.masked_fill(~part.isfinite().reshape(len(part), -1).all(1), torch.nan)
+        return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Mapping
@@ -17,11 +18,10 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env
 from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.envs.parameters import inherited_config
-from rl8x.functional.stats import masked_summary, summary
+from rl8x.execution import Execution
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import info_means, named
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.statistics import Number, Stats, info_means, masked_summary, named, summary
 from rl8x.trainers.evaluation_names import EvaluationNames, config_name
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
@@ -39,14 +39,22 @@ class EpisodeEvaluator:
         env: The evaluation environment; its copies are the episodes of one evaluation.
         policy: The policy, shared with training.
         generator: Source of sampling noise for evaluations that are not deterministic.
+        execution: How the steps run.
         state_reset_every: As the training's collector has it.
     """
 
-    def __init__(self, env: Env, policy: Policy, generator: torch.Generator, *, state_reset_every: int = 0) -> None:
+    def __init__(
+        self,
+        env: Env,
+        policy: Policy,
+        generator: torch.Generator,
+        execution: Execution,
+        *,
+        state_reset_every: int = 0,
+    ) -> None:
         self.env = env
-        self.policy = policy
         self.generator = generator
-        self.state_reset_every = state_reset_every
+        self._collector = Collector(env, policy, generator, execution, state_reset_every=state_reset_every)
         self._warned = False
 
     @torch.no_grad()
@@ -57,40 +65,27 @@ class EpisodeEvaluator:
             env_config: What the environment is reset with; None goes on with the one in force.
             deterministic: Whether the policy takes its most likely action rather than a sample.
         """
-        collector = Collector(self.env, self.policy, self.generator, state_reset_every=self.state_reset_every)
-        collector.reset(env_config)
-        cursor, carry = collector.cursor, self.env.carry
-        assert cursor is not None
-        assert carry is not None
+        self._collector.reset(env_config)
         running = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
         returns = torch.zeros(self.env.num_envs, device=self.env.device)
         lengths = torch.zeros(self.env.num_envs, dtype=torch.int64, device=self.env.device)
         metrics: dict[str, Tensor] = {}
         rewards: list[Tensor] = []
         masks: list[Tensor] = []
-        for t in range(_MAX_STEPS):
-            if t % _STEPS_PER_LOOK == 0:
-                if not bool(running.any()):
-                    break
-                noise = self.env.noise(_STEPS_PER_LOOK)
-                sampling = (
-                    None if deterministic else self.policy.noise(_STEPS_PER_LOOK, self.env.num_envs, self.generator)
-                )
-            cursor = collector.stepper.refreshed(cursor, t)
-            slot = t % _STEPS_PER_LOOK
-            policy_noise = None if sampling is None else sampling[slot]
-            carry, cursor, _, step = collector.stepper(carry, cursor, noise[slot], policy_noise)
+        played = self._collector.play(deterministic=deterministic, noise_steps=_STEPS_PER_LOOK)
+        for t, (_, _, _, step) in enumerate(itertools.islice(played, _MAX_STEPS), 1):
             counted = running if step.valid is None else running & step.valid
             rewards.append(step.rewards)
             masks.append(counted)
             returns = torch.where(counted, step.episode_returns, returns)
             lengths = torch.where(counted, step.episode_lengths, lengths)
-            for name, figure in step.metrics.items():
-                metrics[name] = torch.where(counted, figure, metrics.get(name, math.nan))
+            for name, value in step.metrics.items():
+                metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
             running = running & ~(step.terminated | step.truncated)
+            if t % _STEPS_PER_LOOK == 0 and not bool(running.any()):
+                break
         else:
             self._warn_unfinished(int(running.sum()))
-        self.env.carry = carry
         return _episode_stats(returns, lengths, ~running, torch.stack(rewards), torch.stack(masks), metrics)
 
     def _warn_unfinished(self, count: int) -> None:
@@ -189,7 +184,9 @@ def make_evaluator(
     if spaces != (algorithm.env.single_observation_space, algorithm.env.single_action_space):
         raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
     generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
-    return EpisodeEvaluator(env, algorithm.policy, generator, state_reset_every=algorithm.state_reset_every)
+    return EpisodeEvaluator(
+        env, algorithm.policy, generator, algorithm.execution, state_reset_every=algorithm.state_reset_every
+    )
 
 
 class Evaluations:

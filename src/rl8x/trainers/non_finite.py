@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.algorithms.non_finite import final_not_finite
 from rl8x.checkpoint.tree import clone
+from rl8x.rollouts.statistics import final_not_finite
 
 if TYPE_CHECKING:
     from rl8x.trainers.trainer import GenericTrainerBase

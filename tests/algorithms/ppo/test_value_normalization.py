@@ -12,7 +12,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.functional.gae import generalized_advantages
+from rl8x.functional import generalized_advantages
 
 
 def build(env=Pendulum, **options):

@@ -118,6 +118,13 @@ class PPOConfig(OnlineConfig):
                 f"`seqs_per_state_reset` must be positive, or -1 for never; got {self.seqs_per_state_reset}."
             )
 
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of one `step()`, where no KL limit ends them."""
+        size = self.sgd_minibatch_size
+        minibatches = 1 if size is None or self.accumulate_grads else self.num_envs * self.horizon // size
+        return self.num_sgd_iters * minibatches
+
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that a collect takes, with what is packed of it for the updates."""
         stored = super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * _STORED

@@ -8,7 +8,7 @@ own dtype and from where the rollout keeps it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -19,6 +19,7 @@ from rl8x.algorithms.memory_check import Space
 from rl8x.spaces import leaves
 
 Batch = dict[str, Tensor]
+Rows = Tensor | slice
 # More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
 MOST_PACKED: Final = 256
 # Packed beside observation and action, as float32: start, log-probability, advantage, return; and while advantages are
@@ -41,6 +42,13 @@ class SequencePack:
         horizon: Steps of the rollout.
         num_envs: Copies in it.
         seq_len: Steps of a sequence; 1 is single transitions.
+
+    Attributes:
+        num_sequences: Sequences in it.
+        sources: The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`.
+        masked: Whether some steps may be masked.
+        wide: Whether something is too wide to be packed.
+        width: Numbers of a transition, packed and not.
     """
 
     def __init__(self, horizon: int, num_envs: int, seq_len: int) -> None:
@@ -48,32 +56,13 @@ class SequencePack:
         self.num_envs = num_envs
         self.seq_len = seq_len
         self.num_sequences = horizon // seq_len * num_envs
+        self.sources: list[Tensor] = []
+        self.masked = False
+        self.wide = False
+        self.width = 0
         self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
-        self._packed: Tensor | None = None
         self._wide: Batch = {}
         self._states: Batch = {}
-
-    @property
-    def sources(self) -> list[Tensor]:
-        """The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`."""
-        assert self._packed is not None
-        return [self._packed, *self._states.values()]
-
-    @property
-    def wide(self) -> bool:
-        """Whether something is too wide to be packed."""
-        return bool(self._wide)
-
-    @property
-    def width(self) -> int:
-        """Numbers of a transition, packed and not."""
-        assert self._packed is not None
-        return self._packed.shape[-1] + sum(math.prod(tensor.shape[3:]) for tensor in self._wide.values())
-
-    @property
-    def masked(self) -> bool:
-        """Whether some rows may be no experience."""
-        return keys.VALID in self._columns
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """Copy a rollout in.
@@ -84,33 +73,35 @@ class SequencePack:
                 next `fill`.
             states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
         """
-        if self._packed is None:
-            self._allocate(tensors)
-        assert self._packed is not None
+        packed = self.sources[0] if self.sources else self._allocate(tensors)
         sequences, length = self.horizon // self.seq_len, self.seq_len
-        packed = self._packed.view(sequences, self.num_envs, length, -1)
+        columns = packed.view(sequences, self.num_envs, length, -1)
         for name, (low, high, _, _) in self._columns.items():
             source = tensors[name].reshape(sequences, length, self.num_envs, high - low)
-            packed[..., low:high].copy_(source.transpose(1, 2))
+            columns[..., low:high].copy_(source.transpose(1, 2))
         self._wide = {
             name: tensor.reshape(sequences, length, *tensor.shape[1:])
             for name, tensor in tensors.items()
             if name not in self._columns
         }
         self._states = {name: state.flatten(0, 1) for name, state in states.items()}
+        self.sources = [packed, *self._states.values()]
 
-    def _allocate(self, tensors: Mapping[str, Tensor]) -> None:
+    def _allocate(self, tensors: Mapping[str, Tensor]) -> Tensor:
         low = 0
         for name, tensor in tensors.items():
             width = math.prod(tensor.shape[2:])
+            self.width += width
             if width > MOST_PACKED:
+                self.wide = True
                 continue
             self._columns[name] = (low, low + width, tensor.shape[2:], tensor.dtype)
             low += width
+        self.masked = keys.VALID in tensors
         device = next(iter(tensors.values())).device
-        self._packed = torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
+        return torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
-    def take(self, rows: Tensor | slice) -> list[Tensor]:
+    def take(self, rows: Rows) -> list[Tensor]:
         """Take sequences by their numbers, as they are packed: what a compiled program gets as its arguments.
 
         Args:
@@ -145,32 +136,34 @@ class SequencePack:
             batch[name] = wide.transpose(0, 1)
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
-    def gather(self, rows: Tensor | slice) -> tuple[Batch, Batch]:
+    def gather(self, rows: Rows) -> tuple[Batch, Batch]:
         """Take sequences by their numbers, and name what they hold."""
         return self.unpack(self.take(rows))
 
 
-def minibatch_rows(
-    num_rows: int, minibatch_rows: int, generator: torch.Generator, *, shuffle: bool, device: torch.device
-) -> Iterator[Tensor | slice]:
-    """Yield the rows of each minibatch of one pass over the data, in a fresh order where shuffled.
+def epoch(
+    num_rows: int, minibatch_rows: int, chunk_rows: int, generator: torch.Generator, *, shuffle: bool
+) -> list[list[Rows]]:
+    """Divide all rows into minibatches, in a fresh order where shuffled, and those into chunks.
 
     A single minibatch of everything is never shuffled: the order of its rows does not matter.
+
+    Args:
+        num_rows: Sequences in all.
+        minibatch_rows: Sequences of a minibatch.
+        chunk_rows: Sequences, at most, of a chunk, whose temporaries stay in the cache.
+        generator: Draws the order, on its device.
+        shuffle: Whether the order is drawn.
+
+    Returns:
+        The chunks of each minibatch: numbers of sequences, `[rows]`, int64, or slices of them.
     """
     if minibatch_rows == num_rows or not shuffle:
-        for low in range(0, num_rows, minibatch_rows):
-            yield slice(low, low + minibatch_rows)
-        return
-    order = torch.randperm(num_rows, generator=generator, device=device)
-    yield from torch.split(order, minibatch_rows)
+        starts = range(0, num_rows, minibatch_rows)
+        return [_sliced(low, low + minibatch_rows, chunk_rows) for low in starts]
+    order = torch.randperm(num_rows, generator=generator, device=generator.device)
+    return [list(torch.split(rows, chunk_rows)) for rows in torch.split(order, minibatch_rows)]
 
 
-def chunked(rows: Tensor | slice, chunk_rows: int) -> Iterator[Tensor | slice]:
-    """Cut the rows of a minibatch into chunks whose temporaries stay in the cache."""
-    if isinstance(rows, slice):
-        for low in range(rows.start, rows.stop, chunk_rows):
-            yield slice(low, min(low + chunk_rows, rows.stop))
-    elif len(rows) <= chunk_rows:
-        yield rows
-    else:
-        yield from torch.split(rows, chunk_rows)
+def _sliced(low: int, high: int, rows: int) -> list[Rows]:
+    return [slice(start, min(start + rows, high)) for start in range(low, high, rows)]

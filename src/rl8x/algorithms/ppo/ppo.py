@@ -22,23 +22,20 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
-from rl8x.algorithms.non_finite import gathered_not_finite, locate, updates_not_finite
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS
 from rl8x.algorithms.ppo.minibatches import Batch, SequencePack
-from rl8x.algorithms.ppo.update import Updater
+from rl8x.algorithms.ppo.update import Updater, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
-from rl8x.functional.gae import generalized_advantages
-from rl8x.functional.returns import running_returns
-from rl8x.functional.stats import explained_variance, moments
-from rl8x.normalization import RunningMoments
+from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, moments, running_returns
 from rl8x.policy import Policy
-from rl8x.rollouts.buffer import Rollout, collect_stats
+from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.statistics import Number, Stats, collect_stats, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.step import actor_critic
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map
 
@@ -66,7 +63,8 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
         super().__init__(config, env, seed, env_factory)
         validate(env)
         self.policy = self._make_policy()
-        self.policy.autocast = self.execution.autocast
+        if config.precision == "bf16":
+            self.policy.autocast = self.execution.autocast
         self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
         self.state_reset_every = self._resolve_state_reset()
         self.validate()
@@ -77,7 +75,9 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
             env,
             self.policy,
             self._generator("sampling"),
-            execution=self.execution,
+            self.execution,
+            slot=actor_critic,
+            bootstrap=self.policy.values,
             state_reset_every=self.state_reset_every,
         )
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=self.seq_len)
@@ -180,8 +180,8 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
         )
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
-        """Say where in the rollout numbers are not finite, by quantity; see `non_finite.locate`."""
-        return locate(self.rollout.tensors)
+        """Say where in the rollout numbers are not finite, by quantity; see `statistics.locate_non_finite`."""
+        return locate_non_finite(self.rollout.tensors)
 
     # -- collecting
 
@@ -191,7 +191,7 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
         self.collector.fill(self.rollout)
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
-            self.rollout.cut()
+            self.rollout.truncate()
         self.fresh = True
         rollout, horizon = self.rollout, self.config.horizon
         valid = rollout.tensors.get(keys.VALID)
@@ -259,7 +259,7 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
         means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
         stats: dict[str, Number] = dict(zip((*LOSS_METRICS, "monitors/grad_norm"), means, strict=True))
         if self.config.target_kl_div is not None:
-            stats[_REFUSED] = self.updater.updates_a_step - applied.sum()
+            stats[_REFUSED] = self.config.updates_per_step - applied.sum()
         return stats
 
     def watch(self, row: Mapping[str, float]) -> None:
@@ -282,6 +282,8 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
 
     def _observe(self) -> None:
         """Let the observation normaliser learn from the horizon."""
+        if self.policy.obs_moments is None:
+            return
         horizon, valid = self.config.horizon, self.rollout.tensors.get(keys.VALID)
         obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
         self.policy.observe(obs, None if valid is None else valid[:horizon])

@@ -1,11 +1,11 @@
-"""The update: passes over a rollout's data, as programs of tensors that are run eagerly or compiled."""
+"""The update: epochs of minibatches, as programs of tensors that are run eagerly, compiled or captured."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,13 +15,12 @@ from rl8x import keys
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, TOTAL, ppo_losses
-from rl8x.algorithms.ppo.minibatches import SequencePack, chunked, minibatch_rows
+from rl8x.algorithms.ppo.minibatches import Batch, Rows, SequencePack, epoch
 from rl8x.execution import Execution, Program
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy
+from rl8x.rollouts.statistics import any_not_finite
 from rl8x.trees import unflatten_tree
-
-Rows = Tensor | slice
 
 # Transitions whose activations are kept for a backward pass at once, so that memory stays flat; fewer on the CPU, so
 # that they stay in the cache. A chunk costs eager execution a millisecond of its own.
@@ -34,7 +33,7 @@ _CHUNK_NUMBERS: Final = 2**24
 
 
 class Updater:
-    """Passes over the data `num_sgd_iters` times, an optimizer step for each minibatch or accumulated pass.
+    """Trains `num_sgd_iters` epochs, an optimizer step for each minibatch or accumulated epoch.
 
     Args:
         policy: What is trained.
@@ -62,7 +61,9 @@ class Updater:
         self.generator = generator
         self.device = policy.device
         self._scales: dict[int, Tensor] = {}
+        # A gradient of each worker, and its parts in the shapes of the weights.
         self._gradients = [optimizer.gradient]
+        self._parts: dict[int, list[Tensor]] = {}
         self._compiled = execution.mode == "eager"
 
     # Made when the pack has been filled, since only then it is known what a program reads.
@@ -87,12 +88,6 @@ class Updater:
         return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr)
 
     @property
-    def updates_a_step(self) -> int:
-        """Optimizer steps of one `run()` that no KL limit ends."""
-        minibatches = self.pack.num_sequences // self._minibatch_rows
-        return self.config.num_sgd_iters * (1 if self.config.accumulate_grads else minibatches)
-
-    @property
     def _minibatch_rows(self) -> int:
         size = self.config.sgd_minibatch_size
         return self.pack.num_sequences if size is None else size // self.pack.seq_len
@@ -104,59 +99,58 @@ class Updater:
             A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 8]`, and whether it was
             applied, `[updates]`, bool.
         """
+        config, pack = self.config, self.pack
         # Filled, not copied from the host, and decided upon without it.
         coefficient = torch.full((), entropy_coeff, device=self.device)
-        limited, on_cpu = self.config.target_kl_div is not None, self.device.type == "cpu"
+        active = torch.ones((), dtype=torch.bool, device=self.device)
+        limited, on_cpu = config.target_kl_div is not None, self.device.type == "cpu"
         rows, flags = [], []
-        work = self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
-        with self.execution.workers_for(work) as workers:
-            for row, active in self._blocks(coefficient, workers):
-                rows.append(row)
-                flags.append(active)
-                if limited and on_cpu and not active.all():
-                    break
+        size = self._minibatch_rows
+        with self.execution.threads.workers_for(size * pack.seq_len * len(self.optimizer.weights)) as workers:
+            # Every worker has something to do, and a chunk's activations stay in the cache.
+            chunk = min(max(1, self._chunk_steps // pack.seq_len), -(-size // workers.count))
+            for _ in range(config.num_sgd_iters):
+                batches = epoch(pack.num_sequences, size, chunk, self.generator, shuffle=config.shuffle_minibatches)
+                if config.accumulate_grads:
+                    batches = [[part for batch in batches for part in batch]]
+                for row, flag in self._epoch(batches, coefficient, active, workers):
+                    rows.append(row)
+                    flags.append(flag)
+                    active = flag[-1]
+                    if limited and on_cpu and not flag.all():
+                        return torch.cat(rows), torch.cat(flags)
         return torch.cat(rows), torch.cat(flags)
 
-    def _blocks(self, entropy_coeff: Tensor, workers: Workers) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pass over the data; yield what `run` returns of one optimizer step, or of all those of a pass."""
-        config, pack = self.config, self.pack
-        active = torch.ones((), dtype=torch.bool, device=self.device)
-        for _ in range(config.num_sgd_iters):
-            order = minibatch_rows(
-                pack.num_sequences,
-                self._minibatch_rows,
-                self.generator,
-                shuffle=config.shuffle_minibatches,
-                device=self.device,
-            )
-            minibatches = list(order)
-            if self._looped(minibatches, workers):
-                given = (*pack.sources, entropy_coeff, self._scale(minibatches[:1]), active)
-                items = torch.stack([rows for rows in minibatches if not isinstance(rows, slice)])
-                rows, flags = self._updates(*self._state, *given, items)
-                yield rows, flags
-                continue
-            for group in [minibatches] if config.accumulate_grads else [[one] for one in minibatches]:
-                row, active = self._step(group, entropy_coeff, active, workers)
-                yield row.unsqueeze(0), active.unsqueeze(0)
+    def _epoch(
+        self, batches: list[list[Rows]], entropy_coeff: Tensor, active: Tensor, workers: Workers
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take the optimizer steps of an epoch; yield what `run` returns of one, or of all that are one program."""
+        if self._is_looped(batches):
+            given = (*self.pack.sources, entropy_coeff, self._scale(batches[0]), active)
+            items = torch.stack([rows for (rows,) in batches if isinstance(rows, Tensor)])
+            rows, flags = self._updates(*self._state, *given, items)
+            yield rows, flags
+            return
+        for chunks in batches:
+            row, active = self._step(chunks, entropy_coeff, active, workers)
+            yield row.unsqueeze(0), active.unsqueeze(0)
 
-    def _looped(self, minibatches: list[Rows], workers: Workers) -> bool:
-        """Say whether all updates of a pass are one program: on the CPU, where a minibatch is one chunk."""
-        if self.execution.mode != "compile" or self.device.type != "cpu" or isinstance(minibatches[0], slice):
+    def _is_looped(self, batches: list[list[Rows]]) -> bool:
+        """Say whether all updates of an epoch are one program: on the CPU, where a minibatch is one chunk."""
+        first = batches[0]
+        if self.execution.mode != "compile" or self.device.type != "cpu" or isinstance(first[0], slice):
             return False
-        separate = self.pack.wide or self.pack.masked or self.config.accumulate_grads
-        return not separate and len(self._chunks(minibatches[:1], workers)) == 1
+        return len(first) == 1 and not (self.pack.wide or self.pack.masked or self.config.accumulate_grads)
 
     def _step(
-        self, group: list[Rows], entropy_coeff: Tensor, active: Tensor, workers: Workers
+        self, chunks: list[Rows], entropy_coeff: Tensor, active: Tensor, workers: Workers
     ) -> tuple[Tensor, Tensor]:
         """Take one optimizer step if the KL divergence allows it.
 
         Returns:
             The loss metrics' means and the gradient norm, `[8]`, and whether it was taken, 0-d, bool.
         """
-        chunks = self._chunks(group, workers)
-        scale, optimizer = self._scale(group), self.optimizer
+        scale, optimizer = self._scale(chunks), self.optimizer
         if self.execution.mode != "eager" and len(chunks) == 1:
             varying = (entropy_coeff, scale, active, *self._rows_or_data(chunks[0]))
             row, active = self._update(*self._state, *self.pack.sources, *varying)
@@ -181,37 +175,34 @@ class Updater:
             self._gradients.append(torch.zeros_like(self.optimizer.gradient))
 
         def add(worker: int) -> Tensor:
-            gradient = self._gradients[worker].zero_()
-            sums = [self._add(gradient, chunk, entropy_coeff, scale) for chunk in chunks[worker::count]]
+            self._gradients[worker].zero_()
+            sums = [self._add(worker, chunk, entropy_coeff, scale) for chunk in chunks[worker::count]]
             return torch.stack(sums).sum(0)
 
         jobs = [functools.partial(add, worker) for worker in range(count)]
         # What is compiled at the first call is compiled by one thread; shares and sums are those of every call, so that
         # a process that resumes gets the same bits.
-        sums = workers.share(jobs) if self._compiled else [job() for job in jobs]
+        sums = workers.share(jobs) if self._compiled and count > 1 else [job() for job in jobs]
         self._compiled = True
         for gradient in self._gradients[1:count]:
             self.optimizer.gradient.add_(gradient)
         return torch.stack(sums).sum(0)
 
-    def _add(self, gradient: Tensor, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> Tensor:
-        """Add a chunk's gradient to what there is; return the sums of the loss metrics, `[7]`."""
+    def _add(self, worker: int, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> Tensor:
+        """Add a chunk's gradient to a worker's; return the sums of the loss metrics, `[7]`."""
+        gradient = self._gradients[worker]
         if self.execution.mode != "eager":
             fixed = (gradient, self.optimizer.weights, *self.pack.sources)
             (sums,) = self._add_gradient(*fixed, entropy_coeff, scale, *self._rows_or_data(chunk))
             return sums
-        losses = self._losses(self.optimizer.views, entropy_coeff, scale, self.pack.take(chunk))
-        slopes = torch.autograd.grad(losses[TOTAL], self.optimizer.views, allow_unused=True)
-        pairs = zip(self.optimizer.split(gradient), slopes, strict=True)
-        parts, found = zip(*[(part, slope) for part, slope in pairs if slope is not None], strict=True)
-        torch._foreach_add_(parts, found)
+        if worker not in self._parts:
+            self._parts[worker] = self.optimizer.split(gradient)
+        losses = self._losses(self.optimizer.views, entropy_coeff, scale, *self.pack.gather(chunk))
+        found = torch.autograd.grad(losses[TOTAL], self.optimizer.views, allow_unused=True)
+        pairs = [(part, new) for part, new in zip(self._parts[worker], found, strict=True) if new is not None]
+        parts, gradients = zip(*pairs, strict=True)
+        torch._foreach_add_(parts, gradients)
         return losses.detach()
-
-    def _chunks(self, group: list[Rows], workers: Workers) -> list[Rows]:
-        """Cut minibatches, so that every worker has something to do and a chunk's activations stay in the cache."""
-        most = max(1, self._chunk_steps // self.pack.seq_len)
-        share = -(-self._minibatch_rows // workers.count)
-        return [chunk for rows in group for chunk in chunked(rows, min(most, share))]
 
     @functools.cached_property
     def _chunk_steps(self) -> int:
@@ -224,12 +215,12 @@ class Updater:
             most = 2 ** round(math.log2(_CHUNK_ACTIVATIONS / width))
         return max(1, min(most, _CHUNK_NUMBERS // self.pack.width))
 
-    def _scale(self, group: list[Rows]) -> Tensor:
-        """Return 1 over the number of transitions that count in some minibatches, 0-d."""
+    def _scale(self, chunks: list[Rows]) -> Tensor:
+        """Return 1 over the number of transitions that count in some chunks, 0-d."""
         if self.pack.masked:
-            counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in group]
+            counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in chunks]
             return 1.0 / torch.stack(counts).sum().clamp(min=1)
-        size = sum(rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in group)
+        size = sum(rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in chunks)
         if size not in self._scales:
             self._scales[size] = torch.full((), 1.0 / (size * self.pack.seq_len), device=self.device)
         return self._scales[size]
@@ -248,34 +239,35 @@ class Updater:
 
     # The functions of tensors that are compiled
 
-    def _losses(self, views: Sequence[Tensor], entropy_coeff: Tensor, scale: Tensor, taken: list[Tensor]) -> Tensor:
-        """Return the scaled sums of the loss metrics under the weights given, `[6]`."""
-        batch, state = self.pack.unpack(taken)
-        inputs = (unflatten_tree(keys.OBS, batch), unflatten_tree(keys.ACTIONS, batch), state, batch[keys.STARTS])
+    def _losses(
+        self, views: Sequence[Tensor], entropy_coeff: Tensor, scale: Tensor, batch: Batch, state: Batch
+    ) -> Tensor:
+        """Return the scaled sums of the loss metrics under the weights given, `[7]`."""
+        inputs = (*[_tree(key, batch) for key in (keys.OBS, keys.ACTIONS)], state, batch[keys.STARTS])
         if views is self.optimizer.views:
             evaluation = self.policy.evaluate(*inputs)
         else:
             evaluation = functional_call(self.policy, dict(zip(self.optimizer.names, views, strict=True)), inputs)
         return ppo_losses(evaluation, batch, self.config, entropy_coeff) * scale
 
-    def _slope(
+    def _gradient(
         self, weights: Tensor, entropy_coeff: Tensor, scale: Tensor, taken: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient by the flat weights, and the sums of the loss metrics."""
 
         def total(weights: Tensor) -> tuple[Tensor, Tensor]:
-            losses = self._losses(self.optimizer.split(weights), entropy_coeff, scale, taken)
+            losses = self._losses(self.optimizer.split(weights), entropy_coeff, scale, *self.pack.unpack(taken))
             return losses[TOTAL], losses
 
-        slope, sums = grad(total, has_aux=True)(weights)
-        return slope, sums
+        gradient, sums = grad(total, has_aux=True)(weights)
+        return gradient, sums
 
     def _add_gradient_tensors(self, gradient: Tensor, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
         """Add a chunk's gradient to what there is; return the sums of the loss metrics."""
         num_sources = len(self.pack.sources)
         entropy_coeff, scale, *given = tensors[num_sources:]
-        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken((*tensors[:num_sources], *given)))
-        gradient.add_(slope)
+        added, sums = self._gradient(weights, entropy_coeff, scale, self._taken((*tensors[:num_sources], *given)))
+        gradient.add_(added)
         return [sums]
 
     def _update_tensors(self, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
@@ -283,14 +275,38 @@ class Updater:
         num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
         moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
         sources, (entropy_coeff, scale, active, *given) = rest[:num_sources], rest[num_sources:]
-        slope, sums = self._slope(weights, entropy_coeff, scale, self._taken((*sources, *given)))
+        gradient, sums = self._gradient(weights, entropy_coeff, scale, self._taken((*sources, *given)))
         active = self._within_limit(active, sums)
         norm = clip_and_apply(
             self.optimizer.rule,
             (weights, *moments),
-            slope,
+            gradient,
             lr,
             max_grad_norm=self.config.max_grad_norm,
             active=None if self.config.target_kl_div is None else active,
         )
         return [torch.cat((sums, norm.unsqueeze(0))), active.clone()]
+
+
+def _tree(key: str, batch: Batch) -> Any:
+    return batch[key] if key in batch else unflatten_tree(key, batch)
+
+
+@torch.no_grad()
+def updates_not_finite(rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Look at a step's updates. After the first bad one all numbers are bad, so that only the first is looked at.
+
+    Args:
+        rows: Of each update the losses and, last, the norm of the gradient, `[updates, num_losses + 1]`.
+        weights: All weights after the updates, as one vector.
+    """
+    bad = ~torch.isfinite(rows)
+    first = bad.any(1).to(torch.float32).argmax()
+    # Indexing with a 0-d tensor would copy it to the host.
+    worst = bad.index_select(0, first.reshape(1)).squeeze(0)
+    losses, gradient = worst[:-1].any(), worst[-1]
+    return {
+        "finite/losses": losses.to(torch.float32),
+        "finite/gradients": gradient.to(torch.float32),
+        "finite/parameters": any_not_finite([weights]),
+    }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.normalization import RunningMoments
+from rl8x.functional import RunningMoments, explained_variance, moments
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,7 +150,7 @@ def test_a_compiled_update_counts_too(shape):
 RANK = """
 import os, sys
 import torch, torch.distributed as dist
-from rl8x.normalization import RunningMoments
+from rl8x.functional import RunningMoments, explained_variance, moments
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
@@ -177,3 +178,31 @@ def test_ranks_learn_from_all_ranks_rows(tmp_path):
     assert first["num_rows"].item() == 25
     np.testing.assert_allclose(first["means"].numpy(), rows.double().numpy().mean(0), rtol=1e-9)
     np.testing.assert_allclose(first["variances"].numpy(), rows.double().numpy().var(0), rtol=1e-6)
+
+
+def test_moments_keep_their_digits_next_to_a_large_offset():
+    # float32 sums of squares would lose all of the variance: 1e7 has a spacing of 1
+    batch = torch.randint(0, 9, (1000, 3), generator=torch.Generator().manual_seed(0)).float() + 1e7
+    _, mean, var = moments(batch)
+    array = batch.double().numpy()
+    assert mean.numpy() == pytest.approx(array.mean(0), rel=1e-12)
+    assert var.numpy() == pytest.approx(array.var(0), rel=1e-6)
+
+
+def test_explained_variance_by_hand():
+    returns = torch.tensor([1.0, 2.0, 3.0, 4.0])  # variance 1.25
+    assert float(explained_variance(returns, returns)) == 1.0
+    assert float(explained_variance(torch.full((4,), 7.0), returns)) == 0.0
+    assert float(explained_variance(-returns, returns)) == pytest.approx(-3.0)  # errors 2 * returns: 1 - 4
+    # a constant offset is not variance
+    assert float(explained_variance(returns + 5, returns)) == pytest.approx(1.0)
+    assert float(explained_variance(returns, torch.ones(4))) == 0.0
+
+
+def test_explained_variance_under_a_mask():
+    values = torch.tensor([[1.0, 2.0], [3.0, math.nan]])
+    returns = torch.tensor([[1.0, 2.0], [4.0, 9.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    # kept: errors 0, 0, 1 with variance 2/9; returns 1, 2, 4 with variance 14/9
+    assert float(explained_variance(values, returns, mask)) == pytest.approx(1 - 2 / 14)
+    assert np.isclose(float(explained_variance(values, returns, torch.zeros(2, 2, dtype=torch.bool))), 0.0)

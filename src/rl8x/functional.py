@@ -1,0 +1,283 @@
+"""Functions of tensors that algorithms are made of: returns, advantages, moments, and running moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Moments(NamedTuple):
+    """Count, mean and variance (over the count, not the count less one) of the rows of a batch, in float64."""
+
+    num_rows: Tensor
+    mean: Tensor
+    var: Tensor
+
+
+@torch.no_grad()
+def moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
+    """Return count, mean and variance over the first axis.
+
+    The rows are shifted by about their mean before they are squared, so that a large offset costs no digits; what
+    rounding left of the mean is corrected afterwards.
+
+    Args:
+        batch: Numbers, `[rows, *shape]`.
+        mask: Which rows count, `[rows]`, bool; None is all. Rows outside of it have no influence, NaN neither.
+
+    Returns:
+        Count (0-d), mean and variance (`[*shape]`), float64. Without any row: 0, the shift, 0.
+    """
+    if batch.dtype not in (torch.float32, torch.float64):
+        batch = batch.to(torch.float32 if batch.is_floating_point() else torch.float64)
+    if mask is None:
+        count = torch.full((), len(batch), dtype=torch.float64, device=batch.device)
+    else:
+        count = mask.sum(dtype=torch.float64)
+        mask = mask.reshape(-1, *[1] * (batch.ndim - 1))
+        batch = torch.where(mask, batch, 0.0)
+    total = count.clamp(min=1.0)
+    shift = (batch.sum(0) / total).to(batch.dtype)
+    centred = batch - shift if mask is None else torch.where(mask, batch - shift, 0.0)
+    first = centred.sum(0).to(torch.float64) / total
+    second = centred.square_().sum(0).to(torch.float64) / total
+    return Moments(count, shift.to(torch.float64) + first, (second - first.square()).clamp(min=0.0))
+
+
+@torch.no_grad()
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the share of the returns' variance that the values explain, as a 0-d tensor.
+
+        1 - Var[returns - values] / Var[returns]
+
+    1 is perfect, 0 no better than a constant, below 0 worse than one; 0 where the returns do not vary.
+
+    Args:
+        values: Estimated values, any shape.
+        returns: What they should have been, of the same shape.
+        mask: Which elements count, of the same shape, bool; None is all.
+    """
+    mask = None if mask is None else mask.reshape(-1)
+    spread = moments(returns.reshape(-1), mask).var
+    error = moments((returns - values).reshape(-1), mask).var
+    share = 1.0 - error / torch.where(spread > 0, spread, 1.0)
+    return torch.where(spread > 0, share, 0.0).to(returns.dtype)
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of all that was ever seen, whatever the batches it came in.
+
+    Everything is updated in place, without a copy to the host, so that a captured program keeps reading and writing
+    the same memory. Statistics are float64 whatever the dtype of the numbers and of the module.
+
+    Args:
+        shape: Shape of one number, observation or other row; `()` for scalars.
+        epsilon: Added to the variance before its root, against division by 0 where a feature never varies.
+
+    Source: Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", eq. 2.1 (pairwise merge).
+    """
+
+    # Flat, never 0-d: torch.compile (2.13) loses what is written into a float64 scalar on the CPU, without an error.
+    num_rows: Tensor
+    means: Tensor
+    variances: Tensor
+
+    def __init__(self, shape: Sequence[int] = (), *, epsilon: float = 1e-8) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.epsilon = epsilon
+        size = math.prod(self.shape)
+        self.register_buffer("num_rows", torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("means", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variances", torch.ones(size, dtype=torch.float64))
+
+    @property
+    def count(self) -> Tensor:
+        """Rows seen, 0-d float64."""
+        return self.num_rows[0]
+
+    @property
+    def mean(self) -> Tensor:
+        """Their mean, `[*shape]` float64; 0 before the first."""
+        return self.means.view(self.shape)
+
+    @property
+    def var(self) -> Tensor:
+        """Their variance over the count, `[*shape]` float64; 1 before the first."""
+        return self.variances.view(self.shape)
+
+    @torch.no_grad()
+    def update(self, batch: Tensor, mask: Tensor | None = None) -> None:
+        """Take in a batch; in a process group of torch.distributed, those of all ranks, so that all know the same.
+
+        Args:
+            batch: Rows in any number of leading axes, `[..., *shape]`.
+            mask: Which rows count, `[...]`, bool; None is all.
+
+        Raises:
+            ValueError: If the shapes do not fit.
+        """
+        leading = batch.shape[: batch.ndim - len(self.shape)]
+        if batch.shape != (*leading, *self.shape) or not leading:
+            needed = ", ".join(map(str, ("...", *self.shape)))
+            raise ValueError(f"`batch` must be shaped [{needed}]; got {list(batch.shape)}.")
+        if mask is not None and mask.shape != leading:
+            raise ValueError(f"`mask` must be shaped {list(leading)}, one a row; got {list(mask.shape)}.")
+        rows = batch.reshape(-1, self.means.numel())
+        own = moments(rows, None if mask is None else mask.reshape(-1))
+        for each in _of_all_ranks(own):
+            self.merge(*each)
+
+    @torch.no_grad()
+    def merge(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
+        """Take in the moments of other rows, for example those that another process has seen.
+
+        M = M_a + M_b + (mean_b - mean_a)^2 * n_a * n_b / n,    M = n * var
+        """
+        total = self.num_rows + count
+        share = count / total.clamp(min=1.0)  # what the new rows are of all; 0 of 0 is 0
+        difference = mean.reshape(-1) - self.means
+        spread = difference.square() * (share * (1.0 - share))
+        self.variances.copy_(self.variances * (1.0 - share) + var.reshape(-1) * share + spread)
+        self.means.add_(difference * share)
+        self.num_rows.copy_(total)
+
+    @property
+    def std(self) -> Tensor:
+        """The root of variance plus epsilon, `[*shape]`, float64."""
+        return (self.var + self.epsilon).sqrt()
+
+    def normalize(self, values: Tensor, clip: float | None = None, *, center: bool = True) -> Tensor:
+        """Return `(values - mean) / std`, in the dtype of `values`.
+
+        Args:
+            values: Rows, `[..., *shape]`.
+            clip: The result lies in [-clip, clip]; None does not clip.
+            center: Whether the mean is subtracted. Rewards are only scaled: a shift would change the task.
+        """
+        centred = values - self.mean.to(values.dtype) if center else values
+        normalized = centred * self.std.reciprocal().to(values.dtype)
+        return normalized if clip is None else normalized.clamp(-clip, clip)
+
+    def denormalize(self, values: Tensor) -> Tensor:
+        """Undo `normalize` (where nothing was clipped)."""
+        return values * self.std.to(values.dtype) + self.mean.to(values.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMoments:
+        """Follow `.to(device)`, but keep every digit under `.to(dtype)`, `.half()` and `.bfloat16()`."""
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            self._buffers[name] = buffer.to(fn(buffer).device)
+        return self
+
+
+def _of_all_ranks(own: Moments) -> list[Moments]:
+    """Return the moments of every rank's rows, in the order of ranks; without a process group, this process's own."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [own]
+    flat = torch.cat([part.reshape(-1) for part in own])
+    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, flat)
+    size = own.mean.numel()
+    return [Moments(each[0], each[1 : 1 + size], each[1 + size :]) for each in gathered]
+
+
+@torch.no_grad()
+def running_returns(rewards: Tensor, cuts: Tensor, carry: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Run the discounted sum of *past* rewards forward through a rollout.
+
+        R_t = r_t + gamma * (1 - cut_{t-1}) * R_{t-1}
+
+    Dividing rewards by the standard deviation of R brings the returns of any task to about unit scale.
+
+    Args:
+        rewards: Reward after each action, `[horizon, num_envs]`.
+        cuts: Where an episode ended, terminated or truncated, `[horizon, num_envs]`, bool.
+        carry: What the rollout before this one left, `[num_envs]`; zeros before the first.
+        gamma: Discount of one step, in [0, 1].
+
+    Returns:
+        R, `[horizon, num_envs]`, and the carry for the next rollout, `[num_envs]`: the last row, 0 where it ended an
+        episode. Both are new tensors; the inputs stay as they are.
+
+    Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (reward scaling).
+    """
+    if cuts.shape != rewards.shape or carry.shape != rewards.shape[1:]:
+        raise ValueError(
+            f"`cuts` must be shaped like `rewards`, {list(rewards.shape)}, and `carry` {list(rewards.shape[1:])}; "
+            f"got {list(cuts.shape)} and {list(carry.shape)}."
+        )
+    returns = rewards.clone()
+    goes_on = cuts.logical_not().to(returns.dtype)
+    rows, decays = returns.unbind(0), (goes_on * gamma).unbind(0)
+    rows[0].add_(carry, alpha=gamma)
+    for t in range(1, len(rows)):
+        rows[t].addcmul_(rows[t - 1], decays[t - 1])
+    return returns, rows[-1] * goes_on[-1]
+
+
+@torch.no_grad()
+def generalized_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    final_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Estimate advantages as an exponentially weighted sum of temporal-difference errors.
+
+        v'_t    = 0                  where terminated_t
+                  final_values_t     where truncated_t and not terminated_t
+                  values_{t+1}       elsewhere
+        delta_t = r_t + gamma * v'_t - values_t
+        cut_t   = terminated_t or truncated_t
+        A_t     = delta_t + gamma * gae_lambda * (1 - cut_t) * A_{t+1},    A_horizon = 0
+
+    Args:
+        rewards: Reward after each action, `[horizon, num_envs]`.
+        values: Value of each observation acted on, and of the one after the last step, `[horizon + 1, num_envs]`.
+        final_values: Value of the observation that each step led to, before any reset, `[horizon, num_envs]`. Read only
+            where an episode is truncated and not terminated; what stands elsewhere, NaN too, has no influence.
+        terminated: Where the task ended the episode, so that nothing comes after, `[horizon, num_envs]`, bool.
+        truncated: Where a time limit or a forced reset cut the episode, `[horizon, num_envs]`, bool.
+        gamma: Discount of the reward one step later, in [0, 1].
+        gae_lambda: Weight of longer sums of rewards: 0 trusts the values alone, 1 the rewards alone, in [0, 1].
+
+    Returns:
+        Advantages and returns (advantages + values), new tensors, `[horizon, num_envs]`; the inputs stay untouched.
+
+    Raises:
+        ValueError: If the shapes do not fit together.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16; time limits as in Pardo et al. 2018, arXiv:1712.00378.
+    """
+    _check_shapes(rewards, values, final_values, terminated, truncated)
+    next_values = torch.where(terminated, 0.0, torch.where(truncated, final_values, values[1:]))
+    advantages = next_values.mul_(gamma).add_(rewards).sub_(values[:-1])
+    decay = (terminated | truncated).logical_not_().to(advantages.dtype).mul_(gamma * gae_lambda)
+    # Views made once: indexing in the loop would cost as much as the arithmetic.
+    rows, decays = advantages.unbind(0), decay.unbind(0)
+    for t in range(len(rows) - 2, -1, -1):
+        rows[t].addcmul_(rows[t + 1], decays[t])
+    return advantages, advantages + values[:-1]
+
+
+def _check_shapes(rewards: Tensor, values: Tensor, final_values: Tensor, terminated: Tensor, truncated: Tensor) -> None:
+    horizon, *copies = rewards.shape
+    if values.shape != (horizon + 1, *copies):
+        raise ValueError(
+            f"`values` must have one row more than `rewards`: {[horizon + 1, *copies]}; got {list(values.shape)}."
+        )
+    for name, tensor in (("final_values", final_values), ("terminated", terminated), ("truncated", truncated)):
+        if tensor.shape != rewards.shape:
+            raise ValueError(
+                f"`{name}` must be shaped like `rewards`, {list(rewards.shape)}; got {list(tensor.shape)}."
+            )

@@ -1,1 +1,0 @@
-"""Pure functions of tensors that algorithms are made of."""
