@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl8x.nn import Attention, CrossAttention, SelfAttention, SelfAttentionStack, causal_mask
+from rl8x.nn import Attention, CrossAttention, SelfAttention, SelfAttentionStack
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 4, 5, 8, 2
 
@@ -55,8 +55,10 @@ def test_attention_agrees_with_torchs_module():
         reference.in_proj_bias.copy_(torch.cat([layer.bias for layer in layers]))
         reference.out_proj.load_state_dict(attention.out.state_dict())
     # In torch's module, True is where a query may not look.
-    expected, _ = reference(x, x, x, attn_mask=~causal_mask(QUERIES), need_weights=False)
-    assert torch.allclose(attention(x, x, causal_mask(QUERIES)), expected, atol=1e-6)
+    expected, _ = reference(
+        x, x, x, attn_mask=~torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril(), need_weights=False
+    )
+    assert torch.allclose(attention(x, x, torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril()), expected, atol=1e-6)
 
 
 def test_a_query_that_may_look_nowhere_gathers_zeros_and_finite_gradients():
@@ -105,7 +107,7 @@ def test_self_attention_is_attention_to_itself():
     cross = CrossAttention(WIDTH, HEADS)
     cross.load_state_dict(block.state_dict(), strict=False)
     cross.context_norm.load_state_dict(block.query_norm.state_dict())
-    mask = causal_mask(QUERIES)
+    mask = torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril()
     assert torch.equal(block(x, mask), cross(x, x, mask))
     changed = x.clone()
     changed[:, -1] += 1.0

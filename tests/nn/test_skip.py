@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl8x.nn import MLP, Skip, SkipSequential
+from rl8x.nn import Skip
 
 
 def test_the_kinds():
@@ -14,16 +14,6 @@ def test_the_kinds():
     assert none(x, y) is y
     assert (residual.num_outputs, cat.num_outputs, none.num_outputs) == (3, 6, 3)
     assert Skip("cat", 3, 5).num_outputs == 8
-
-
-def test_a_sequence_of_layers_keeps_count_of_the_width():
-    x = torch.randn(2, 3)
-    first, second = MLP([3, 4]), MLP([7, 5])
-    layers = SkipSequential("cat", 3).append(first, 4).append(second, 5)
-    joined = torch.cat([x, first(x)], -1)
-    assert torch.equal(layers(x), torch.cat([joined, second(joined)], -1))
-    assert layers.num_outputs == 12
-    assert len(list(layers.parameters())) == 4
 
 
 def test_what_is_wrong_is_said():

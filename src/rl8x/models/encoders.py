@@ -102,7 +102,7 @@ class ImageEncoder(nn.Module):
         self.convolutions = nn.Sequential(*layers)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Read images."""
+        """Return images `[T, B, *image]` as vectors, `[T, B, width]`."""
         encoded: Tensor = self.convolutions(self.images(obs))
         return encoded.reshape(*obs.shape[:2], self.width)
 
@@ -140,7 +140,7 @@ class ObservationEncoder(nn.Module):
         self.width = sum(part.width for part in parts)
 
     def forward(self, obs: Any) -> Tensor:
-        """Encode observations."""
+        """Return observations `[T, B, *obs]`, or a dict of such, as vectors, `[T, B, width]`."""
         encoded = []
         for path, part in zip(self.paths, self.parts, strict=True):
             leaf = obs

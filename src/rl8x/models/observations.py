@@ -25,6 +25,10 @@ class FlatObservations(nn.Module):
 
     Args:
         space: Space of one copy's observation.
+
+    Attributes:
+        is_vector: Whether an observation is a vector already, of which only the dtype may change: `obs.float()`.
+        leaf_widths: Width of each part that has no parts itself, with the keys that lead to it.
     """
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
@@ -32,9 +36,10 @@ class FlatObservations(nn.Module):
         self.space = space
         self.width = flat_width(space)
         self.leaf_widths = [(path, flat_width(leaf)) for path, leaf in leaves(space)]
+        self.is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype != np.uint8
 
     def forward(self, obs: Any) -> Tensor:
-        """Flatten observations; a vector of float32 is returned as it is."""
+        """Return observations `[..., *obs]` as `[..., width]`; a vector of float32 as it is."""
         return flatten_observation(self.space, obs)
 
 
@@ -61,7 +66,7 @@ def flat_width(space: gymnasium.Space[Any]) -> int:
 
 
 def flatten_observation(space: gymnasium.Space[Any], obs: Any) -> Tensor:
-    """Lay an observation out as one vector, `[..., *obs]` to `[..., flat_width(space)]`, float32."""
+    """Return an observation `[..., *obs]` as one vector, `[..., flat_width(space)]`, float32."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return torch.cat([flatten_observation(part, obs[key]) for key, part in named_parts(space)], -1)
     if isinstance(space, spaces.Discrete):

@@ -45,7 +45,7 @@ class TrunkLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_trunks, 1, num_outputs))
 
     def forward(self, x: Tensor, trunks: slice) -> Tensor:
-        """Apply the layers of some of the trunks."""
+        """Apply the layers of some trunks to `[trunks, rows, num_inputs]`; return `[trunks, rows, num_outputs]`."""
         return torch.baddbmm(self.bias[trunks], x, self.weight[trunks])
 
 
@@ -122,12 +122,15 @@ class RecurrentModel(Model):
         return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
 
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Read sequences `[T, B, *obs]`, forgetting at `starts` before reading the observation there."""
+        """Return features `[T, B, num_features]`, values `[T, B]` and the state after sequences `[T, B, *obs]`.
+
+        At `starts` `[T, B]` the state is set to zeros before the observation there is read.
+        """
         hidden, state = self._run(obs, state, starts, _ALL)
         return self.policy_head(hidden[0]), self.value_head(hidden[-1]).squeeze(-1), state
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, by the critic's trunk."""
+        """Return the values alone, `[T, B]`, of sequences `[T, B, *obs]`, by the critic's trunk."""
         hidden, _ = self._run(obs, state, starts, slice(self.num_trunks - 1, self.num_trunks))
         values: Tensor = self.value_head(hidden[-1]).squeeze(-1)
         return values

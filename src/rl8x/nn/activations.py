@@ -17,7 +17,7 @@ class SquaredReLU(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the function to every element."""
+        """Apply the function to every element of `[...]`."""
         return torch.relu(x).square()
 
 

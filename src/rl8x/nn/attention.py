@@ -57,7 +57,7 @@ class Attention(nn.Module):
         else:
             mask = (mask if mask.dim() == 3 else mask.unsqueeze(0)).unsqueeze(1)
             sees = mask.any(-1, keepdim=True)
-            # A softmax over nothing is NaN in some kernels: who may look nowhere looks everywhere, and that is dropped.
+            # A softmax over nothing is NaN in some kernels: such a query looks everywhere, and the result is dropped.
             gathered = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees)
             gathered = gathered.masked_fill(~sees, 0.0)
         out: Tensor = self.out(gathered.transpose(1, 2).flatten(-2))
@@ -101,7 +101,10 @@ class CrossAttention(nn.Module):
         self.num_outputs = self.mlp_skip.num_outputs
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Apply the block to queries `[B, Q, width]` and a context `[B, S, context_width]`; masks as in `Attention`."""
+        """Read a context `[B, S, context_width]` by queries `[B, Q, width]`; return `[B, Q, num_outputs]`.
+
+        Masks are as in `Attention`.
+        """
         return self._finish(x, self.attention(self.query_norm(x), self.context_norm(context), mask))
 
     def _finish(self, x: Tensor, gathered: Tensor) -> Tensor:
@@ -126,7 +129,7 @@ class SelfAttention(CrossAttention):
         del self.context_norm
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Apply the block to a sequence `[B, S, width]`; masks as in `Attention`."""
+        """Apply the block to a sequence, `[B, S, width]` to `[B, S, num_outputs]`; masks as in `Attention`."""
         normed = self.query_norm(x)
         return self._finish(x, self.attention(normed, normed, mask))
 
@@ -161,7 +164,7 @@ class SelfAttentionStack(nn.Module):
             )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Apply the blocks to a sequence `[B, S, width]`; masks as in `Attention`."""
+        """Apply the blocks to a sequence, `[B, S, width]` to `[B, S, num_outputs]`; masks as in `Attention`."""
         for i in range(self.num_layers):
             x = self.blocks[i % len(self.blocks)](x, mask)
         return x

@@ -1,4 +1,4 @@
-"""Telling the elements of a sequence apart."""
+"""Learned embeddings of the positions in a sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PositionalEmbedding(nn.Module):
         self.weight = nn.Parameter(0.02 * torch.randn(max_length, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `[..., S, width]` with the vectors of the first S positions added.
+        """Return a sequence `[..., S, width]` with the vectors of the first S positions added, `[..., S, width]`.
 
         Raises:
             ValueError: If the sequence is longer than `max_length`.

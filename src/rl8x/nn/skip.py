@@ -31,37 +31,7 @@ class Skip(nn.Module):
         self.num_outputs = num_inputs + num_outputs if kind == "cat" else num_outputs
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Join `[..., num_inputs]` and `[..., num_outputs]`."""
+        """Join x `[..., num_inputs]` and y, and return `[..., self.num_outputs]`."""
         if self.kind == "residual":
             return x + y
         return torch.cat([x, y], -1) if self.kind == "cat" else y
-
-
-class SkipSequential(nn.Module):
-    """Layers one after the other, with a skip connection around each.
-
-    Args:
-        kind: Kind of the skip connections.
-        num_inputs: Width of the input.
-    """
-
-    def __init__(self, kind: str, num_inputs: int) -> None:
-        super().__init__()
-        self.kind = kind
-        self.num_outputs = num_inputs
-        self.layers = nn.ModuleList()
-        self.skips = nn.ModuleList()
-
-    def append(self, layer: nn.Module, num_outputs: int) -> SkipSequential:
-        """Add a layer that reads what the last connection gave (`num_outputs` wide) and gives another width."""
-        skip = Skip(self.kind, self.num_outputs, num_outputs)
-        self.layers.append(layer)
-        self.skips.append(skip)
-        self.num_outputs = skip.num_outputs
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers, `[..., num_inputs]` to `[..., num_outputs]`."""
-        for layer, skip in zip(self.layers, self.skips, strict=True):
-            x = skip(x, layer(x))
-        return x

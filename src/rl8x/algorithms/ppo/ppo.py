@@ -71,7 +71,8 @@ class PPO(GenericAlgorithmBase[PPOConfig]):
         self.validate()
         self.execution = Execution(config.execution, config.precision, self.device)
         generator = torch.Generator(self.device).manual_seed(sample_seed)
-        self.policy.autocast = self.execution.autocast
+        if config.precision == "bf16":
+            self.policy.autocast = self.execution.autocast
         check_training(
             config.num_envs,
             config.horizon,
