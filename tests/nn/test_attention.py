@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl8x.nn import Attention, CrossAttention, SelfAttention, SelfAttentionStack
+from rl8x.nn import Attention, CrossAttention, PositionalEmbedding, SelfAttention, SelfAttentionStack, Skip
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 4, 5, 8, 2
 
@@ -140,3 +140,34 @@ def test_what_is_wrong_is_said():
         SelfAttentionStack(WIDTH, HEADS, 0)
     with pytest.raises(ValueError, match="got 'cat'"):
         SelfAttentionStack(WIDTH, HEADS, 2, share_parameters=True, skip="cat")
+
+
+def test_the_kinds_of_skip_connections():
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    residual, cat, none = (Skip(kind, 3, 3) for kind in ("residual", "cat", "none"))
+    assert torch.equal(residual(x, y), x + y)
+    assert torch.equal(cat(x, y), torch.cat([x, y], -1))
+    assert none(x, y) is y
+    assert (residual.num_outputs, cat.num_outputs, none.num_outputs) == (3, 6, 3)
+    assert Skip("cat", 3, 5).num_outputs == 8
+
+
+def test_a_skip_connection_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="Did you mean 'residual'"):
+        Skip("residul", 3, 3)
+    with pytest.raises(ValueError, match="equal widths; got 3 and 4"):
+        Skip("residual", 3, 4)
+
+
+def test_each_position_has_its_vector():
+    positions = PositionalEmbedding(5, 3)
+    x = torch.randn(2, 4, 3)
+    for i in range(4):
+        assert torch.equal(positions(x)[:, i], x[:, i] + positions.weight[i])
+    positions(x).sum().backward()
+    assert positions.weight.grad[:, 0].tolist() == [2.0, 2.0, 2.0, 2.0, 0.0]
+
+
+def test_a_longer_sequence_is_refused():
+    with pytest.raises(ValueError, match="6 elements is longer than `max_length`, which is 5"):
+        PositionalEmbedding(5, 3)(torch.randn(2, 6, 3))

@@ -102,7 +102,7 @@ class Distribution(nn.Module):
         return type(self).env_actions is not Distribution.env_actions
 
     def env_actions(self, actions: Actions) -> Actions:
-        """Return the actions that the environment gets, `[..., *action]`: those sampled, unless the space has bounds."""
+        """Return the actions that the environment gets, `[..., *action]`: those sampled, unless there are bounds."""
         return actions
 
     def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:

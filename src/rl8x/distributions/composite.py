@@ -69,7 +69,7 @@ class Composite(Distribution):
         return self._joined({key: part.sample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def rsample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw the same as `sample`, with gradients; every part has to be continuous."""
+        """Draw the same as `sample`, from noise `[..., num_noise]`, with gradients; every part has to be continuous."""
         return self._joined({key: part.rsample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def mode(self, params: CompositeParams) -> Actions:

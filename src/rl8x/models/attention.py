@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
 from rl8x.models.observations import FlatObservations, actor_space, visible_columns
-from rl8x.nn.attention import SelfAttentionStack
+from rl8x.nn.attention import PositionalEmbedding, SelfAttentionStack
 from rl8x.nn.mlp import linear
-from rl8x.nn.positions import PositionalEmbedding
 
 
 class WindowTrunk(nn.Module):

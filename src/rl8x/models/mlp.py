@@ -48,9 +48,7 @@ class MLPModel(Model):
         check_sizes("hidden_sizes", hidden_sizes)
         self.flat = FlatObservations(observation_space)
         # The actor's own where it sees less than the critic; None lays the observation out once for both.
-        self.actor_flat = (
-            FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
-        )
+        self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
         sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
         self.actor = MLP(sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
         self.critic = None if shared else MLP(critic_sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)

@@ -1,13 +1,18 @@
 """Building blocks of networks."""
 
 from rl8x.nn.activations import ACTIVATIONS, SquaredReLU, activation
-from rl8x.nn.attention import Attention, CrossAttention, SelfAttention, SelfAttentionStack
+from rl8x.nn.attention import (
+    Attention,
+    CrossAttention,
+    PositionalEmbedding,
+    SelfAttention,
+    SelfAttentionStack,
+    Skip,
+)
 from rl8x.nn.masking import masked_logits, masked_mean
 from rl8x.nn.mlp import MLP, linear
 from rl8x.nn.perceiver import Perceiver
 from rl8x.nn.pointer import PointerNetwork
-from rl8x.nn.positions import PositionalEmbedding
-from rl8x.nn.skip import Skip
 
 __all__ = [
     "ACTIVATIONS",

@@ -1,14 +1,72 @@
-"""Attention blocks over torch's fused `scaled_dot_product_attention`. A mask is True where a query may look."""
+"""Attention blocks over torch's fused `scaled_dot_product_attention`, their skip connections and positions.
+
+A mask is True where a query may look.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rl8x.nn.mlp import MLP
-from rl8x.nn.skip import Skip
+from rl8x.nn.names import unknown_name
+
+SKIPS: Final = ("residual", "cat", "none")
+
+
+class Skip(nn.Module):
+    """Join a layer's input x and output y: `residual` x + y, `cat` both side by side, `none` y alone.
+
+    Args:
+        kind: One of these names.
+        num_inputs: Width of x.
+        num_outputs: Width of y; for `residual` the same.
+    """
+
+    def __init__(self, kind: str, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        if kind not in SKIPS:
+            raise ValueError(unknown_name("skip connection", kind, SKIPS))
+        if kind == "residual" and num_inputs != num_outputs:
+            raise ValueError(
+                f"a residual connection needs equal widths; got {num_inputs} and {num_outputs}. Use 'cat' or 'none'."
+            )
+        self.kind = kind
+        self.num_outputs = num_inputs + num_outputs if kind == "cat" else num_outputs
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Join x `[..., num_inputs]` and y, and return `[..., self.num_outputs]`."""
+        if self.kind == "residual":
+            return x + y
+        return torch.cat([x, y], -1) if self.kind == "cat" else y
+
+
+class PositionalEmbedding(nn.Module):
+    """Add a learned vector to each position of a sequence.
+
+    Args:
+        max_length: Length of the longest sequence.
+        width: Width of its elements.
+    """
+
+    def __init__(self, max_length: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(max_length, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a sequence `[..., S, width]` with the vectors of the first S positions added, `[..., S, width]`.
+
+        Raises:
+            ValueError: If the sequence is longer than `max_length`.
+        """
+        if x.shape[-2] > len(self.weight):
+            raise ValueError(
+                f"a sequence of {x.shape[-2]} elements is longer than `max_length`, which is {len(self.weight)}."
+            )
+        return x + self.weight[: x.shape[-2]]
 
 
 class Attention(nn.Module):

@@ -26,7 +26,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     """Return the mean of the elements that count along `dim`; 0 where none does.
 
     Args:
-        x: Any tensor; what a masked element is, NaN too, has no influence.
+        x: `[...]`; the values of masked elements, NaN too, have no influence.
         mask: Bool, of a shape that broadcasts to that of `x`.
         dim: The dimension to reduce.
 

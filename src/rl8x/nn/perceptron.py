@@ -74,7 +74,7 @@ def trained_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | Non
 
 
 def perceptron(x: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """Compute layers one after the other, `[rows, inputs]` to `[rows, outputs]`."""
+    """Apply layers one after the other, `[rows, inputs]` to `[rows, outputs]`."""
     weights = [weight for layer in layers for weight in (layer.linear.weight, layer.linear.bias)]
     result: Tensor = _Perceptron.apply(x, [layer.activation for layer in layers], *weights)  # type: ignore[no-untyped-call]
     return result
