@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.keys import ACTION_MASK
 from rl8x.models import Model, make_model
-from rl8x.nn.names import resolved_arguments
+from rl8x.names import resolved_arguments
 from rl8x.normalization import RunningMoments
 from rl8x.spaces import check_mask, leaves
 from rl8x.trees import Tree, flatten_tree, tree_map

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from rl8x.distributions.base import Actions, Distribution
 from rl8x.distributions.registry import make_distribution
-from rl8x.nn.names import unknown_name
+from rl8x.names import unknown_name
 from rl8x.spaces import describe, named_parts
 
 CompositeParams = dict[str, Any]
@@ -132,7 +133,4 @@ def _checked_parts(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any
 
 
 def _total(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return functools.reduce(torch.add, terms)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import gymnasium
 
 from rl8x.distributions.base import Distribution
-from rl8x.nn.names import check_arguments, unknown_name
+from rl8x.names import check_arguments, unknown_name
 from rl8x.spaces import describe
 
 BUILTIN: Final[dict[str, type[Distribution]]] = {}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl8x.models.observations import FlatObservations
+from rl8x.models.observations import FlatObservations, part_at
 from rl8x.nn.activations import activation as make_activation
 from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
 from rl8x.spaces import describe, leaves
@@ -141,12 +141,7 @@ class ObservationEncoder(nn.Module):
 
     def forward(self, obs: Any) -> Tensor:
         """Return observations `[T, B, *obs]`, or a dict of such, as vectors, `[T, B, width]`."""
-        encoded = []
-        for path, part in zip(self.paths, self.parts, strict=True):
-            leaf = obs
-            for key in path:
-                leaf = leaf[key]
-            encoded.append(part(leaf))
+        encoded = [part(part_at(path, obs)) for path, part in zip(self.paths, self.parts, strict=True)]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
 
 

@@ -10,7 +10,7 @@ import gymnasium
 
 from rl8x.models.base import Model
 from rl8x.models.encoders import is_image
-from rl8x.nn.names import check_arguments, unknown_name
+from rl8x.names import check_arguments, unknown_name
 from rl8x.spaces import leaves
 
 BUILTIN: Final[dict[str, type[Model]]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rl8x.nn.names import unknown_name
+from rl8x.names import unknown_name
 
 
 class SquaredReLU(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rl8x.names import unknown_name
 from rl8x.nn.mlp import MLP
-from rl8x.nn.names import unknown_name
 
 SKIPS: Final = ("residual", "cat", "none")
 
