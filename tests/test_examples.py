@@ -85,6 +85,10 @@ def test_own_model_is_trained() -> None:
     assert load("own_model").main(max_steps=20) > 40
 
 
+def test_sets_learns_a_shorter_way() -> None:
+    assert load("sets").main(max_steps=6) < 2.2  # at random 2.47
+
+
 def test_the_demo_is_a_legal_run_that_ends_by_itself() -> None:
     run = RunConfig.from_file(EXAMPLES / "demo.yaml")
     assert run.env == "CartPole"

@@ -207,7 +207,7 @@ def test_what_only_the_critic_sees_has_no_influence_on_the_actor(model):
     assert torch.equal(nan[0], features)
     assert (features != policy.model(obs | {"x": obs["x"] + 1}, state, starts)[0]).any()
     torch.testing.assert_close(policy.model.values(obs, state, starts), values)
-    # No weight of the actor hears of it by the gradient either.
+    # No weight of the actor depends on it by the gradient either.
     other["hidden"].requires_grad_()
     features_2 = policy.model(other, state, starts)[0]
     gradient = torch.autograd.grad(features_2.sum(), other["hidden"], allow_unused=True)[0]

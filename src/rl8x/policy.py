@@ -16,7 +16,7 @@ from rl8x.distributions import Distribution, make_distribution
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import Model, make_model
-from rl8x.nn.names import resolved_arguments
+from rl8x.names import resolved_arguments
 from rl8x.spaces import check_mask, leaves
 from rl8x.trees import Tree, flatten_tree, tree_map
 
@@ -40,7 +40,7 @@ class Act(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What the present weights say of stored actions, each `[seq_len, batch]`.
+    """Log-probabilities, values and entropies of stored sequences, each `[seq_len, batch]`.
 
     Values are as the model predicts them: in the units of `Policy.value_moments` where there are such.
     """
@@ -64,6 +64,11 @@ class Policy(nn.Module):
             them.
         normalize_values: Whether the model predicts values in units of the running moments of its targets. `act` and
             `values` give them in those of the rewards.
+
+    Attributes:
+        autocast: Makes the context in which the model runs; set where it runs in another precision.
+        masked: Whether observations carry an action mask.
+        clips: Whether `env_actions` may change actions; where not, it need not be called.
     """
 
     def __init__(
@@ -79,16 +84,16 @@ class Policy(nn.Module):
         normalize_values: bool = False,
     ) -> None:
         super().__init__()
-        # The context in which the model runs: an `Execution` gives one for another precision.
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.observation_space = observation_space
         self.action_space = action_space
         self.distribution = make_distribution(distribution, action_space, distribution_config)
+        self.clips = self.distribution.clips
         self.masked, model_space = _without_mask(observation_space)
         if isinstance(observation_space, spaces.Dict) and self.masked:
             check_mask(observation_space[ACTION_MASK], action_space, ACTION_MASK)
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
-        # What both were made with, defaults too; of an instance that is not known.
+        # The arguments of both, defaults too; of a model that came as an instance they are not known.
         self.arguments = {
             "model": {}
             if isinstance(model, Model)
@@ -124,10 +129,7 @@ class Policy(nn.Module):
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
-            mode.
-
-        Returns:
-            Actions, log-probabilities, values and the next state.
+                mode.
         """
         obs, mask = self._split(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
@@ -152,12 +154,17 @@ class Policy(nn.Module):
         params = self.distribution.from_features(features, mask)
         return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params))
 
-    def forward(self, obs: Tree, actions: Tree, state: State, starts: Tensor) -> Evaluation:
-        """Evaluate, so that `torch.func.functional_call` can do it under other weights."""
-        return self.evaluate(obs, actions, state, starts)
+    # So that `torch.func.functional_call` evaluates under other weights.
+    forward = evaluate
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
-        """Estimate the values of one observation a copy, `[num_envs]`, without the actor's work where that is apart."""
+        """Estimate the values `[num_envs]` of one observation a copy, without the actor's work where that is apart.
+
+        Args:
+            obs: Observations, `[num_envs, *obs]` or a dict of such.
+            state: The model's state before them, each `[num_envs, *]`.
+            starts: Where an observation begins an episode, `[num_envs]`, bool.
+        """
         with self.autocast():
             values = self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))
         return self._denormalized(values[0].float())
@@ -166,21 +173,21 @@ class Policy(nn.Module):
         return values if self.value_moments is None else self.value_moments.denormalize(values)
 
     def _run(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Run the model; its products may be in bfloat16, probabilities and values never are."""
+        """Run the model, under autocast; features and values are float32 after it."""
         with self.autocast():
             features, values, state = self.model(obs, state, starts)
         return features.float(), values.float(), state
 
     def env_actions(self, actions: Any) -> Any:
-        """Clip actions to a bounded `Box`, as the environment gets them; the stored ones stay as sampled."""
+        """Clip actions `[num_envs, *action]` to a bounded `Box` for the environment; those stored stay as sampled."""
         return self.distribution.env_actions(actions)
 
     def observe(self, obs: Tree, valid: Tensor | None = None) -> None:
-        """Let the observation normaliser learn.
+        """Update the observation normaliser.
 
         Args:
             obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
-            valid: Which rows are experience, `[horizon, num_envs]`, bool; None is all.
+            valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
         """
         if self.obs_moments is None:
             return

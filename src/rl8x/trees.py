@@ -13,21 +13,21 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Apply a function to every tensor."""
+    """Apply a function to every tensor of a tree, whatever their shapes."""
     if isinstance(tree, Mapping):
         return {name: tree_map(function, part) for name, part in tree.items()}
     return function(tree)
 
 
 def flatten_tree(name: str, tree: Any) -> dict[str, Tensor]:
-    """Spread a tree over flat names: `obs` stays `obs`, a part of a dict becomes `obs/part`."""
+    """Return a tree's tensors, of any shapes, by flat names: `obs` stays `obs`, a part of a dict becomes `obs/part`."""
     if not isinstance(tree, Mapping):
         return {name: tree}
     return {key: leaf for part, value in tree.items() for key, leaf in flatten_tree(f"{name}/{part}", value).items()}
 
 
 def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
-    """Gather the tree that `flatten_tree` spread under a name."""
+    """Return the tree of tensors, of any shapes, from which `flatten_tree` made the names that begin with `name`."""
     if name in flat:
         return flat[name]
     tree: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
 
 
 def first_tensor(tree: Any) -> Tensor:
-    """Return one of a tree's tensors, to ask for its device or leading size."""
+    """Return one of a tree's tensors, of any shape, for its device or leading size."""
     while isinstance(tree, Mapping):
         tree = next(iter(tree.values()))
     tensor: Tensor = tree
@@ -51,9 +51,9 @@ def first_tensor(tree: Any) -> Tensor:
 
 
 def row_major(tensor: Tensor) -> Tensor:
-    """Return a tensor with the strides of a newly made one: itself where it has them, else a copy.
+    """Return a tensor `[...]` with the strides of a newly made one: itself where it has them, else a copy.
 
-    A dimension of size 1 may have any stride, and `contiguous()` leaves it; what is recorded is refused for it.
+    A dimension of size 1 may have any stride, and `contiguous()` leaves it; a traced graph refuses such an input.
     """
     if tensor.is_contiguous() and 1 not in tensor.shape:
         return tensor

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from gymnasium.spaces import Discrete
 
@@ -29,9 +30,6 @@ class Fair(Distribution):
     def entropy(self, params):
         return torch.full(params.shape[:-1], 2.0).log()
 
-    def kl(self, params, other):
-        return torch.zeros(params.shape[:-1])
-
 
 def test_noise_is_uniform_and_decided_by_its_generator():
     fair = Fair(Discrete(2))
@@ -48,3 +46,17 @@ def test_the_environment_gets_the_actions_as_they_are():
     fair = Fair(Discrete(2))
     actions, _ = fair.sample(torch.zeros(4, 1), torch.rand(4, 2))
     assert fair.env_actions(actions) is actions
+    assert not fair.clips
+
+
+def test_a_divergence_is_optional():
+    with pytest.raises(NotImplementedError, match="Fair defines no `kl`"):
+        Fair(Discrete(2)).kl(torch.zeros(1, 1), torch.zeros(1, 1))
+
+
+def test_who_defines_what_the_environment_gets_need_not_say_that_it_clips():
+    class Flipped(Fair):
+        def env_actions(self, actions):
+            return 1 - actions
+
+    assert Flipped(Discrete(2)).clips

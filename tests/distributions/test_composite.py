@@ -51,6 +51,8 @@ def test_masks_and_bounds_go_to_their_parts():
     assert torch.equal(clipped["go"], actions["go"])
     assert clipped["steer"].abs().max().item() == 1.0
     assert actions["steer"].abs().max().item() > 1.0
+    assert distribution.clips
+    assert not Composite(spaces.Dict({"go": SPACE["go"]})).clips
 
 
 def test_a_tuple_has_numbers_as_keys_and_parts_may_have_parts():

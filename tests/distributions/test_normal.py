@@ -160,4 +160,6 @@ def test_the_environment_gets_clipped_actions_where_there_are_bounds():
     space = Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, 5.0], np.float32))
     actions = torch.tensor([[3.0, 7.0], [-3.0, -70.0], [0.5, 0.5]])
     assert Normal(space).env_actions(actions).tolist() == [[1.0, 5.0], [-1.0, -70.0], [0.5, 0.5]]
-    assert Normal(Box(-np.inf, np.inf, (2,), np.float32)).env_actions(actions) is actions
+    unbounded = Normal(Box(-np.inf, np.inf, (2,), np.float32))
+    assert unbounded.env_actions(actions) is actions
+    assert (Normal(space).clips, unbounded.clips) == (True, False)

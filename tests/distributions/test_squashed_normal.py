@@ -71,9 +71,9 @@ def test_the_entropy_is_as_exact_as_it_says(mean, std, tolerance):
     distribution, params = one(mean, std)
     z = np.linspace(-12, 12, 100_001)
     u = mean + std * z
-    log_slope = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
+    log_derivative = 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
     weights = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    exact = 0.5 + 0.5 * math.log(2 * math.pi) + math.log(std) + np.trapezoid(weights * log_slope, z)
+    exact = 0.5 + 0.5 * math.log(2 * math.pi) + math.log(std) + np.trapezoid(weights * log_derivative, z)
     assert distribution.entropy(params).item() == pytest.approx(exact, abs=tolerance + 2e-6)
 
 
@@ -116,9 +116,9 @@ def test_reparameterised_samples_are_scored_before_rounding():
     noise = torch.tensor([[0.3]])
     actions, logp = distribution.rsample(params, noise)
     assert torch.equal(actions, distribution.sample(params, noise)[0])
-    # u = 20.15: log N = -0.045 - log 0.5 - 0.918939; log slope = 2 (log 2 - u) = -38.913706 -> logp = 38.64291.
+    # u = 20.15: log N = -0.045 - log 0.5 - 0.918939; log da/du = 2 (log 2 - u) = -38.913706 -> logp = 38.64291.
     assert logp.item() == pytest.approx(-0.045 + math.log(2) - 0.918939 + 38.913706, abs=1e-4)
-    # The first term depends on the noise alone; d logp / d mean = -d log slope / du = 2 tanh(u) = 2.
+    # The first term depends on the noise alone; d logp / d mean = -d log (da/du) / du = 2 tanh(u) = 2.
     (gradient,) = torch.autograd.grad(logp.sum(), features)
     assert gradient[0, 0].item() == pytest.approx(2.0, abs=1e-4)
 
@@ -129,8 +129,8 @@ def test_gradient_of_a_reparameterised_action():
     actions, _ = distribution.rsample(distribution.from_features(features), torch.tensor([[1.0]]))
     (gradient,) = torch.autograd.grad(actions.sum(), features)
     u = 0.5 + math.exp(-1.0)
-    slope = 5.0 * (1 - math.tanh(u) ** 2)
-    assert gradient[0].tolist() == pytest.approx([slope, slope * math.exp(-1.0)], rel=1e-5)
+    derivative = 5.0 * (1 - math.tanh(u) ** 2)
+    assert gradient[0].tolist() == pytest.approx([derivative, derivative * math.exp(-1.0)], rel=1e-5)
 
 
 def test_bounds_follow_the_module_and_stay_out_of_what_is_saved():

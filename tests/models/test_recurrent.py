@@ -76,7 +76,7 @@ def test_nothing_from_before_a_start_reaches_what_comes_after(model_class, share
 
 
 @BOTH
-def test_a_start_forgets_even_what_is_not_finite(model_class):
+def test_a_start_resets_even_what_is_not_finite(model_class):
     model = make(model_class)
     obs, starts = sequence()
     starts[0] = True
@@ -94,7 +94,7 @@ def test_the_state_comes_back_as_it_is_after_the_last_step_and_the_given_one_sta
     before = {name: value.clone() for name, value in state.items()}
     _, _, last = model(obs, state, starts)
     assert all(torch.equal(state[name], before[name]) for name in state)
-    # Nothing is forgotten at the end: the next step without a start goes on from it.
+    # Nothing is reset at the end: the next step without a start goes on from it.
     assert all(value.abs().min().item() > 0 for value in last.values())
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl8x.nn import Attention, CrossAttention, SelfAttention, SelfAttentionStack, causal_mask
+from rl8x.nn import Attention, CrossAttention, PositionalEmbedding, SelfAttention, SelfAttentionStack, Skip
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 4, 5, 8, 2
 
@@ -55,8 +55,10 @@ def test_attention_agrees_with_torchs_module():
         reference.in_proj_bias.copy_(torch.cat([layer.bias for layer in layers]))
         reference.out_proj.load_state_dict(attention.out.state_dict())
     # In torch's module, True is where a query may not look.
-    expected, _ = reference(x, x, x, attn_mask=~causal_mask(QUERIES), need_weights=False)
-    assert torch.allclose(attention(x, x, causal_mask(QUERIES)), expected, atol=1e-6)
+    expected, _ = reference(
+        x, x, x, attn_mask=~torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril(), need_weights=False
+    )
+    assert torch.allclose(attention(x, x, torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril()), expected, atol=1e-6)
 
 
 def test_a_query_that_may_look_nowhere_gathers_zeros_and_finite_gradients():
@@ -105,7 +107,7 @@ def test_self_attention_is_attention_to_itself():
     cross = CrossAttention(WIDTH, HEADS)
     cross.load_state_dict(block.state_dict(), strict=False)
     cross.context_norm.load_state_dict(block.query_norm.state_dict())
-    mask = causal_mask(QUERIES)
+    mask = torch.ones(QUERIES, QUERIES, dtype=torch.bool).tril()
     assert torch.equal(block(x, mask), cross(x, x, mask))
     changed = x.clone()
     changed[:, -1] += 1.0
@@ -138,3 +140,34 @@ def test_what_is_wrong_is_said():
         SelfAttentionStack(WIDTH, HEADS, 0)
     with pytest.raises(ValueError, match="got 'cat'"):
         SelfAttentionStack(WIDTH, HEADS, 2, share_parameters=True, skip="cat")
+
+
+def test_the_kinds_of_skip_connections():
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    residual, cat, none = (Skip(kind, 3, 3) for kind in ("residual", "cat", "none"))
+    assert torch.equal(residual(x, y), x + y)
+    assert torch.equal(cat(x, y), torch.cat([x, y], -1))
+    assert none(x, y) is y
+    assert (residual.num_outputs, cat.num_outputs, none.num_outputs) == (3, 6, 3)
+    assert Skip("cat", 3, 5).num_outputs == 8
+
+
+def test_a_skip_connection_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="Did you mean 'residual'"):
+        Skip("residul", 3, 3)
+    with pytest.raises(ValueError, match="equal widths; got 3 and 4"):
+        Skip("residual", 3, 4)
+
+
+def test_each_position_has_its_vector():
+    positions = PositionalEmbedding(5, 3)
+    x = torch.randn(2, 4, 3)
+    for i in range(4):
+        assert torch.equal(positions(x)[:, i], x[:, i] + positions.weight[i])
+    positions(x).sum().backward()
+    assert positions.weight.grad[:, 0].tolist() == [2.0, 2.0, 2.0, 2.0, 0.0]
+
+
+def test_a_longer_sequence_is_refused():
+    with pytest.raises(ValueError, match="6 elements is longer than `max_length`, which is 5"):
+        PositionalEmbedding(5, 3)(torch.randn(2, 6, 3))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl8x.nn import Perceiver, PerceiverIO
+from rl8x.nn import Perceiver
 
 
 def inputs() -> torch.Tensor:
@@ -34,19 +34,7 @@ def test_the_order_of_the_inputs_does_not_matter():
     assert torch.allclose(perceiver(x), perceiver(x.flip(1)), atol=1e-6)
 
 
-def test_queries_read_the_latents():
-    model, x = PerceiverIO(6, 4, 8, 2, 10, num_heads=2), inputs()
-    latents = model.perceiver(x)
-    assert torch.equal(model(x), model.read(model.queries.expand(3, 2, 10), latents))
-    assert model(x).shape == (3, 2, model.num_outputs)
-    asked = torch.randn(3, 7, 10)
-    assert torch.equal(model(x, queries=asked), model.read(asked, latents))
-    mask = torch.tensor([True, False, True, True, True]).expand(3, 5)
-    model, x = model.double(), x.double()
-    assert torch.allclose(model(x, mask), model(x[:, [0, 2, 3, 4]]), atol=1e-6)
-
-
 def test_every_parameter_gets_a_gradient():
-    model = PerceiverIO(6, 4, 8, 2, 10, num_heads=2, num_layers=2, num_blocks=2)
+    model = Perceiver(6, 4, 8, num_heads=2, num_layers=2, num_blocks=2)
     model(inputs()).square().sum().backward()
     assert all(weights.grad is not None for weights in model.parameters())

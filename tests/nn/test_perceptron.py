@@ -36,7 +36,7 @@ def both_ways(module, x, *, create_graph=False):
     st.booleans(),
     st.integers(0, 63),
 )
-def test_results_and_slopes_are_those_of_autograd(sizes, activation, activate_last, input_trained, frozen):
+def test_results_and_gradients_are_those_of_autograd(sizes, activation, activate_last, input_trained, frozen):
     torch.manual_seed(0)
     mlp = MLP(sizes, activation=activation, activate_last=activate_last)
     for i, weight in enumerate(mlp.parameters()):
@@ -44,18 +44,18 @@ def test_results_and_slopes_are_those_of_autograd(sizes, activation, activate_la
     x = torch.randn(7, sizes[0], requires_grad=input_trained)
     if not any(tensor.requires_grad for tensor in (x, *mlp.parameters())):
         x.requires_grad_()
-    (ours, slopes), (autograds, expected) = both_ways(mlp, x)
+    (ours, gradients), (autograds, expected) = both_ways(mlp, x)
     torch.testing.assert_close(ours, autograds, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(slopes, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_slopes_can_be_differentiated_again():
+def test_gradients_can_be_differentiated_again():
     torch.manual_seed(0)
     mlp = MLP([3, 8, 8, 2], activation="tanh")
     x = torch.randn(5, 3, requires_grad=True)
     ours, autograds = [
-        torch.autograd.grad(slopes[0].square().sum(), [x, *mlp.parameters()], allow_unused=True)
-        for _, slopes in both_ways(mlp, x, create_graph=True)
+        torch.autograd.grad(gradients[0].square().sum(), [x, *mlp.parameters()], allow_unused=True)
+        for _, gradients in both_ways(mlp, x, create_graph=True)
     ]
     assert ours[0].abs().sum() > 0.0
     for our, expected in zip(ours, autograds, strict=True):
@@ -67,13 +67,13 @@ def test_nothing_of_the_callers_is_written_to():
     x = torch.randn(5, 3, requires_grad=True)
     x_before = x.detach().clone()
     result = perceptron.perceptron(x, perceptron.trained_layers(mlp, x))
-    result_before, slope = result.detach().clone(), torch.randn(5, 8)
-    slope_before = slope.clone()
-    first = torch.autograd.grad(result, [x, *mlp.parameters()], slope, retain_graph=True)
-    second = torch.autograd.grad(result, [x, *mlp.parameters()], slope)
+    result_before, gradient = result.detach().clone(), torch.randn(5, 8)
+    gradient_before = gradient.clone()
+    first = torch.autograd.grad(result, [x, *mlp.parameters()], gradient, retain_graph=True)
+    second = torch.autograd.grad(result, [x, *mlp.parameters()], gradient)
     assert torch.equal(x, x_before)
     assert torch.equal(result, result_before)
-    assert torch.equal(slope, slope_before)
+    assert torch.equal(gradient, gradient_before)
     torch.testing.assert_close(first, second, atol=0.0, rtol=0.0)
 
 
@@ -102,15 +102,15 @@ def test_a_loss_that_differentiates_itself_is_recorded_without_operators_that_a_
     monkeypatch.setattr(products, "has_fast_linear", lambda: True)
     mlp, x = MLP([128, 256, 256, 1]), torch.randn(1024, 128)
 
-    def slopes(x):
+    def gradients(x):
         return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
 
-    program = CompiledProgram(slopes)
+    program = CompiledProgram(gradients)
     record, read = program.trace([x])
     names = [str(node.target) for node in record.graph.nodes]
     # oneDNN is called by the operator that the compiler was taught, and by no other.
     assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)
-    torch.testing.assert_close(tuple(record(x, *read)), slopes(x), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(tuple(record(x, *read)), gradients(x), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "elu", "squared_relu"])

@@ -9,6 +9,15 @@ from rl8x.distributions.normal import Normal
 from rl8x.distributions.registry import BUILTIN, make_distribution
 from rl8x.distributions.squashed_normal import SquashedNormal
 
+BUILTIN.update(
+    categorical=Categorical,
+    normal=Normal,
+    squashed_normal=SquashedNormal,
+    multi_categorical=MultiCategorical,
+    bernoulli=Bernoulli,
+    composite=Composite,
+)
+
 __all__ = [
     "BUILTIN",
     "Actions",

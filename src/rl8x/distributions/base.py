@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 import torch
@@ -30,9 +30,11 @@ class Distribution(nn.Module):
     Attributes:
         num_features: Width of the features that it is made from.
         num_noise: Random numbers that one sample needs.
+        default_for: Kinds of action space for which the distribution is the default; built-in ones only.
         reparameterized: Whether `rsample` gives actions through which gradients flow.
     """
 
+    default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = ()
     reparameterized: bool = False
 
     num_features: int
@@ -48,7 +50,7 @@ class Distribution(nn.Module):
 
         Args:
             features: The model's output, `[..., num_features]`.
-            mask: True where an action is legal, `[..., num_actions]`, bool; only for discrete actions.
+            mask: True where an action is legal, `[..., num_actions]`, bool; only for discrete actions. None: all are.
 
         Returns:
             What the other methods take as `params`.
@@ -78,20 +80,29 @@ class Distribution(nn.Module):
     def entropy(self, params: Params) -> Tensor:
         """Return the entropy in nats, `[...]`."""
 
-    @abstractmethod
     def kl(self, params: Params, other: Params) -> Tensor:
-        """Return the Kullback-Leibler divergence KL(params || other) in nats, `[...]`."""
+        """Return the Kullback-Leibler divergence KL(params || other) in nats, `[...]`. Training does without it.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no `kl`.")
 
     def rsample(self, params: Params, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw actions through which gradients flow to `params`, with their log-probabilities.
+        """Draw actions `[..., *action]` through which gradients flow to `params`, and their log-probabilities `[...]`.
 
         Raises:
             TypeError: If the distribution is over discrete actions.
         """
         raise TypeError(f"{type(self).__name__} has no reparameterised samples: its actions are discrete.")
 
+    @property
+    def clips(self) -> bool:
+        """Whether `env_actions` may change actions; read once, when a policy is built."""
+        return type(self).env_actions is not Distribution.env_actions
+
     def env_actions(self, actions: Actions) -> Actions:
-        """Return what the environment gets where a policy sampled `actions`; the same, unless the space has bounds."""
+        """Return the actions that the environment gets, `[..., *action]`: those sampled, unless there are bounds."""
         return actions
 
     def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:

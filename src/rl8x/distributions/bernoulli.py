@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl8x.distributions.base import Distribution
+from rl8x.distributions.categorical import LARGEST_UNIFORM
 from rl8x.nn.masking import masked_logits
-from rl8x.nn.sampling import LARGEST_UNIFORM
 from rl8x.spaces import describe
 
 
@@ -29,6 +29,8 @@ class Bernoulli(Distribution):
         space: The `MultiBinary` space.
     """
 
+    default_for = (gymnasium.spaces.MultiBinary,)
+
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.MultiBinary):
@@ -37,31 +39,31 @@ class Bernoulli(Distribution):
         self.num_features = self.num_noise = math.prod(self.action_shape)
 
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> BernoulliParams:
-        """Take features as log-odds, `[..., num_bits]`; where `mask` is False, only 0 is legal."""
-        return BernoulliParams(masked_logits(features, mask))
+        """Take features as log-odds; where `mask` is False, only 0 is legal. All are `[..., num_bits]`."""
+        return BernoulliParams(features if mask is None else masked_logits(features, mask))
 
     def sample(self, params: BernoulliParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions from one uniform number a bit, `[..., num_bits]`."""
+        """Draw actions `[..., *space.shape]` from uniform numbers `[..., num_bits]`, with log-probabilities `[...]`."""
         # Strictly below, and never 1: probabilities that float32 rounds to 0 or 1 are certain.
         ones = noise.clamp(max=LARGEST_UNIFORM) < params.logits.detach().float().sigmoid()
         return self._to_actions(ones), _logp(params.logits, ones)
 
     def mode(self, params: BernoulliParams) -> Tensor:
-        """Return 1 where that is more likely than 0."""
+        """Return 1 where that is more likely than 0, `[..., *space.shape]`."""
         return self._to_actions(params.logits > 0)
 
     def logp(self, params: BernoulliParams, actions: Tensor) -> Tensor:
-        """Return the log-probabilities of `actions`, summed over the bits."""
+        """Return the log-probabilities of actions `[..., *space.shape]`, summed over the bits, `[...]`."""
         return _logp(params.logits, actions.reshape(params.logits.shape).bool())
 
     def entropy(self, params: BernoulliParams) -> Tensor:
-        """Return the sum of the bits' entropies."""
+        """Return the sum of the bits' entropies, `[...]`."""
         logits = params.logits
         ones = logits.sigmoid()
         return (ones * functional.softplus(-logits) + (1.0 - ones) * functional.softplus(logits)).sum(-1)
 
     def kl(self, params: BernoulliParams, other: BernoulliParams) -> Tensor:
-        """Return the sum of the bits' divergences."""
+        """Return the sum of the bits' divergences, `[...]`."""
         ones = params.logits.sigmoid()
         of_ones = functional.softplus(-other.logits) - functional.softplus(-params.logits)
         of_zeros = functional.softplus(other.logits) - functional.softplus(params.logits)

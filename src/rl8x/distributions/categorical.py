@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import gymnasium
+import torch
 from torch import Tensor
 
 from rl8x.distributions.base import Distribution
 from rl8x.nn.masking import masked_logits
-from rl8x.nn.sampling import inverse_cdf
 from rl8x.spaces import describe
+
+LARGEST_UNIFORM: Final = 1.0 - 2.0**-24
+_UNROLLED_CHOICES: Final = 16
 
 
 class CategoricalParams(NamedTuple):
@@ -28,6 +31,8 @@ class Categorical(Distribution):
         space: The `Discrete` space; actions count from its `start`.
     """
 
+    default_for = (gymnasium.spaces.Discrete,)
+
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.Discrete):
@@ -37,31 +42,32 @@ class Categorical(Distribution):
         self.start = int(space.start)
 
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> CategoricalParams:
-        """Normalise logits `[..., num_actions]`, those of illegal actions replaced by the least number.
+        """Normalise logits `[..., num_actions]`; illegal actions, where `mask` of the same shape is False, get none.
 
         Where a row of `mask` allows nothing, every action is as likely as any other.
         """
-        return CategoricalParams(masked_logits(features, mask).log_softmax(-1))
+        logits = features if mask is None else masked_logits(features, mask)
+        return CategoricalParams(logits.log_softmax(-1))
 
     def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions `[...]` from one uniform number each, `[..., 1]`."""
+        """Draw actions and their log-probabilities, each `[...]`, from one uniform number each, `[..., 1]`."""
         index = inverse_cdf(params.log_probs, noise[..., 0])
         return self._to_actions(index), pick(params.log_probs, index)
 
     def mode(self, params: CategoricalParams) -> Tensor:
-        """Return the most likely actions, the first of equals."""
+        """Return the most likely actions `[...]`, the first of equals."""
         return self._to_actions(params.log_probs.argmax(-1))
 
     def logp(self, params: CategoricalParams, actions: Tensor) -> Tensor:
-        """Return the log-probabilities of `actions`, `[...]`."""
+        """Return the log-probabilities `[...]` of actions `[...]`."""
         return pick(params.log_probs, actions - self.start if self.start else actions)
 
     def entropy(self, params: CategoricalParams) -> Tensor:
-        """Return -sum p log p."""
+        """Return -sum p log p, `[...]`."""
         return categorical_entropy(params.log_probs)
 
     def kl(self, params: CategoricalParams, other: CategoricalParams) -> Tensor:
-        """Return sum p (log p - log q); very large, not infinite, where `other` rules out what `params` allows."""
+        """Return sum p (log p - log q), `[...]`; large, not infinite, where `other` rules out what `params` allows."""
         return categorical_kl(params.log_probs, other.log_probs)
 
     def _to_actions(self, index: Tensor) -> Tensor:
@@ -69,15 +75,52 @@ class Categorical(Distribution):
 
 
 def categorical_entropy(log_probs: Tensor) -> Tensor:
-    """Return -sum p log p over the last dimension."""
+    """Return -sum p log p over the last dimension of `[..., num_actions]`, `[...]`."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def categorical_kl(log_probs: Tensor, other: Tensor) -> Tensor:
-    """Return sum p (log p - log q) over the last dimension."""
+    """Return sum p (log p - log q) over the last dimension of `[..., num_actions]`, `[...]`."""
     return (log_probs.exp() * (log_probs - other)).sum(-1)
 
 
 def pick(log_probs: Tensor, index: Tensor) -> Tensor:
-    """Return the entries of the last dimension at `index`, `[...]`."""
+    """Return the entries of the last dimension of `[..., num_actions]` at `index` `[...]`, `[...]`."""
     return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
+def inverse_cdf(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return for each row the first choice whose cumulative probability exceeds the uniform number.
+
+    The threshold is `uniform * total`, with the total as it was summed: smaller than the total whatever is rounded, so
+    that the index is always in range.
+
+    Args:
+        log_probs: `[..., num_choices]`.
+        uniform: Numbers in [0, 1), `[...]`; 1 itself is taken for the largest float below it.
+
+    Returns:
+        Indices, int64 `[...]`, never of a choice whose probability is 0 in float32.
+    """
+    probs = log_probs.detach().float().exp()
+    uniform = uniform.clamp(max=LARGEST_UNIFORM)
+    if probs.shape[-1] > _UNROLLED_CHOICES:
+        return _first_hit(probs, uniform)
+    # Added up one by one, a choice of probability 0 leaves the sum as it is, and cannot be the first above anything.
+    columns = probs.unbind(-1)
+    sums = [columns[0]]
+    for column in columns[1:]:
+        sums.append(sums[-1] + column)
+    threshold = uniform * sums[-1]
+    index = torch.zeros_like(uniform, dtype=torch.int64)
+    for partial in sums[:-1]:
+        index += partial <= threshold
+    return index
+
+
+def _first_hit(probs: Tensor, uniform: Tensor) -> Tensor:
+    # On a GPU `cumsum` adds as a tree: neighbours may differ by a rounding error where the probability is 0, so that
+    # has to be asked for, and the last sum need not be the largest.
+    sums = probs.cumsum(-1).where(probs > 0, 0.0)
+    threshold = uniform * sums.amax(-1)
+    return (sums > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x.distributions.base import Actions, Distribution
-from rl8x.nn.names import unknown_name
+from rl8x.distributions.registry import make_distribution
+from rl8x.names import unknown_name
 from rl8x.spaces import describe, named_parts
 
 CompositeParams = dict[str, Any]
@@ -30,10 +32,9 @@ class Composite(Distribution):
             is not the default one, such as `{"steer": {"distribution": "squashed_normal"}}`.
     """
 
-    def __init__(self, space: gymnasium.Space[Any], **parts: Mapping[str, Any]) -> None:
-        # Imported here because the registry lists this class among those that it makes.
-        from rl8x.distributions.registry import make_distribution
+    default_for = (spaces.Dict, spaces.Tuple)
 
+    def __init__(self, space: gymnasium.Space[Any], **parts: Mapping[str, Any]) -> None:
         super().__init__(space)
         named = _checked_parts(space)
         for key, options in parts.items():
@@ -55,7 +56,7 @@ class Composite(Distribution):
 
         Args:
             features: The parts' features side by side, `[..., num_features]`.
-            mask: The masks of the parts that have one, by key.
+            mask: The masks of the parts that have one, by key, each `[..., flags]`, bool.
         """
         pieces = torch.split(features, [part.num_features for _, part in self._items()], -1)
         masks = mask or {}
@@ -65,31 +66,36 @@ class Composite(Distribution):
         }
 
     def sample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw the actions of each part, from noise `[..., num_noise]`."""
+        """Draw the actions of each part from noise `[..., num_noise]`, with their log-probabilities `[...]`."""
         return self._joined({key: part.sample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def rsample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw the actions of each part with gradients; every part has to be continuous."""
+        """Draw the same as `sample`, from noise `[..., num_noise]`, with gradients; every part has to be continuous."""
         return self._joined({key: part.rsample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def mode(self, params: CompositeParams) -> Actions:
-        """Return the most likely actions of each part."""
+        """Return the most likely actions of each part, `[..., *action]`."""
         return {key: part.mode(params[key]) for key, part in self._items()}
 
     def logp(self, params: CompositeParams, actions: Actions) -> Tensor:
-        """Return the log-probabilities, summed over the parts."""
+        """Return the log-probabilities of actions, each `[..., *action]`, summed over the parts, `[...]`."""
         return _total([part.logp(params[key], actions[key]) for key, part in self._items()])
 
     def entropy(self, params: CompositeParams) -> Tensor:
-        """Return the sum of the parts' entropies."""
+        """Return the sum of the parts' entropies, `[...]`."""
         return _total([part.entropy(params[key]) for key, part in self._items()])
 
     def kl(self, params: CompositeParams, other: CompositeParams) -> Tensor:
-        """Return the sum of the parts' divergences."""
+        """Return the sum of the parts' divergences, `[...]`."""
         return _total([part.kl(params[key], other[key]) for key, part in self._items()])
 
+    @property
+    def clips(self) -> bool:
+        """Whether one of the parts does."""
+        return any(part.clips for _, part in self._items())
+
     def env_actions(self, actions: Actions) -> Actions:
-        """Return what the environment gets of each part."""
+        """Return what the environment gets of each part, `[..., *action]`."""
         return {key: part.env_actions(actions[key]) for key, part in self._items()}
 
     def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
@@ -127,7 +133,4 @@ def _checked_parts(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any
 
 
 def _total(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return functools.reduce(torch.add, terms)

@@ -13,10 +13,10 @@ from rl8x.distributions.categorical import (
     CategoricalParams,
     categorical_entropy,
     categorical_kl,
+    inverse_cdf,
     pick,
 )
 from rl8x.nn.masking import masked_logits
-from rl8x.nn.sampling import inverse_cdf
 from rl8x.spaces import describe
 
 
@@ -29,6 +29,8 @@ class MultiCategorical(Distribution):
     Args:
         space: The `MultiDiscrete` space; actions count from its `start`.
     """
+
+    default_for = (gymnasium.spaces.MultiDiscrete,)
 
     columns: Tensor
     exists: Tensor
@@ -62,28 +64,29 @@ class MultiCategorical(Distribution):
         legal = None if mask is None else self._by_choice(mask)
         if self.padded:
             legal = self.exists if legal is None else legal & self.exists
-        return CategoricalParams(masked_logits(self._by_choice(features), legal).log_softmax(-1))
+        logits = self._by_choice(features)
+        return CategoricalParams((logits if legal is None else masked_logits(logits, legal)).log_softmax(-1))
 
     def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions from one uniform number a choice, `[..., num_choices]`."""
+        """Draw actions `[..., *space.shape]` from uniform numbers `[..., num_choices]`; score them, `[...]`."""
         index = inverse_cdf(params.log_probs, noise)
         return self._to_actions(index), pick(params.log_probs, index).sum(-1)
 
     def mode(self, params: CategoricalParams) -> Tensor:
-        """Return the most likely actions of each choice."""
+        """Return the most likely actions of each choice, `[..., *space.shape]`."""
         return self._to_actions(params.log_probs.argmax(-1))
 
     def logp(self, params: CategoricalParams, actions: Tensor) -> Tensor:
-        """Return the log-probabilities of `actions`, summed over the choices."""
+        """Return the log-probabilities of actions `[..., *space.shape]`, summed over the choices, `[...]`."""
         index = actions.reshape(*params.log_probs.shape[:-1]) - self.start
         return pick(params.log_probs, index).sum(-1)
 
     def entropy(self, params: CategoricalParams) -> Tensor:
-        """Return the sum of the choices' entropies."""
+        """Return the sum of the choices' entropies, `[...]`."""
         return categorical_entropy(params.log_probs).sum(-1)
 
     def kl(self, params: CategoricalParams, other: CategoricalParams) -> Tensor:
-        """Return the sum of the choices' divergences."""
+        """Return the sum of the choices' divergences, `[...]`."""
         return categorical_kl(params.log_probs, other.log_probs).sum(-1)
 
     def _by_choice(self, features: Tensor) -> Tensor:

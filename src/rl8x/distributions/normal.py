@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -37,6 +37,7 @@ class Normal(Distribution):
             gradient 0.
     """
 
+    default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = (gymnasium.spaces.Box,)
     reparameterized = True
 
     action_low: Tensor
@@ -83,36 +84,44 @@ class Normal(Distribution):
         return NormalParams(self._shaped(mean), (self._shaped(log_std) + self.log_initial_std).clamp(low, high))
 
     def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `mean + std * noise`, from standard normal numbers `[..., num_noise]`; gradients flow through it."""
+        """Return `mean + std * noise`, `[..., *action]`, and its log-density `[...]`; gradients flow through both.
+
+        `noise` are standard normal numbers, `[..., num_noise]`.
+        """
         actions = self._drawn(params, noise)
         # Scored as a stored action is, from its rounded value: with the same weights both are the same bits.
         return actions, self.logp(params, actions)
 
     def rsample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same as `sample`, through which gradients flow already."""
+        """Return the same as `sample`, `[..., *action]` and `[...]`, through which gradients flow already."""
         return self.sample(params, noise)
 
     def mode(self, params: NormalParams) -> Tensor:
-        """Return the means."""
+        """Return the means, `[..., *action]`."""
         return params.mean
 
     def logp(self, params: NormalParams, actions: Tensor) -> Tensor:
-        """Return the log-density of actions, summed over their dimensions."""
+        """Return the log-density of actions `[..., *action]`, summed over their dimensions, `[...]`."""
         return self._summed(normal_logp(params, actions))
 
     def entropy(self, params: NormalParams) -> Tensor:
-        """Return the sum of `log std + (1 + log 2 pi) / 2`."""
+        """Return the sum of `log std + (1 + log 2 pi) / 2`, `[...]`."""
         return self._summed(params.log_std + (0.5 + _HALF_LOG_2PI))
 
     def kl(self, params: NormalParams, other: NormalParams) -> Tensor:
-        """Return the sum of `log s2 - log s1 + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2`."""
+        """Return the sum of `log s2 - log s1 + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2`, `[...]`."""
         shift = (params.mean - other.mean) * (-other.log_std).exp()
         log_ratio = params.log_std - other.log_std
         # expm1 keeps the digits that the difference of two nearly equal standard deviations would lose.
         return self._summed(0.5 * (torch.expm1(2.0 * log_ratio) + shift.square()) - log_ratio)
 
+    @property
+    def clips(self) -> bool:
+        """Whether the box has a bound."""
+        return self.bounded
+
     def env_actions(self, actions: Tensor) -> Tensor:
-        """Clip actions to the bounds of the box."""
+        """Clip actions `[..., *action]` to the bounds of the box."""
         if not self.bounded:
             return actions
         return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
@@ -132,7 +141,7 @@ class Normal(Distribution):
 
 
 def normal_logp(params: NormalParams, x: Tensor) -> Tensor:
-    """Return the log-density of each dimension, `[..., *action]`."""
+    """Return the log-density of `x` in each dimension; all are `[..., *action]`."""
     z = (x - params.mean) * (-params.log_std).exp()
     return -0.5 * z.square() - params.log_std - _HALF_LOG_2PI
 

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 
 from rl8x.distributions.base import Distribution
-from rl8x.distributions.bernoulli import Bernoulli
-from rl8x.distributions.categorical import Categorical
-from rl8x.distributions.composite import Composite
-from rl8x.distributions.multi_categorical import MultiCategorical
-from rl8x.distributions.normal import Normal
-from rl8x.distributions.squashed_normal import SquashedNormal
-from rl8x.nn.names import check_arguments, unknown_name
+from rl8x.names import check_arguments, unknown_name
 from rl8x.spaces import describe
 
-BUILTIN: dict[str, type[Distribution]] = {
-    "categorical": Categorical,
-    "normal": Normal,
-    "squashed_normal": SquashedNormal,
-    "multi_categorical": MultiCategorical,
-    "bernoulli": Bernoulli,
-    "composite": Composite,
-}
-_BY_SPACE: dict[type[gymnasium.Space[Any]], str] = {
-    gymnasium.spaces.Discrete: "categorical",
-    gymnasium.spaces.Box: "normal",
-    gymnasium.spaces.MultiDiscrete: "multi_categorical",
-    gymnasium.spaces.MultiBinary: "bernoulli",
-    gymnasium.spaces.Dict: "composite",
-    gymnasium.spaces.Tuple: "composite",
-}
+BUILTIN: Final[dict[str, type[Distribution]]] = {}
+"""The built-in distributions by name; the package fills it, since one of them makes its parts by this table."""
 
 
 def make_distribution(
@@ -68,14 +48,14 @@ def make_distribution(
 
 
 def default_name(action_space: gymnasium.Space[Any]) -> str:
-    """Name the distribution that goes with an action space.
+    """Name the distribution that goes with an action space, by the `default_for` of the built-in ones.
 
     Raises:
         ValueError: If there is none.
     """
-    for space_class, name in _BY_SPACE.items():
-        if isinstance(action_space, space_class):
+    for name, distribution in BUILTIN.items():
+        if isinstance(action_space, distribution.default_for):
             return name
-    legal = ", ".join(space_class.__name__ for space_class in _BY_SPACE)
+    legal = ", ".join(kind.__name__ for distribution in BUILTIN.values() for kind in distribution.default_for)
     given = describe(action_space)
     raise ValueError(f"no built-in distribution for the action space {given}; there are for {legal}. Pass your own.")

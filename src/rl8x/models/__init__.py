@@ -7,6 +7,8 @@ from rl8x.models.mlp import MLPModel
 from rl8x.models.recurrent import GRUModel, LSTMModel, RecurrentModel
 from rl8x.models.registry import BUILTIN, make_model
 
+BUILTIN.update(mlp=MLPModel, lstm=LSTMModel, gru=GRUModel, cnn=CNNModel, attention=AttentionModel)
+
 __all__ = [
     "BUILTIN",
     "AttentionModel",

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
 from rl8x.models.observations import FlatObservations, actor_space, visible_columns
-from rl8x.nn.attention import SelfAttentionStack
+from rl8x.nn.attention import PositionalEmbedding, SelfAttentionStack
 from rl8x.nn.mlp import linear
-from rl8x.nn.positions import PositionalEmbedding
 
 
 class WindowTrunk(nn.Module):
@@ -118,7 +117,7 @@ class AttentionModel(Model):
         self.value_head = linear(width, 1, value_gain)
 
     def initial_state(self, num_envs: int) -> State:
-        """Return an empty history."""
+        """Return an empty history `[num_envs, window - 1, width of an observation]` and its length `[num_envs]`."""
         weight = self.policy_head.weight
         return {
             "history": weight.new_zeros(num_envs, self.window - 1, self.flat.width),
@@ -126,7 +125,10 @@ class AttentionModel(Model):
         }
 
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Read sequences `[T, B, *obs]`; at `starts` the history is forgotten before the observation there is read."""
+        """Return features `[T, B, num_features]`, values `[T, B]` and the state after sequences `[T, B, *obs]`.
+
+        At `starts` `[T, B]` the history is dropped before the observation there is read.
+        """
         history, lengths = self._windows(obs, state, starts)
         seen = history if self.visible is None else torch.where(self.visible, history, 0.0)
         hidden = self.actor(seen, lengths)
@@ -138,7 +140,7 @@ class AttentionModel(Model):
         return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`."""
+        """Return the values alone, `[T, B]`, of sequences `[T, B, *obs]`."""
         critic = self.actor if self.critic is None else self.critic
         values: Tensor = self.value_head(critic(*self._windows(obs, state, starts))).squeeze(-1)
         return values

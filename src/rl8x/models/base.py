@@ -41,14 +41,14 @@ class Model(nn.Module):
         Args:
             obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
             state: The state before the first of them, each `[B, *]`.
-            starts: Where an observation begins an episode, `[T, B]`, bool. A recurrent model forgets there, before it
-                reads the observation.
+            starts: Where an observation begins an episode, `[T, B]`, bool. A recurrent model resets its
+                state there, before it reads the observation.
 
         Returns:
             Features `[T, B, num_features]`, values `[T, B]`, and the state after the last observation, each `[B, *]`.
         """
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`; a subclass skips the actor's work where the two are apart."""
+        """Return the values alone, `[T, B]`, for the arguments of `forward`; a subclass may skip the actor's work."""
         values: Tensor = self(obs, state, starts)[1]
         return values

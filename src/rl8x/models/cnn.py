@@ -73,13 +73,13 @@ class CNNModel(Model):
         self.value_head = linear(critic_width, 1, value_gain)
 
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Return features and values of observations `[T, B, *obs]`; nothing is carried from one to the next."""
+        """Return features `[T, B, num_features]` and values `[T, B]` of observations `[T, B, *obs]`; no state."""
         hidden = self.actor(obs)
         critic_hidden = hidden if self.critic is None else self.critic(obs)
         return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`."""
+        """Return the values alone, `[T, B]`, of observations `[T, B, *obs]`."""
         critic = self.actor if self.critic is None else self.critic
         values: Tensor = self.value_head(critic(obs)).squeeze(-1)
         return values

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl8x.models.observations import FlatObservations
+from rl8x.models.observations import FlatObservations, part_at
 from rl8x.nn.activations import activation as make_activation
 from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
 from rl8x.spaces import describe, leaves
@@ -102,7 +102,7 @@ class ImageEncoder(nn.Module):
         self.convolutions = nn.Sequential(*layers)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Read images."""
+        """Return images `[T, B, *image]` as vectors, `[T, B, width]`."""
         encoded: Tensor = self.convolutions(self.images(obs))
         return encoded.reshape(*obs.shape[:2], self.width)
 
@@ -140,13 +140,8 @@ class ObservationEncoder(nn.Module):
         self.width = sum(part.width for part in parts)
 
     def forward(self, obs: Any) -> Tensor:
-        """Encode observations."""
-        encoded = []
-        for path, part in zip(self.paths, self.parts, strict=True):
-            leaf = obs
-            for key in path:
-                leaf = leaf[key]
-            encoded.append(part(leaf))
+        """Return observations `[T, B, *obs]`, or a dict of such, as vectors, `[T, B, width]`."""
+        encoded = [part(part_at(path, obs)) for path, part in zip(self.paths, self.parts, strict=True)]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
 
 

@@ -47,25 +47,24 @@ class MLPModel(Model):
         super().__init__(observation_space, num_features)
         check_sizes("hidden_sizes", hidden_sizes)
         self.flat = FlatObservations(observation_space)
-        # The same module where both see the same, so that the observation is laid out once.
-        self.actor_flat = (
-            FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else self.flat
-        )
-        sizes, critic_sizes = [self.actor_flat.width, *hidden_sizes], [self.flat.width, *hidden_sizes]
+        # The actor's own where it sees less than the critic; None lays the observation out once for both.
+        self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
+        sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
         self.actor = MLP(sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
         self.critic = None if shared else MLP(critic_sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
         self.policy_head = linear(sizes[-1], num_features, policy_gain)
         self.value_head = linear(critic_sizes[-1], 1, value_gain)
 
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Return features and values of observations `[T, B, *obs]`; nothing is carried from one to the next."""
-        flat = self.flat(obs)
-        hidden = self.actor(flat if self.actor_flat is self.flat else self.actor_flat(obs))
+        """Return features `[T, B, num_features]` and values `[T, B]` of observations `[T, B, *obs]`; no state."""
+        flat = obs.float() if self.flat.is_vector else self.flat(obs)
+        hidden = self.actor(flat if self.actor_flat is None else self.actor_flat(obs))
         critic_hidden = hidden if self.critic is None else self.critic(flat)
         return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`."""
+        """Return the values alone, `[T, B]`, of observations `[T, B, *obs]`."""
+        flat = obs.float() if self.flat.is_vector else self.flat(obs)
         critic = self.actor if self.critic is None else self.critic
-        values: Tensor = self.value_head(critic(self.flat(obs))).squeeze(-1)
+        values: Tensor = self.value_head(critic(flat)).squeeze(-1)
         return values

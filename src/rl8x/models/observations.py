@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rl8x.nn.names import unknown_name
-from rl8x.spaces import describe, leaves, named_parts
+from rl8x.names import unknown_name
+from rl8x.spaces import describe, leaves
 
 
 class FlatObservations(nn.Module):
@@ -25,58 +25,60 @@ class FlatObservations(nn.Module):
 
     Args:
         space: Space of one copy's observation.
+
+    Attributes:
+        width: Width of the vector.
+        leaf_widths: Width of each part that has no parts itself, with the keys that lead to it.
+        is_vector: Whether an observation is a vector already, of which only the dtype may change: `obs.float()`.
+
+    Raises:
+        TypeError: If a part is of a kind that has no such form.
     """
 
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__()
-        self.space = space
-        self.width = flat_width(space)
-        self.leaf_widths = [(path, flat_width(leaf)) for path, leaf in leaves(space)]
+        self.leaves = leaves(space)
+        self.leaf_widths = [(path, _width(leaf)) for path, leaf in self.leaves]
+        self.width = sum(width for _, width in self.leaf_widths)
+        self.is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype != np.uint8
 
     def forward(self, obs: Any) -> Tensor:
-        """Flatten observations; a vector of float32 is returned as it is."""
-        return flatten_observation(self.space, obs)
+        """Return observations `[..., *obs]` as `[..., width]`; a vector of float32 as it is."""
+        flat = [_flattened(leaf, part_at(path, obs)) for path, leaf in self.leaves]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
-def flat_width(space: gymnasium.Space[Any]) -> int:
-    """Return the width of the vector that an observation becomes.
+def part_at(path: Sequence[str], obs: Any) -> Tensor:
+    """Return the part `[..., *part]` of an observation to which some keys lead; the observation itself by none."""
+    for key in path:
+        obs = obs[key]
+    part: Tensor = obs
+    return part
 
-    Raises:
-        TypeError: If the space is of a kind that has no such form.
-    """
-    if isinstance(space, spaces.Box):
+
+def _width(space: gymnasium.Space[Any]) -> int:
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
         return math.prod(space.shape)
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
         return int(space.nvec.sum())
-    if isinstance(space, spaces.MultiBinary):
-        return math.prod(space.shape)
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return sum(flat_width(part) for _, part in named_parts(space))
     raise TypeError(
         f"no built-in model reads observations of {describe(space)}; there are for Box, Discrete, MultiDiscrete, "
         "MultiBinary, and Dict and Tuple of those. Pass a Model of your own."
     )
 
 
-def flatten_observation(space: gymnasium.Space[Any], obs: Any) -> Tensor:
-    """Lay an observation out as one vector, `[..., *obs]` to `[..., flat_width(space)]`, float32."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return torch.cat([flatten_observation(part, obs[key]) for key, part in named_parts(space)], -1)
+def _flattened(space: gymnasium.Space[Any], obs: Tensor) -> Tensor:
+    """Return an observation without parts, `[..., *obs]`, as one vector, `[..., width]`, float32."""
     if isinstance(space, spaces.Discrete):
         return _one_hot(obs - int(space.start), int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        obs = obs.flatten(obs.dim() - len(space.shape))
-        sizes, starts = space.nvec.flatten().tolist(), space.start.flatten().tolist()
-        parts = zip(obs.unbind(-1), sizes, starts, strict=True)
-        return torch.cat([_one_hot(part - start, size) for part, size, start in parts], -1)
     assert space.shape is not None
-    flat: Tensor = obs
-    if not space.shape:
-        flat = flat.unsqueeze(-1)
-    elif len(space.shape) > 1:
-        flat = flat.flatten(flat.dim() - len(space.shape))
+    flat = obs.flatten(obs.dim() - len(space.shape)) if space.shape else obs.unsqueeze(-1)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, starts = space.nvec.flatten().tolist(), space.start.flatten().tolist()
+        parts = zip(flat.unbind(-1), sizes, starts, strict=True)
+        return torch.cat([_one_hot(part - start, size) for part, size, start in parts], -1)
     if space.dtype == np.uint8 and isinstance(space, spaces.Box):
         low, high = float(space.low.min()), float(space.high.max())
         return (flat.float() - low) * (1.0 / max(high - low, 1.0))

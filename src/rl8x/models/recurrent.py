@@ -45,7 +45,7 @@ class TrunkLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_trunks, 1, num_outputs))
 
     def forward(self, x: Tensor, trunks: slice) -> Tensor:
-        """Apply the layers of some of the trunks."""
+        """Apply the layers of some trunks to `[trunks, rows, num_inputs]`; return `[trunks, rows, num_outputs]`."""
         return torch.baddbmm(self.bias[trunks], x, self.weight[trunks])
 
 
@@ -62,7 +62,7 @@ class RecurrentModel(Model):
 
     Images go through convolutions first, the same for actor and critic.
 
-    A subclass says how many gates a unit has, and how the state moves on. The state is a dict with one
+    A subclass defines the number of gates of a unit and one step of the state. The state is a dict with one
     `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed `actor_` and `critic_` where they are apart.
 
     Args:
@@ -103,7 +103,12 @@ class RecurrentModel(Model):
         self.num_trunks = 1 if shared else len(_TRUNKS)
         self.observations = ObservationEncoder(observation_space, activation=activation)
         actor_space(observation_space, critic_obs, shared)
-        self.register_buffer("visible", self._visible(critic_obs), persistent=False)
+        # Columns of an encoded observation that each trunk sees, `[num_trunks, 1, width]`; None: each sees all.
+        visible = None
+        if critic_obs:
+            seen = visible_columns(self.observations.leaf_widths, critic_obs)
+            visible = torch.stack([seen, torch.ones_like(seen)]).unsqueeze(1)
+        self.register_buffer("visible", visible, persistent=False)
         sizes = [self.observations.width, *encoder_sizes]
         self.encoder = nn.ModuleList(
             TrunkLinear(self.num_trunks, *pair, gain=HIDDEN_GAIN) for pair in itertools.pairwise(sizes)
@@ -122,12 +127,15 @@ class RecurrentModel(Model):
         return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
 
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Read sequences `[T, B, *obs]`, forgetting at `starts` before reading the observation there."""
+        """Return features `[T, B, num_features]`, values `[T, B]` and the state after sequences `[T, B, *obs]`.
+
+        At `starts` `[T, B]` the state is set to zeros before the observation there is read.
+        """
         hidden, state = self._run(obs, state, starts, _ALL)
         return self.policy_head(hidden[0]), self.value_head(hidden[-1]).squeeze(-1), state
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, by the critic's trunk."""
+        """Return the values alone, `[T, B]`, of sequences `[T, B, *obs]`, by the critic's trunk."""
         hidden, _ = self._run(obs, state, starts, slice(self.num_trunks - 1, self.num_trunks))
         values: Tensor = self.value_head(hidden[-1]).squeeze(-1)
         return values
@@ -153,7 +161,8 @@ class RecurrentModel(Model):
         """Return the outputs of some trunks, `[trunks, T, B, hidden_size]`, and their state after the last step."""
         steps, batch = starts.shape
         keys = self._keys(trunks)
-        x = self.observations(obs).reshape(1, steps * batch, -1).expand(len(keys) // len(self.state_names), -1, -1)
+        num_parts = len(self.state_names)
+        x = self.observations(obs).reshape(1, steps * batch, -1).expand(len(keys) // num_parts, -1, -1)
         if self.visible is not None:
             x = torch.where(self.visible[trunks], x, 0.0)
         for layer in self.encoder:
@@ -161,24 +170,13 @@ class RecurrentModel(Model):
         inputs = self.inputs(x, trunks).unflatten(1, (steps, batch)).unbind(1)
         resets = starts.unsqueeze(-1).unbind(0)
         weights = self._weights(trunks)
-        parts = tuple(torch.stack([state[key] for key in keys[i :: len(self.state_names)]]) for i in self._part_range)
+        parts = tuple(torch.stack([state[key] for key in keys[i::num_parts]]) for i in range(num_parts))
         outputs = []
         for t in range(steps):
             parts = self._move([part.masked_fill(resets[t], 0.0) for part in parts], inputs[t], weights)
             outputs.append(parts[0])
         tensors = [part[k] for k in range(parts[0].shape[0]) for part in parts]
         return torch.stack(outputs, 1), dict(zip(keys, tensors, strict=True))
-
-    @property
-    def _part_range(self) -> range:
-        return range(len(self.state_names))
-
-    def _visible(self, critic_obs: Sequence[str]) -> Tensor | None:
-        """Return which columns of an encoded observation each trunk sees, `[num_trunks, 1, width]`; None is all."""
-        if not critic_obs:
-            return None
-        actor = visible_columns(self.observations.leaf_widths, critic_obs)
-        return torch.stack([actor, torch.ones_like(actor)]).unsqueeze(1)
 
     def _keys(self, trunks: slice) -> list[str]:
         if self.num_trunks == 1:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 
-from rl8x.models.attention import AttentionModel
 from rl8x.models.base import Model
-from rl8x.models.cnn import CNNModel
 from rl8x.models.encoders import is_image
-from rl8x.models.mlp import MLPModel
-from rl8x.models.recurrent import GRUModel, LSTMModel
-from rl8x.nn.names import check_arguments, unknown_name
+from rl8x.names import check_arguments, unknown_name
 from rl8x.spaces import leaves
 
-BUILTIN: dict[str, type[Model]] = {
-    "mlp": MLPModel,
-    "lstm": LSTMModel,
-    "gru": GRUModel,
-    "cnn": CNNModel,
-    "attention": AttentionModel,
-}
+BUILTIN: Final[dict[str, type[Model]]] = {}
+"""The built-in models by name, which the package fills."""
 
 
 def default_model(observation_space: gymnasium.Space[Any]) -> str:

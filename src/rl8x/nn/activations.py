@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from rl8x.nn.names import unknown_name
+from rl8x.names import unknown_name
 
 
 class SquaredReLU(nn.Module):
@@ -17,7 +17,7 @@ class SquaredReLU(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the function to every element."""
+        """Apply the function to every element of `[...]`."""
         return torch.relu(x).square()
 
 

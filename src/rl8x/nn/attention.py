@@ -1,14 +1,72 @@
-"""Attention blocks over torch's fused `scaled_dot_product_attention`. A mask is True where a query may look."""
+"""Attention blocks over torch's fused `scaled_dot_product_attention`, their skip connections and positions.
+
+A mask is True where a query may look.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rl8x.names import unknown_name
 from rl8x.nn.mlp import MLP
-from rl8x.nn.skip import Skip
+
+SKIPS: Final = ("residual", "cat", "none")
+
+
+class Skip(nn.Module):
+    """Join a layer's input x and output y: `residual` x + y, `cat` both side by side, `none` y alone.
+
+    Args:
+        kind: One of these names.
+        num_inputs: Width of x.
+        num_outputs: Width of y; for `residual` the same.
+    """
+
+    def __init__(self, kind: str, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        if kind not in SKIPS:
+            raise ValueError(unknown_name("skip connection", kind, SKIPS))
+        if kind == "residual" and num_inputs != num_outputs:
+            raise ValueError(
+                f"a residual connection needs equal widths; got {num_inputs} and {num_outputs}. Use 'cat' or 'none'."
+            )
+        self.kind = kind
+        self.num_outputs = num_inputs + num_outputs if kind == "cat" else num_outputs
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Join x `[..., num_inputs]` and y, and return `[..., self.num_outputs]`."""
+        if self.kind == "residual":
+            return x + y
+        return torch.cat([x, y], -1) if self.kind == "cat" else y
+
+
+class PositionalEmbedding(nn.Module):
+    """Add a learned vector to each position of a sequence.
+
+    Args:
+        max_length: Length of the longest sequence.
+        width: Width of its elements.
+    """
+
+    def __init__(self, max_length: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(max_length, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a sequence `[..., S, width]` with the vectors of the first S positions added, `[..., S, width]`.
+
+        Raises:
+            ValueError: If the sequence is longer than `max_length`.
+        """
+        if x.shape[-2] > len(self.weight):
+            raise ValueError(
+                f"a sequence of {x.shape[-2]} elements is longer than `max_length`, which is {len(self.weight)}."
+            )
+        return x + self.weight[: x.shape[-2]]
 
 
 class Attention(nn.Module):
@@ -57,7 +115,7 @@ class Attention(nn.Module):
         else:
             mask = (mask if mask.dim() == 3 else mask.unsqueeze(0)).unsqueeze(1)
             sees = mask.any(-1, keepdim=True)
-            # A softmax over nothing is NaN in some kernels: who may look nowhere looks everywhere, and that is dropped.
+            # A softmax over nothing is NaN in some kernels: such a query looks everywhere, and the result is dropped.
             gathered = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask | ~sees)
             gathered = gathered.masked_fill(~sees, 0.0)
         out: Tensor = self.out(gathered.transpose(1, 2).flatten(-2))
@@ -101,7 +159,10 @@ class CrossAttention(nn.Module):
         self.num_outputs = self.mlp_skip.num_outputs
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Apply the block to queries `[B, Q, width]` and a context `[B, S, context_width]`; masks as in `Attention`."""
+        """Read a context `[B, S, context_width]` by queries `[B, Q, width]`; return `[B, Q, num_outputs]`.
+
+        Masks are as in `Attention`.
+        """
         return self._finish(x, self.attention(self.query_norm(x), self.context_norm(context), mask))
 
     def _finish(self, x: Tensor, gathered: Tensor) -> Tensor:
@@ -126,7 +187,7 @@ class SelfAttention(CrossAttention):
         del self.context_norm
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Apply the block to a sequence `[B, S, width]`; masks as in `Attention`."""
+        """Apply the block to a sequence, `[B, S, width]` to `[B, S, num_outputs]`; masks as in `Attention`."""
         normed = self.query_norm(x)
         return self._finish(x, self.attention(normed, normed, mask))
 
@@ -161,7 +222,7 @@ class SelfAttentionStack(nn.Module):
             )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Apply the blocks to a sequence `[B, S, width]`; masks as in `Attention`."""
+        """Apply the blocks to a sequence, `[B, S, width]` to `[B, S, num_outputs]`; masks as in `Attention`."""
         for i in range(self.num_layers):
             x = self.blocks[i % len(self.blocks)](x, mask)
         return x

@@ -14,7 +14,7 @@ from rl8x.nn.perceptron import perceptron, trained_layers
 
 HIDDEN_GAIN = math.sqrt(2.0)
 
-# Results of all layers from which `perceptron` saves more than its Python costs: what a core's cache holds.
+# Activations of all layers from which `perceptron` saves more time than its Python takes: what a core's cache holds.
 _MANY_ACTIVATIONS: Final = 2**17
 
 

@@ -1,8 +1,8 @@
 """Layers of a perceptron as one step of automatic differentiation, for eager training on the CPU.
 
-Autograd by itself keeps a new matrix for every product, activation and slope. They come from memory that has left the
-cache, and at the sizes of reinforcement learning that costs as much as the arithmetic. Here activations and slopes are
-written over what nothing else can see, and each product is done in the order in which the machine is fast at it.
+Autograd by itself keeps a new matrix for every product, activation and gradient. They come from memory that has left
+the cache, and at the sizes of reinforcement learning that costs as much as the arithmetic. Here activations and
+gradients overwrite matrices that nothing else refers to, and CPU matmul kernels are chosen by shape.
 """
 
 from __future__ import annotations
@@ -17,34 +17,25 @@ from torch.nn import functional as F
 from rl8x.execution import matmul as products
 
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_ops: Final = torch.ops.aten
 
 
 class _Activation(NamedTuple):
-    """An activation whose slope is known from its result.
+    """An activation whose derivative is known from its result.
 
     Attributes:
         apply: Computes it in place.
-        slope: Computes the slope of what went in from that of the result and the result.
-        slope_in_place: The same, over the slope of the result.
+        backward: Operator that gives the gradient of its input from that of its result, the result and `arguments`.
+        arguments: Further arguments of `backward`.
     """
 
     apply: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor, Tensor], Tensor]
-    slope_in_place: Callable[[Tensor, Tensor], Tensor]
+    backward: Any
+    arguments: tuple[Any, ...] = ()
 
 
 _ACTIVATIONS: Final[dict[type[nn.Module], _Activation]] = {
-    nn.ReLU: _Activation(
-        torch.relu_,
-        lambda slope, result: _ops.threshold_backward(slope, result, 0),
-        lambda slope, result: _ops.threshold_backward.grad_input(slope, result, 0, grad_input=slope),
-    ),
-    nn.Tanh: _Activation(
-        torch.tanh_,
-        _ops.tanh_backward,
-        lambda slope, result: _ops.tanh_backward.grad_input(slope, result, grad_input=slope),
-    ),
+    nn.ReLU: _Activation(torch.relu_, torch.ops.aten.threshold_backward, (0,)),
+    nn.Tanh: _Activation(torch.tanh_, torch.ops.aten.tanh_backward),
 }
 
 
@@ -59,8 +50,8 @@ def trained_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | Non
     """Return the layers that `perceptron` can differentiate at once.
 
     Args:
-        modules: What a sequential perceptron is made of.
-        x: What they are asked for.
+        modules: The modules of a sequential perceptron.
+        x: Their input, `[rows, inputs]`.
 
     Returns:
         None where the modules should be called: nothing is trained, another precision, device or tracing is in force,
@@ -83,14 +74,14 @@ def trained_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | Non
 
 
 def perceptron(x: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """Compute layers one after the other, `[rows, inputs]` to `[rows, outputs]`."""
+    """Apply layers one after the other, `[rows, inputs]` to `[rows, outputs]`."""
     weights = [weight for layer in layers for weight in (layer.linear.weight, layer.linear.bias)]
     result: Tensor = _Perceptron.apply(x, [layer.activation for layer in layers], *weights)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Perceptron(torch.autograd.Function):
-    """The whole perceptron; its slopes can be differentiated again, by autograd's own way."""
+    """The whole perceptron; its gradients can be differentiated again, through the layers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kinds: Sequence[type[nn.Module] | None], *weights: Tensor) -> Tensor:
@@ -103,51 +94,53 @@ class _Perceptron(torch.autograd.Function):
         return results[-1]
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kinds, saved, needed = ctx.kinds, ctx.saved_tensors, [ctx.needs_input_grad[0], *ctx.needs_input_grad[2:]]
         results, weights = saved[: len(kinds) + 1], saved[len(kinds) + 1 :]
         if torch.is_grad_enabled():
-            slopes = _differentiable(slope, kinds, (results[0], *weights), needed)
+            gradients = _differentiable_gradients(gradient, kinds, (results[0], *weights), needed)
         else:
-            slopes = _slopes(slope, kinds, results, weights, needed)
-        return slopes[0], None, *slopes[1:]
+            gradients = _gradients(gradient, kinds, results, weights, needed)
+        return gradients[0], None, *gradients[1:]
 
 
-def _slopes(
-    slope: Tensor,
+def _gradients(
+    gradient: Tensor,
     kinds: Sequence[type[nn.Module] | None],
     results: Sequence[Tensor],
     weights: Sequence[Tensor],
     needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Go back through the layers; return the slopes of the input and of each weight and bias that needs one."""
-    slopes: list[Tensor | None] = [None] * len(needed)
+    """Go back through the layers; return the gradients of the input and of each weight and bias that needs one."""
+    gradients: list[Tensor | None] = [None] * len(needed)
     for i in reversed(range(len(kinds))):
         kind = kinds[i]
         if kind is not None:
-            # What came in belongs to whoever sent it; what was computed here is ours to write to.
-            own = i < len(kinds) - 1
             rule = _ACTIVATIONS[kind]
-            slope = (rule.slope_in_place if own else rule.slope)(slope, results[i + 1])
+            # The incoming gradient belongs to the caller; those computed here are overwritten.
+            if i == len(kinds) - 1:
+                gradient = rule.backward(gradient, results[i + 1], *rule.arguments)
+            else:
+                rule.backward.grad_input(gradient, results[i + 1], *rule.arguments, grad_input=gradient)
         if needed[2 * i + 1]:
-            slopes[2 * i + 1] = products.multiply_transposed(slope, results[i])
+            gradients[2 * i + 1] = products.multiply_transposed(gradient, results[i])
         if needed[2 * i + 2]:
-            slopes[2 * i + 2] = slope.sum(0)
+            gradients[2 * i + 2] = gradient.sum(0)
         if not any(needed[: 2 * i + 1]):
             break
-        slope = products.multiply(slope, weights[2 * i])
-        slopes[0] = slope if i == 0 else None
-    return slopes
+        gradient = products.multiply(gradient, weights[2 * i])
+        gradients[0] = gradient if i == 0 else None
+    return gradients
 
 
-def _differentiable(
-    slope: Tensor, kinds: Sequence[type[nn.Module] | None], inputs: Sequence[Tensor], needed: Sequence[bool]
+def _differentiable_gradients(
+    gradient: Tensor, kinds: Sequence[type[nn.Module] | None], inputs: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Compute the same slopes, layer by layer, so that they can be differentiated themselves."""
+    """Compute the same gradients, layer by layer, so that they can be differentiated themselves."""
     result = inputs[0]
     for kind, weight, bias in zip(kinds, inputs[1::2], inputs[2::2], strict=True):
         result = F.linear(result, weight, bias)
         result = result if kind is None else kind()(result)
     wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(result, wanted, slope, create_graph=True))
+    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
     return [next(found) if need else None for need in needed]

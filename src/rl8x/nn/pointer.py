@@ -37,4 +37,5 @@ class PointerNetwork(nn.Module):
             Logits, `[..., S]`; those of masked elements so low that their probability is 0.
         """
         hidden = torch.tanh(self.key(elements) + self.query(query).unsqueeze(-2))
-        return masked_logits(self.score(hidden).squeeze(-1), mask)
+        logits: Tensor = self.score(hidden).squeeze(-1)
+        return logits if mask is None else masked_logits(logits, mask)

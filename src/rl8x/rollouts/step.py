@@ -63,7 +63,8 @@ def act_and_step(
         policy_noise: `[num_envs, *]`; None acts deterministically.
     """
     act = policy.act(cursor.obs, cursor.state, cursor.starts, policy_noise)
-    carry, step = env.advance(carry, policy.env_actions(act.actions), env_noise)
+    actions = policy.env_actions(act.actions) if policy.clips else act.actions
+    carry, step = env.advance(carry, actions, env_noise)
     return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl8x.nn.names import check_arguments, unknown_name
+from rl8x.names import check_arguments, unknown_name
 
 
 class Thing:
