@@ -18,7 +18,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device
 from rl8x.algorithms.memory_check import check_training
 from rl8x.envs import Env, GymnasiumEnv, env_maker
-from rl8x.envs.gymnasium_env import is_vectorised
+from rl8x.envs.vector_envs import is_vectorised
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 
