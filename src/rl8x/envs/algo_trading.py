@@ -61,7 +61,7 @@ class AlgoTrading(Env):
         }
 
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Trade by actions `[num_envs]`, then let the price change; buying what is held does nothing, nor the reverse."""
+        """Trade by `[num_envs]` actions, then change the price; to buy what is held or sell what is not does nothing."""
         before = state["invested"]
         invested = torch.where(actions == BUY, 1, torch.where(actions == SELL, 0, before))
         growth = torch.log1p(state["cycle"] * torch.sin(state["frequency"] * state["time"]))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from rl8x.envs.acrobot import Acrobot
 from rl8x.envs.algo_trading import AlgoTrading
-from rl8x.envs.base import Env
 from rl8x.envs.cartpole import CartPole, CartPoleInfinite
 from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
 from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
@@ -23,5 +20,3 @@ __all__ = [  # noqa: RUF022 - in the order in which `rl8x envs` lists them
     "DiscreteDummy",
     "ContinuousDummy",
 ]
-BUILTIN: Final[dict[str, type[Env]]] = {name: globals()[name] for name in __all__}
-"""By the names that run files and the command line use."""

@@ -9,10 +9,12 @@ from typing import Any
 
 import gymnasium
 
+from rl8x.envs import builtin
 from rl8x.envs.base import Env
-from rl8x.envs.builtin import BUILTIN
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.importing import Trust, check_gymnasium_id, import_class, is_dotted, is_gymnasium_id
+
+BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builtin.__all__}
 
 
 def resolve(name: str) -> type[Env]:
