@@ -10,36 +10,16 @@ stop_conditions:
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
 from rl8x.conditions.confirmed import Confirmed
-from rl8x.conditions.metrics import (
-    HitsLowerBound,
-    HitsUpperBound,
-    NonFinite,
-    Plateau,
-    StopsDecreasing,
-    StopsIncreasing,
-)
-from rl8x.conditions.wall_time import WallTime
+from rl8x.conditions.kinds import KINDS
+from rl8x.conditions.metrics import NonFinite
+from rl8x.names import did_you_mean
 
-KINDS: Final[dict[str, type[Condition]]] = {
-    "all": And,
-    "any": Or,
-    "not": Not,
-    "hits_lower_bound": HitsLowerBound,
-    "hits_upper_bound": HitsUpperBound,
-    "plateau": Plateau,
-    "stops_decreasing": StopsDecreasing,
-    "stops_increasing": StopsIncreasing,
-    "wall_time": WallTime,
-    "non_finite": NonFinite,
-    "confirmed": Confirmed,
-}
 _NAMES: Final = {cls: name for name, cls in KINDS.items()}
 _BY_CLASS_NAME: Final = {cls.__name__: cls for cls in KINDS.values()}
 
@@ -102,8 +82,7 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
         if isinstance(cls, type) and issubclass(cls, Condition):
             return cls
         raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
-    near = difflib.get_close_matches(kind, [*KINDS, *_BY_CLASS_NAME], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME])
     raise ValueError(f"unknown stop condition {kind!r}; known are {', '.join(KINDS)}.{hint}")
 
 

@@ -61,7 +61,7 @@ class AlgoTrading(Env):
         }
 
     def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Trade by `[num_envs]` actions, then change the price; to buy what is held or sell what is not does nothing."""
+        """Trade by actions `[num_envs]`, then change the price; buying what is held or selling what is not is void."""
         before = state["invested"]
         invested = torch.where(actions == BUY, 1, torch.where(actions == SELL, 0, before))
         growth = torch.log1p(state["cycle"] * torch.sin(state["frequency"] * state["time"]))
