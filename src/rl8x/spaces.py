@@ -191,7 +191,7 @@ def finite_bounds(space: spaces.Box, reach: float) -> tuple[np.ndarray, np.ndarr
 
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor, of any shape, of nested dicts; anything else stays as it is."""
+    """Apply a function to every tensor, `[...]`, of nested dicts; anything else stays as it is."""
     if isinstance(tree, Tensor):
         return function(tree)
     return {key: map_tensors(value, function) for key, value in tree.items()} if isinstance(tree, dict) else tree

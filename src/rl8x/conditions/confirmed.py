@@ -27,8 +27,8 @@ class Evaluator(Protocol):
 class Confirmed(Condition):
     """Met when a condition is, and then each of some fresh evaluations of the present policy confirms it.
 
-    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates, and only if
-    every one of `evaluations` evaluations confirms it is this condition met. Where the trainer cannot evaluate just now,
+    Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if
+    every one of `evaluations` evaluations confirms it is this condition met. Where the trainer cannot evaluate now,
     the next row in which `condition` is met asks again.
 
     Args:

@@ -120,10 +120,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         raise NotImplementedError(f"{type(self).__name__} must define observe()")
 
     def measure(self, state: State, parameters: Parameters) -> dict[str, Tensor]:
-        """Return metrics of a state, float32 `[num_envs]` each, such as whether the goal is reached, by `metric_names`.
-
-        What counts is the metric of the state in which an episode ends.
-        """
+        """Return metrics of a state, float32 `[num_envs]` each, by `metric_names`; the last of an episode counts."""
         return {}
 
     # ---- pure, for programs that are compiled or captured
@@ -155,11 +152,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Start an episode in every copy, under the configuration in force.
 
-        Args:
-            noise: `[num_envs, noise_width]` in [0, 1).
-
         Returns:
-            The carry and the first observation.
+            The carry and the first observation, `[num_envs, ...]`, from noise `[num_envs, noise_width]` in [0, 1).
         """
         parameters = self.starting_parameters(noise)
         state = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
@@ -243,9 +237,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
         return dict((self._next_config or self._config).given)
 
-    def plain_config(
-        self, config: EnvConfig, *, called: str = "env_config", copies: str = "num_envs"
-    ) -> dict[str, object]:
+    def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
         """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
 
         Args:
@@ -354,9 +346,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
                 f"{name}: the snapshot's generator is on {kind!r}, this environment on {self.device.type!r}; random "
                 "streams differ between them. Make it on the same device."
             )
-        following = state_dict["next_config"]
-        self._config = self._resolve(state_dict["config"])
-        self._next_config = None if following is None else self._resolve(following)
+        self._config, self._next_config = self._resolve(state_dict["config"]), None
+        self.configure(state_dict["next_config"])
         if carry is not None:
             carry = map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
             carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
@@ -401,9 +392,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         )
 
 
-def _apart(obs: Observation, state: State) -> Observation:
+def _apart(obs: Observation, state: State) -> Any:
     """Copy what an observation shares with the state, so that a user who changes it cannot change the physics."""
     shared = {value.untyped_storage().data_ptr() for value in state.values()}
-    return map_tensors(  # type: ignore[no-any-return]
-        obs, lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part
-    )
+    return map_tensors(obs, lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part)

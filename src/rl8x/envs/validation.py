@@ -81,7 +81,7 @@ class _Probe:
             state, terminated = self.check_transition(result, before, actions)
             self.check_observation(self.call("observe", state, parameters), env.single_observation_space, "")
             self.check_metrics(self.call("measure", state, parameters))
-            state = {key: where_rows(terminated, fresh[key], value) for key, value in state.items()}
+            state = where_rows(terminated, fresh, state)
             obs = self.call("observe", state, parameters)
 
     def actions(self, obs: Any) -> Any:
@@ -94,7 +94,7 @@ class _Probe:
         return only_legal(actions, obs[ACTION_MASK], space)
 
     def noise(self) -> Tensor:
-        """Draw the noise of one step from the probe's generator."""
+        """Draw the noise of one step, `[num_envs, noise_width]`, from the probe's generator."""
         shape = (self.num_envs, self.env.noise_width)
         return torch.rand(shape, generator=self.generator, device=self.env.device)
 
@@ -150,39 +150,35 @@ class _Probe:
                 raise self.fault(function, f"must return state[{key!r}] as before, {need}; got {got}.")
 
     def check_tensor(
-        self,
-        value: Any,
-        function: str,
-        what: str,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-        source: str = "",
+        self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
     ) -> None:
-        """Raise where a value is no tensor of `num_envs` rows, of a shape and type if given, on the right device."""
+        """Raise where a value is no tensor of `num_envs` rows on the device, or not of the row shape and type needed."""
         if not isinstance(value, Tensor):
             raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
         if value.ndim == 0 or value.shape[0] != self.num_envs:
             raise self.fault(function, f"must return {what} as [{self.num_envs}, ...]; got {list(value.shape)}.")
         if value.device.type != self.env.device.type:
             raise self.fault(function, f"must return {what} on {self.env.device}; got {value.device}.")
-        if shape is not None and (value.shape != (self.num_envs, *shape) or value.dtype != dtype):
-            need, got = f"{[self.num_envs, *shape]} {dtype}", f"{list(value.shape)} {value.dtype}"
-            raise self.fault(function, f"must return {what} as {need}{source}; got {got}.")
+        if need is not None and need != (list(value.shape[1:]), value.dtype):
+            got = f"{list(value.shape)} {value.dtype}"
+            raise self.fault(function, f"must return {what} as {[self.num_envs, *need[0]]} {need[1]}{of}; got {got}.")
 
     def check_transition(
         self, result: Any, before: Mapping[str, Tensor], actions: Tensor | dict[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Check what `transition` returned; return the state and where it terminated."""
+        """Check what `transition` returned; return the state and where it terminated, `[num_envs]`."""
         if not isinstance(result, tuple) or len(result) != 3:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise self.fault("transition", f"must return (state, rewards, terminated); got {got}.")
         state, rewards, terminated = result
         self.check_state(state, "transition", before)
-        self.check_tensor(rewards, "transition", "rewards", (), torch.float32)
-        self.check_tensor(terminated, "transition", "terminated", (), torch.bool)
+        self.check_tensor(rewards, "transition", "rewards", ([], torch.float32))
+        self.check_tensor(terminated, "transition", "terminated", ([], torch.bool))
         if not bool(rewards.isfinite().all()):
-            bad = rewards[~rewards.isfinite()][0].item()
-            raise self.fault("transition", f"returned a reward of {bad} for random actions of shape {_shape(actions)}.")
+            reward = rewards[~rewards.isfinite()][0].item()
+            raise self.fault(
+                "transition", f"returned a reward of {reward} for random actions of shape {_shape(actions)}."
+            )
         if bool(terminated.any()) and not self.env.terminates:
             raise self.fault("transition", "said terminated, but the class says `terminates = False`; set it to True.")
         return state, terminated
@@ -193,7 +189,7 @@ class _Probe:
             got = sorted(metrics) if isinstance(metrics, dict) else type(metrics).__name__
             raise self.fault("measure", f"must return a dict with {sorted(self.env.metric_names)}; got {got}.")
         for name, value in metrics.items():
-            self.check_tensor(value, "measure", repr(name), (), torch.float32)
+            self.check_tensor(value, "measure", repr(name), ([], torch.float32))
 
     def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
         """Raise where an observation is not of the declared space; a space with parts is checked part by part."""
@@ -206,8 +202,8 @@ class _Probe:
             for key, part in parts.items():
                 self.check_observation(obs[key], part, f"{path}[{key!r}]")
             return
-        source = ", by single_observation_space"
-        self.check_tensor(obs, "observe", what, space.shape or (), torch_dtype(space), source)
+        need = [*(space.shape or ())], torch_dtype(space)
+        self.check_tensor(obs, "observe", what, need, ", by single_observation_space")
         if obs.dtype.is_floating_point and bool(obs.isnan().any()):
             raise self.fault("observe", f"returned NaN in {what}.")
 
