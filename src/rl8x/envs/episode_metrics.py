@@ -86,14 +86,13 @@ class EpisodeMetrics:
     ) -> tuple[Tensor, Tensor] | None:
         """Return a metric's values and for which copies they are reported, None where it is not in `info`."""
         now = _lookup(info, name, counts)
-        if final is None or not isinstance(info.get("final_info"), Mapping):
-            return now if now is None else (now[0], now[1] & counts)
-        last = _lookup(info["final_info"], name, counts)
-        if last is None:
-            return now if now is None else (now[0], now[1] & counts & ~final)
-        if now is None:
-            return last[0], last[1] & counts & final
-        return torch.where(final, last[0], now[0]), torch.where(final, last[1], now[1]) & counts
+        if final is not None and isinstance(info.get("final_info"), Mapping):
+            last = _lookup(info["final_info"], name, counts)
+            if last is None:
+                return now if now is None else (now[0], now[1] & counts & ~final)
+            value, mask = now or (last[0], torch.zeros_like(counts))
+            now = torch.where(final, last[0], value), torch.where(final, last[1], mask)
+        return now if now is None else (now[0], now[1] & counts)
 
 
 def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: Tensor) -> dict[str, Tensor]:

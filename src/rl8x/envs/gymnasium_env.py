@@ -140,18 +140,15 @@ class GymnasiumEnv(SimulatorEnv):
             returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
             masked = done
         elif bool(done.any()):
-            obs, final_obs = self._reset_done(obs, raw_obs, done, info)
+            obs, final_obs = self._reset_done(obs, done, info)
         values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
         return self.next_carry(done, elapsed, returns, masked=masked, metrics=metrics), step
 
-    def _reset_done(
-        self, obs: Observation, raw_obs: Any, done: Tensor, info: Mapping[str, Any]
-    ) -> tuple[Observation, Observation]:
+    def _reset_done(self, obs: Observation, done: Tensor, info: Mapping[str, Any]) -> tuple[Observation, Observation]:
         """Return the observations after and before the reset of the copies whose episode ended."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
-            mask = done.cpu().numpy().astype(np.bool_)
-            fresh, _ = self.vector_env.reset(options={"reset_mask": mask})
+            fresh, _ = self.vector_env.reset(options={"reset_mask": done.cpu().numpy()})
             return where_rows(done, self._observation(fresh), obs), obs
         final = info.get("final_obs", info.get("final_observation"))
         if final is None:
@@ -164,19 +161,12 @@ class GymnasiumEnv(SimulatorEnv):
                 )
             self.gives_final_obs = False
             return obs, obs
-        return obs, self._dense(obs, final, done.nonzero().squeeze(1).tolist())
-
-    def _dense(self, obs: Observation, final: Any, rows: list[int]) -> Observation:
-        """Return `obs` with the final observations of some rows, from an object array, an array or dicts of them."""
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            dense = map_tensors(obs, Tensor.clone)
-            for row in rows:
-                _write_row(dense, row, final[row])
-            return dense  # type: ignore[no-any-return]
-        whole = self._observation(final)
-        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        mask[rows] = True
-        return where_rows(mask, whole, obs)  # type: ignore[no-any-return]
+        if not isinstance(final, np.ndarray) or final.dtype != object:
+            return obs, where_rows(done, self._observation(final), obs)
+        dense = map_tensors(obs, Tensor.clone)
+        for row in done.nonzero().squeeze(1).tolist():
+            _write_row(dense, row, final[row])
+        return obs, dense
 
     def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take one step as Gymnasium's API has it, with actions and results as in `Env.step`, `[num_envs, ...]`.

@@ -135,18 +135,14 @@ def shown_value(value: object) -> object:
 
     A number stays one; the others become a text such as `Uniform(0.25, 1.0)` or `200 values from 0.25 to 1.0`.
     """
-    if isinstance(value, Mapping):
-        distribution = randomization.from_dict(value)
-        text = repr(distribution)
-        if len(text) <= _SHOWN_LENGTH or not isinstance(distribution, Choice | Grid):
-            return text
-        low, high = distribution.support
-        weighted = ", weighted" if isinstance(distribution, Choice) and distribution.weights is not None else ""
-        return f"{type(distribution).__name__} of {len(distribution.values)} values from {low} to {high}{weighted}"
-    if isinstance(value, list):
-        text = repr(value)
-        return text if len(text) <= _SHOWN_LENGTH else f"{len(value)} values from {min(value)} to {max(value)}"
-    return value
+    shown: object = randomization.from_dict(value) if isinstance(value, Mapping) else value
+    if len(repr(shown)) <= _SHOWN_LENGTH or not isinstance(shown, Choice | Grid | list):
+        return repr(shown) if isinstance(value, Mapping | list) else value
+    values = shown if isinstance(shown, list) else shown.values
+    text = f"{len(values)} values from {min(values)} to {max(values)}"
+    if isinstance(shown, list):
+        return text
+    return f"{type(shown).__name__} of {text}" + (", weighted" if getattr(shown, "weights", None) is not None else "")
 
 
 def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:

@@ -152,7 +152,7 @@ class _Probe:
     def check_tensor(
         self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
     ) -> None:
-        """Raise where a value is no tensor of `num_envs` rows on the device, or not of the row shape and type needed."""
+        """Raise where a value is no tensor of `num_envs` rows on the device, or not of the form needed."""
         if not isinstance(value, Tensor):
             raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
         if value.ndim == 0 or value.shape[0] != self.num_envs:
