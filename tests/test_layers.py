@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
 LAYERS = [
-    {"keys", "spaces", "trees", "importing", "plain_yaml", "output", "disk", "_version"},
+    {"keys", "names", "spaces", "trees", "importing", "plain_yaml", "output", "disk", "_version"},
     {"execution"},
     {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization", "normalization"},
     {"policy", "rollouts", "video"},

@@ -35,6 +35,9 @@ class Condition(ABC):
     plain data also implements `own_state` and `load_own_state`.
     """
 
+    condition_arguments: ClassVar[tuple[str, ...]] = ()
+    """The constructor's arguments that are conditions themselves, for run files; its first argument is first."""
+
     @abstractmethod
     def judge(self, stats: Stats) -> Verdict:
         """Take in one row and return whether the condition is met; None where the row lacks what it needs."""

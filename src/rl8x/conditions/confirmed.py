@@ -41,6 +41,8 @@ class Confirmed(Condition):
             plain callables neither: give `by`.
     """
 
+    condition_arguments = ("condition", "by")
+
     def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
         self.condition = as_condition(condition)
         self.evaluations = checked_count(evaluations, "Confirmed", "evaluations")

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
-from rl8x.conditions.confirmed import Confirmed
 from rl8x.conditions.kinds import KINDS
 from rl8x.conditions.metrics import NonFinite
 from rl8x.names import did_you_mean
@@ -56,8 +55,8 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
         positional = list(arguments)
     elif arguments is not None:
         positional = [arguments]
-    if cls is Confirmed:
-        _make_inner(positional, named, find)
+    if cls.condition_arguments:
+        _make_inner(cls.condition_arguments, positional, named, find)
     return _construct(cls, kind, positional, named)
 
 
@@ -95,15 +94,15 @@ def kinds_in(specs: object) -> Iterator[str]:
         yield from kinds_in(inner)
 
 
-def _make_inner(positional: list[Any], named: dict[str, Any], find: Find | None) -> None:
-    """Make the conditions inside of a `confirmed`, in place."""
+def _make_inner(names: tuple[str, ...], positional: list[Any], named: dict[str, Any], find: Find | None) -> None:
+    """Make the conditions among the arguments of a condition, in place."""
     if positional:
         positional[0] = from_spec(positional[0], find=find)
-    elif "condition" not in named and len(named) == 1:
+    elif names[0] not in named and len(named) == 1:
         # {confirmed: {hits_upper_bound: [returns/mean, 9]}}: the one entry is the condition
         positional.append(from_spec(dict(named), find=find))
         named.clear()
-    for name in ("condition", "by"):
+    for name in names:
         if named.get(name) is not None:
             named[name] = from_spec(named[name], find=find)
 
