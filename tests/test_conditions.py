@@ -617,3 +617,30 @@ def test_conditions_of_ones_own():
     assert to_spec(Countdown(3)) == {f"{__name__}.Countdown": {"rows": 3}}
     with pytest.raises(ValueError, match="not a subclass"):
         from_spec({"my.Other": 3}, find=find)
+
+
+class Delayed(Condition):
+    """Met when another condition is, after some rows; what it is made with are its attributes."""
+
+    condition_arguments = ("inner",)
+
+    def __init__(self, inner, rows=2):
+        self.inner, self.rows, self.seen = inner, rows, 0
+
+    @property
+    def children(self):
+        return (self.inner,)
+
+    def judge(self, stats):
+        self.seen += 1
+        return self.inner.judge(stats) and self.seen > self.rows
+
+
+def test_a_condition_of_ones_own_may_hold_others_in_a_run_file():
+    spec = {"mine.Delayed": {"inner": {"wall_time": {"duration": "2h"}}, "rows": 3}}
+    condition = from_spec(spec, find={"mine.Delayed": Delayed}.get)
+    assert repr(condition) == "Delayed(WallTime('2h'), rows=3)"
+    assert list(to_spec(condition).values()) == list(spec.values())
+    del condition.rows
+    with pytest.raises(TypeError, match=r"Delayed has no attribute rows to show: keep it, or write arguments\(\)"):
+        condition.arguments()

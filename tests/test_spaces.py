@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,14 +9,12 @@ from rl8x.spaces import (
     check_supported,
     describe,
     finite_bounds,
-    from_dict,
     leaves,
     map_spaces,
     map_tensors,
     named_parts,
     only_legal,
     sample_actions,
-    to_dict,
     torch_dtype,
 )
 
@@ -35,11 +31,6 @@ CASES = [
     spaces.Tuple([spaces.Discrete(2), spaces.Tuple([spaces.MultiBinary(2), spaces.Box(0, 1, (2,))])]),
     spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({"c": spaces.Box(0, 1, ())})}),
 ]
-
-
-@pytest.mark.parametrize("space", CASES)
-def test_the_json_form_is_the_same_space(space):
-    assert from_dict(json.loads(json.dumps(to_dict(space), allow_nan=False))) == space
 
 
 @pytest.mark.parametrize("space", CASES)
@@ -102,10 +93,6 @@ def test_the_parts_of_a_tuple_are_named_by_their_place():
     assert describe(space) == "Dict(a: Discrete(5), b: Tuple(Discrete(2), MultiBinary([3], int8)))"
     with pytest.raises(ValueError, match="got None"):
         check_supported(None, "space")
-    with pytest.raises(ValueError, match="no JSON form"):
-        to_dict(spaces.Text(3))
-    with pytest.raises(ValueError, match="unknown kind of space 'Txt'"):
-        from_dict({"kind": "Txt"})
 
 
 def test_infinite_bounds_become_reachable():

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+
+
+def did_you_mean(
+    name: object, legal: Iterable[str], *, most: int = 1, cutoff: float = 0.6, show: Callable[[str], str] = repr
+) -> str:
+    """Return " Did you mean 'this'?" with the nearest legal names, or nothing where none is near.
+
+    Args:
+        name: The unknown name.
+        legal: The names that there are.
+        most: How many to show at most.
+        cutoff: How near a name must be, from 0 to 1; see `difflib.get_close_matches`.
+        show: How a name is written.
+    """
+    near = difflib.get_close_matches(str(name), list(legal), n=most, cutoff=cutoff)
+    return f" Did you mean {' or '.join(map(show, near))}?" if near else ""
 
 
 def unknown_name(kind: str, name: object, legal: Collection[str], where: str = "") -> str:
     """Say that there is no such thing, which ones are near, and which there are."""
-    near = difflib.get_close_matches(str(name).lower(), legal, n=2, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(repr(each) for each in near)}? " if near else ""
-    return f"no {kind} {name!r}{where}. {hint}There are {', '.join(legal)}."
+    hint = did_you_mean(str(name).lower(), legal, most=2, cutoff=0.5)
+    return f"no {kind} {name!r}{where}.{hint} There are {', '.join(legal)}."
 
 
 def resolved_arguments(cls: type, config: Mapping[str, Any], *, num_positional: int) -> dict[str, Any]:

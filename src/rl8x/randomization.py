@@ -12,7 +12,6 @@ In run files the same is written in plain JSON: `{"length": {"uniform": [0.25, 1
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+
+from rl8x.names import did_you_mean
 
 # torch.rand gives multiples of 2**-24 in [0, 1); half a step keeps an inverse CDF finite at 0.
 _HALF_STEP = 2.0**-25
@@ -94,52 +95,51 @@ class ParameterDistribution(ABC):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Uniform(ParameterDistribution):
-    """Draw uniformly from [low, high]."""
+class _Interval(ParameterDistribution):
+    """A distribution over [low, high]."""
 
-    kind: ClassVar[str] = "uniform"
     low: float
     high: float
 
     def __post_init__(self) -> None:
-        low, high = _number(self.low, "Uniform", "low"), _number(self.high, "Uniform", "high")
-        if low > high:
-            raise ValueError(f"Uniform: `low` must not exceed `high`; got {low} and {high}.")
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
+        for name in ("low", "high"):
+            object.__setattr__(self, name, _number(getattr(self, name), type(self).__name__, name))
 
     @property
     def support(self) -> tuple[float, float]:
         """The two ends of the interval."""
         return self.low, self.high
 
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Uniform(_Interval):
+    """Draw uniformly from [low, high]."""
+
+    kind: ClassVar[str] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise ValueError(f"Uniform: `low` must not exceed `high`; got {self.low} and {self.high}.")
+
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `low + (high - low) * noise`, kept inside the interval where rounding would leave it."""
+        """Return `low + (high - low) * noise`, `[num_envs]`, kept inside the interval against rounding."""
         return (noise * (self.high - self.low) + self.low).clamp(self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LogUniform(ParameterDistribution):
+class LogUniform(_Interval):
     """Draw from [low, high] so that the logarithm is uniform: each decade is as likely as any other."""
 
     kind: ClassVar[str] = "log_uniform"
-    low: float
-    high: float
 
     def __post_init__(self) -> None:
-        low, high = _number(self.low, "LogUniform", "low"), _number(self.high, "LogUniform", "high")
-        if not 0 < low <= high:
-            raise ValueError(f"LogUniform: needs 0 < `low` <= `high`; got {low} and {high}.")
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """The two ends of the interval."""
-        return self.low, self.high
+        super().__post_init__()
+        if not 0 < self.low <= self.high:
+            raise ValueError(f"LogUniform: needs 0 < `low` <= `high`; got {self.low} and {self.high}.")
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `low * (high / low) ** noise`, kept inside the interval where rounding would leave it."""
+        """Return `low * (high / low) ** noise`, `[num_envs]`, kept inside the interval against rounding."""
         spread = math.log(self.high / self.low)
         return (torch.exp(noise * spread) * self.low).clamp(self.low, self.high)
 
@@ -174,15 +174,15 @@ class Normal(ParameterDistribution):
         return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     def clipped(self, low: float, high: float) -> Normal:
-        """Return the same distribution with the missing ones of its own bounds filled in."""
+        """Return the same distribution, clipped to the parameter's bounds where it has none of its own."""
         if not low <= self.mean <= high:
             raise ValueError(f"{self!r}: its mean lies outside of the parameter's bounds [{low:g}, {high:g}].")
-        return Normal(
-            self.mean, self.std, low if self.low is None else self.low, high if self.high is None else self.high
+        return dataclasses.replace(
+            self, low=low if self.low is None else self.low, high=high if self.high is None else self.high
         )
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `mean + std * inverse_normal_cdf(noise)`, clipped."""
+        """Return `mean + std * inverse_normal_cdf(noise)`, clipped, `[num_envs]`."""
         values: Tensor = torch.special.ndtri(noise.clamp(_HALF_STEP, 1.0 - _HALF_STEP)) * self.std + self.mean
         return values.clamp(self.low, self.high) if (self.low, self.high) != (None, None) else values
 
@@ -193,29 +193,42 @@ class Normal(ParameterDistribution):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Choice(ParameterDistribution):
+class _Listed(ParameterDistribution):
+    """A distribution over some values."""
+
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _numbers(self.values, type(self).__name__, "values"))
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest of the values."""
+        return min(self.values), max(self.values)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the kind with the values, such as `{"grid": [values]}`."""
+        return {self.kind: list(self.values)}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Choice(_Listed):
     """Draw one of `values`, each as likely as the others or by `weights`."""
 
     kind: ClassVar[str] = "choice"
-    values: Sequence[float]
     weights: Sequence[float] | None = None
     _tables: dict[torch.device, tuple[Tensor, Tensor]] = dataclasses.field(
         default_factory=dict, init=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _numbers(self.values, "Choice", "values"))
+        super().__post_init__()
         if self.weights is not None:
             weights = _numbers(self.weights, "Choice", "weights")
             if len(weights) != len(self.values) or min(weights) < 0 or sum(weights) <= 0:
                 need = f"{len(self.values)} numbers >= 0 that do not sum to 0"
                 raise ValueError(f"Choice: `weights` must be {need}; got {list(weights)}.")
             object.__setattr__(self, "weights", weights)
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """The smallest and the largest of the values."""
-        return min(self.values), max(self.values)
 
     def prepare(self, device: torch.device) -> None:
         """Put the values and the upper edges of their shares of [0, 1) on `device`, once."""
@@ -229,7 +242,7 @@ class Choice(ParameterDistribution):
             self._tables[device] = (values.to(device), edges.to(device))
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return the value in whose share of [0, 1) the noise lies."""
+        """Return the value in whose share of [0, 1) the noise lies, `[num_envs]`."""
         self.prepare(noise.device)
         values, edges = self._tables[noise.device]
         return values[torch.bucketize(noise.contiguous(), edges, right=True)]
@@ -237,12 +250,12 @@ class Choice(ParameterDistribution):
     def to_dict(self) -> dict[str, object]:
         """Return `{"choice": [values]}`, or with names where there are weights."""
         if self.weights is None:
-            return {self.kind: list(self.values)}
+            return super().to_dict()
         return {self.kind: {"values": list(self.values), "weights": list(self.weights)}}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Grid(ParameterDistribution):
+class Grid(_Listed):
     """Give copy i the i-th of `values`, over again where there are more copies; the same at every reset.
 
     Two grids run side by side, not crossed: copy i has the i-th value of each.
@@ -250,27 +263,14 @@ class Grid(ParameterDistribution):
 
     kind: ClassVar[str] = "grid"
     fixed: ClassVar[bool] = True
-    values: Sequence[float]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _numbers(self.values, "Grid", "values"))
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """The smallest and the largest of the values."""
-        return min(self.values), max(self.values)
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `values[i % len(values)]` for copy i, whatever the noise; at least as many copies as values."""
+        """Return `values[i % len(values)]` for copy i, `[num_envs]`, whatever the noise; needs as many copies."""
         num_envs = noise.shape[0]
         if num_envs < len(self.values):
             raise ValueError(f"Grid: {len(self.values)} values need at least as many copies; got num_envs={num_envs}.")
         repeats = -(-num_envs // len(self.values))
         return torch.tensor(self.values, dtype=torch.float32, device=noise.device).repeat(repeats)[:num_envs]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return `{"grid": [values]}`."""
-        return {self.kind: list(self.values)}
 
 
 KINDS: dict[str, type[ParameterDistribution]] = {cls.kind: cls for cls in (Uniform, LogUniform, Normal, Choice, Grid)}
@@ -293,16 +293,14 @@ def from_dict(form: Mapping[str, object]) -> ParameterDistribution:
         raise ValueError(f"a distribution is written as one entry, like {{'uniform': [0.1, 0.5]}}; got {dict(form)!r}.")
     (kind, arguments), *_ = form.items()
     if kind not in KINDS:
-        near = difflib.get_close_matches(str(kind), KINDS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown distribution {kind!r}; known are {', '.join(KINDS)}.{hint}")
+        raise ValueError(f"unknown distribution {kind!r}; known are {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}")
     cls = KINDS[kind]
     try:
         if isinstance(arguments, Mapping):
             return cls(**arguments)
         if not isinstance(arguments, Sequence) or isinstance(arguments, str):
             raise TypeError(f"got {arguments!r}")
-        return cls(arguments) if cls in (Choice, Grid) else cls(*arguments)
+        return cls(arguments) if issubclass(cls, _Listed) else cls(*arguments)
     except TypeError as error:
         names = [field.name for field in dataclasses.fields(cls) if field.init]
         raise ValueError(f"{kind!r} takes {', '.join(names)}, as a list or by name; {error}.") from None

@@ -68,16 +68,6 @@ class Schedule:
         share = (env_steps - begin) / (end - begin)
         return value * (1.0 - share) + goal * share
 
-    @property
-    def constant(self) -> bool:
-        """Whether the value never changes."""
-        return len({value for _, value in self.points}) == 1
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The values at the points: between the smallest and the largest of them lies every value of the schedule."""
-        return tuple(value for _, value in self.points)
-
     def to_dict(self) -> dict[str, Any]:
         """Return a form that JSON can hold and `make` reads."""
         return {"kind": self.kind, "points": [list(point) for point in self.points]}

@@ -1,4 +1,4 @@
-"""What rl8x needs to know about Gymnasium's spaces: types, samples, a readable name, and a plain JSON form."""
+"""What rl8x needs to know about Gymnasium's spaces: types, samples, masks, a readable name, and trees of tensors."""
 
 from __future__ import annotations
 
@@ -12,24 +12,10 @@ import torch
 from torch import Tensor
 
 _DTYPES: dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
+    name: getattr(torch, name)
+    for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 }
-SUPPORTED = (
-    spaces.Box,
-    spaces.Discrete,
-    spaces.MultiDiscrete,
-    spaces.MultiBinary,
-    spaces.Dict,
-    spaces.Tuple,
-)
+SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 """Spaces with parts. Their elements are dicts of tensors here; those of a `Tuple` have the keys "0", "1", ..."""
 
@@ -175,6 +161,9 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
         mask: A flag for each action of a choice, those of several choices one after the other, `[num, flags]`; or a
             dict of such for some of the parts.
         space: The action space; what has no masks (a `Box`) stays as it is.
+
+    Returns:
+        The legal actions, in the form of `actions`.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(space))
@@ -202,59 +191,42 @@ def finite_bounds(space: spaces.Box, reach: float) -> tuple[np.ndarray, np.ndarr
 
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of nested dicts; anything else stays as it is."""
+    """Apply a function to every tensor, `[...]`, of nested dicts; anything else stays as it is."""
     if isinstance(tree, Tensor):
         return function(tree)
     return {key: map_tensors(value, function) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
-def to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return a plain JSON form, from which `from_dict` makes an equal space."""
-    if isinstance(space, spaces.Dict):
-        return {"kind": "Dict", "spaces": {key: to_dict(value) for key, value in space.spaces.items()}}
-    if isinstance(space, spaces.Tuple):
-        return {"kind": "Tuple", "spaces": [to_dict(part) for part in space.spaces]}
-    if isinstance(space, spaces.Discrete):
-        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
-    if isinstance(space, spaces.MultiDiscrete):
-        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
-    if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
-    if isinstance(space, spaces.Box):
-        bounds = {"low": _bound_form(space.low), "high": _bound_form(space.high)}
-        return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name, **bounds}
-    raise ValueError(f"{describe(space)} has no JSON form; supported are {', '.join(c.__name__ for c in SUPPORTED)}.")
+def tree_of(element: Any, convert: Callable[[Any], Tensor]) -> Any:
+    """Return nested dicts of tensors from nested dicts and tuples of whatever `convert` makes tensors of.
+
+    Args:
+        element: Arrays, tensors or numbers, `[num, *shape]` each. A tuple becomes a dict with the keys "0", "1", ...
+        convert: Called with each of them.
+    """
+    if isinstance(element, tuple):
+        element = {str(i): part for i, part in enumerate(element)}
+    if isinstance(element, Mapping):
+        return {key: tree_of(part, convert) for key, part in element.items()}
+    return convert(element)
 
 
-def from_dict(form: Mapping[str, Any]) -> spaces.Space[Any]:
-    """Make a space from its plain JSON form."""
-    kind = form.get("kind")
-    if kind == "Dict":
-        return spaces.Dict({key: from_dict(value) for key, value in form["spaces"].items()})
-    if kind == "Tuple":
-        return spaces.Tuple([from_dict(part) for part in form["spaces"]])
-    if kind == "Discrete":
-        return spaces.Discrete(form["n"], start=form["start"])
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(np.asarray(form["nvec"]), start=np.asarray(form["start"]))
-    if kind == "MultiBinary":
-        return spaces.MultiBinary(form["n"])
-    if kind == "Box":
-        dtype, shape = np.dtype(form["dtype"]), tuple(form["shape"])
-        low, high = (_bound(form[side], shape, dtype) for side in ("low", "high"))
-        return spaces.Box(low, high, shape, dtype.type)
-    raise ValueError(f"unknown kind of space {kind!r}; known are {', '.join(cls.__name__ for cls in SUPPORTED)}.")
+def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Space[Any], Tensor], Any]) -> Any:
+    """Return nested dicts of tensors as the dicts and tuples that a space has, the inverse of `tree_of`.
+
+    Args:
+        space: The space of one element.
+        tree: Its elements, `[num, *space.shape]` each.
+        convert: Called with each part of the space that has no parts itself, and its tensor.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return convert(space, tree)
+    parts = {key: element_of(part, tree[key], convert) for key, part in named_parts(space)}
+    return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
 
 
-def _bound_form(bound: np.ndarray) -> object:
-    """Return one number where all are equal, else a flat list; infinities as text, which plain JSON lacks."""
-    values = [value if math.isfinite(value) else str(value) for value in bound.reshape(-1).tolist()]
-    return values[0] if values and all(value == values[0] for value in values) else values
-
-
-def _bound(form: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the array of a bound's JSON form."""
-    values = form if isinstance(form, list) else [form] * math.prod(shape)
-    if dtype.kind == "f":
-        values = [float(value) for value in values]
-    return np.array(values, dtype=dtype).reshape(shape)
+def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
+    """Choose rows: those of `yes` where `mask`, `[num]` bool, is true, of `[num, ...]` tensors or dicts of such."""
+    if isinstance(no, dict):
+        return {key: where_rows(mask, yes[key], value) for key, value in no.items()}
+    return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)

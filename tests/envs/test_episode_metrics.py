@@ -24,11 +24,11 @@ def test_each_reduction_by_hand():
         mask = np.array([True, True, False])
         info = {key: value for name in metrics.names for key, value in ((name, values), (f"_{name}", mask))}
         accumulators = metrics.update(accumulators, info, None, ALL)
-    figures = {name: figure.tolist()[:2] for name, figure in metrics.figures(accumulators).items()}
+    figures = {name: figure.tolist()[:2] for name, figure in metrics.values(accumulators).items()}
     assert figures == {"last": [4, 1], "mean": [2.5, 3], "sum": [5, 6], "max": [4, 5], "min": [1, 1]}
-    assert all(math.isnan(figure[2]) for figure in metrics.figures(accumulators).values())
+    assert all(math.isnan(figure[2]) for figure in metrics.values(accumulators).values())
     done = torch.tensor([True, False, False])
-    after = metrics.figures(metrics.restarted(accumulators, done))
+    after = metrics.values(metrics.restarted(accumulators, done))
     assert after["sum"].isnan().tolist() == [True, False, True]
 
 
@@ -39,7 +39,7 @@ def test_what_is_told_before_a_reset_counts_not_what_after():
         "x": torch.tensor([1, 2, 3]),
         "final_info": {"x": np.array([0.0, 20.0, 0.0]), "_x": final.numpy(), "log": {"y": 7.0}},
     }
-    figures = metrics.figures(metrics.update({}, info, final, torch.tensor([True, True, False])))
+    figures = metrics.values(metrics.update({}, info, final, torch.tensor([True, True, False])))
     assert figures["x"].nan_to_num(-1).tolist() == [1, 20, -1]
     assert figures["log/y"].nan_to_num(-1).tolist() == [-1, 7, -1]
 

@@ -6,41 +6,14 @@
 The run stops when one of the list is met. Each condition sees every row of statistics, also once another is met.
 """
 
-from rl8x.conditions.base import (
-    And,
-    Condition,
-    Not,
-    Or,
-    as_condition,
-    as_conditions,
-    check_names,
-    parts,
-)
-from rl8x.conditions.confirmed import Confirmed
-from rl8x.conditions.metrics import (
-    HitsLowerBound,
-    HitsUpperBound,
-    NonFinite,
-    Plateau,
-    StopsDecreasing,
-    StopsIncreasing,
-)
+from rl8x.conditions import kinds
+from rl8x.conditions.base import Condition, as_condition, as_conditions, check_names, parts
+from rl8x.conditions.kinds import *  # noqa: F403 - the classes in its `__all__`
 from rl8x.conditions.spec import from_spec, to_spec
-from rl8x.conditions.wall_time import WallTime
 
 __all__ = [
-    "And",
+    *kinds.__all__,
     "Condition",
-    "Confirmed",
-    "HitsLowerBound",
-    "HitsUpperBound",
-    "NonFinite",
-    "Not",
-    "Or",
-    "Plateau",
-    "StopsDecreasing",
-    "StopsIncreasing",
-    "WallTime",
     "as_condition",
     "as_conditions",
     "check_names",

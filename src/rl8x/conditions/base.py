@@ -15,7 +15,7 @@ import difflib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from rl8x import keys
 
@@ -30,17 +30,30 @@ none of what is collected, None where an evaluation measures nothing of the kind
 class Condition(ABC):
     """Says whether to stop, from a row of statistics.
 
-    A subclass implements `judge` and `arguments`; one that remembers something also `start`. What its attributes hold
-    goes into checkpoints; one whose attributes are not plain data also implements `own_state` and `load_own_state`.
+    A subclass implements `judge`, `arguments` unless its constructor's arguments are attributes of the same names, and
+    `start` if it remembers something. What its attributes hold goes into checkpoints; one whose attributes are not
+    plain data also implements `own_state` and `load_own_state`.
     """
+
+    condition_arguments: ClassVar[tuple[str, ...]] = ()
+    """The constructor's arguments that are conditions themselves, for run files; its first argument is first."""
 
     @abstractmethod
     def judge(self, stats: Stats) -> Verdict:
         """Take in one row and return whether the condition is met; None where the row lacks what it needs."""
 
-    @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments by name: what `repr` and run files show."""
+        """The constructor's arguments by name, as `repr` and run files show them; by default attributes of these names.
+
+        Raises:
+            TypeError: If there is no such attribute.
+        """
+        names = inspect.signature(type(self)).parameters
+        missing = [name for name in names if not hasattr(self, name)]
+        if missing:
+            listed = ", ".join(missing)
+            raise TypeError(f"{type(self).__name__} has no attribute {listed} to show: keep it, or write arguments().")
+        return {name: getattr(self, name) for name in names}
 
     def __call__(self, stats: Stats) -> bool:
         """Take in one row and return whether to stop."""
@@ -64,12 +77,12 @@ class Condition(ABC):
         return {name for child in self.children for name in child.awaited_names}
 
     def start(self) -> None:
-        """Forget everything: a new run begins."""
+        """Clear what is remembered: a new run begins."""
         for child in self.children:
             child.start()
 
     def bind(self, trainer: object) -> None:
-        """Get to know the trainer whose rows it will see."""
+        """Take the trainer whose rows it will see."""
         for child in self.children:
             child.bind(trainer)
 
@@ -191,7 +204,7 @@ class FromCallable(Condition):
         self._known: Collection[str] | None = None
 
     def bind(self, trainer: object) -> None:
-        """Learn which metrics a row of the trainer may have."""
+        """Take from the trainer which metrics a row may have."""
         self._known = getattr(trainer, "metric_names", None)
 
     def judge(self, stats: Stats) -> Verdict:
@@ -208,10 +221,6 @@ class FromCallable(Condition):
                 return None
             raise ValueError(_unknown(name, repr(self), list(self._known or stats))) from error
 
-    def arguments(self) -> dict[str, Any]:
-        """The callable itself."""
-        return {"function": self.function}
-
     def own_state(self) -> dict[str, Any]:
         """Nothing: `missed` is of one row."""
         return {}
@@ -222,6 +231,9 @@ class FromCallable(Condition):
 
 class _Composed(Condition):
     """Conditions that are judged together, each of them on every row."""
+
+    decisive: ClassVar[bool]
+    """The verdict of one part that decides the whole."""
 
     def __init__(self, *conditions: ConditionLike) -> None:
         if not conditions:
@@ -237,15 +249,17 @@ class _Composed(Condition):
         """The conditions given, those of the same kind spread out."""
         return self.conditions
 
-    def arguments(self) -> dict[str, Any]:
-        """The conditions, which the constructor takes in order."""
-        return {"conditions": self.conditions}
-
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The composition of the parts' evaluation forms; None if one has none."""
-        asked = (child.on_evaluation(evaluation_name) for child in self.conditions)
-        forms = [form for form in asked if form is not None]
-        return type(self)(*forms) if len(forms) == len(self.conditions) else None
+        forms = [child.on_evaluation(evaluation_name) for child in self.conditions]
+        return None if None in forms else type(self)(*forms)
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Judge every part, then join the verdicts."""
+        verdicts = [condition.judge(stats) for condition in self.conditions]
+        if self.decisive in verdicts:
+            return self.decisive
+        return None if None in verdicts else not self.decisive
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.conditions))})"
@@ -254,23 +268,13 @@ class _Composed(Condition):
 class And(_Composed):
     """Met when all its conditions are."""
 
-    def judge(self, stats: Stats) -> Verdict:
-        """Judge every part, then join the verdicts."""
-        verdicts = [condition.judge(stats) for condition in self.conditions]
-        if False in verdicts:
-            return False
-        return None if None in verdicts else True
+    decisive = False
 
 
 class Or(_Composed):
     """Met when at least one of its conditions is."""
 
-    def judge(self, stats: Stats) -> Verdict:
-        """Judge every part, then join the verdicts."""
-        verdicts = [condition.judge(stats) for condition in self.conditions]
-        if True in verdicts:
-            return True
-        return None if None in verdicts else False
+    decisive = True
 
 
 class Not(Condition):
@@ -288,10 +292,6 @@ class Not(Condition):
         """Judge the condition and turn the verdict round; no verdict stays none."""
         verdict = self.condition.judge(stats)
         return None if verdict is None else not verdict
-
-    def arguments(self) -> dict[str, Any]:
-        """The condition that is negated."""
-        return {"condition": self.condition}
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The negation of the condition's evaluation form."""
@@ -390,8 +390,8 @@ def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
 
 def _unknown(name: str, condition: str, known: list[str]) -> str:
     # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
-    figure, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
-    alike = [other for other in known if other.endswith(figure) and other.startswith(keys.EVAL_PREFIX) == evaluated]
+    statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
+    alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]
     near = [match for group in (alike, known) for match in difflib.get_close_matches(name, group, n=3, cutoff=0.4)]
     listed = list(dict.fromkeys(near))[:3] or sorted(known)[:8]
     return f"Unknown metric {name!r} in {condition}. Nearest: {', '.join(listed) or 'none'}."

@@ -25,21 +25,23 @@ class Evaluator(Protocol):
 
 
 class Confirmed(Condition):
-    """Evaluate before believing: met when a condition is, and fresh evaluations of the present policy agree.
+    """Met when a condition is, and then each of some fresh evaluations of the present policy confirms it.
 
     Train statistics are noisy and lag behind the policy. Whenever `condition` is met, the trainer evaluates; only if
-    every one of `evaluations` evaluations agrees is this condition met. Where the trainer cannot evaluate just now, the
-    next row in which `condition` is met asks again.
+    every one of `evaluations` evaluations confirms it is this condition met. Where the trainer cannot evaluate now,
+    the next row in which `condition` is met asks again.
 
     Args:
         condition: The condition on the rows, usually on train metrics.
-        evaluations: How many evaluations must agree, at least 1.
+        evaluations: How many evaluations must confirm it, at least 1.
         by: The condition on the evaluation's `eval/*` metrics, and the rest of the row. None: `condition` itself on the
             metrics by which the trainer's evaluations measure the same. `HitsUpperBound("episodes/returns/mean", 9)` is
             confirmed by `HitsUpperBound("eval/returns/mean", 9)` where whole episodes are played; a horizon's
             `returns/*` have nothing of the kind there, and are refused. Conditions that count rows have no such form,
             plain callables neither: give `by`.
     """
+
+    condition_arguments = ("condition", "by")
 
     def __init__(self, condition: ConditionLike, evaluations: int = 1, by: ConditionLike | None = None) -> None:
         self.condition = as_condition(condition)
@@ -64,7 +66,7 @@ class Confirmed(Condition):
         return (self.condition,) if self.by is None else (self.condition, self.by)
 
     def bind(self, trainer: object) -> None:
-        """Get to know the trainer that evaluates.
+        """Take the trainer that evaluates.
 
         Raises:
             TypeError: If it has no `evaluate_now`.
@@ -100,10 +102,6 @@ class Confirmed(Condition):
             if not self.test(_joined(measured, stats)):
                 return False
         return True
-
-    def arguments(self) -> dict[str, Any]:
-        """The condition, how many evaluations, and `by`."""
-        return {"condition": self.condition, "evaluations": self.evaluations, "by": self.by}
 
     def own_state(self) -> dict[str, Any]:
         """Nothing: what it measured is of one row."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import ClassVar
 
 from rl8x import keys
 from rl8x.conditions.base import Condition, EvaluationName, Stats, Verdict
@@ -30,21 +31,31 @@ def checked_count(value: object, owner: str, argument: str) -> int:
     return value
 
 
-class _Bound(Condition):
-    """A condition on how a metric compares with a number."""
+class _OnMetric(Condition):
+    """A condition on one metric."""
 
-    def __init__(self, name: str, bound: float) -> None:
+    def __init__(self, name: str) -> None:
         self.name = _checked_name(name, type(self).__name__)
-        self.bound = _checked_number(bound, type(self).__name__, "bound")
 
     @property
     def metric_names(self) -> set[str]:
         """The one metric."""
         return {self.name}
 
-    def arguments(self) -> dict[str, Any]:
-        """Name and bound."""
-        return {"name": self.name, "bound": self.bound}
+
+class _Bound(_OnMetric):
+    """A condition on how a metric compares with a number."""
+
+    holds: ClassVar[staticmethod[[float, float], bool]]
+
+    def __init__(self, name: str, bound: float) -> None:
+        super().__init__(name)
+        self.bound = _checked_number(bound, type(self).__name__, "bound")
+
+    def judge(self, stats: Stats) -> Verdict:
+        """Compare the row's value."""
+        value = stats.get(self.name)
+        return None if value is None else bool(self.holds(value, self.bound))
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The same bound on the metric by which an evaluation measures the same; None where there is none."""
@@ -55,10 +66,7 @@ class _Bound(Condition):
 class HitsLowerBound(_Bound):
     """Met while the metric is at or below the bound; NaN never is."""
 
-    def judge(self, stats: Stats) -> Verdict:
-        """Compare the row's value."""
-        value = stats.get(self.name)
-        return None if value is None else bool(value <= self.bound)
+    holds = staticmethod(operator.le)
 
 
 class HitsUpperBound(_Bound):
@@ -67,28 +75,24 @@ class HitsUpperBound(_Bound):
     The value of the row decides, not the best so far: a score that was high once does not count later.
     """
 
-    def judge(self, stats: Stats) -> Verdict:
-        """Compare the row's value."""
-        value = stats.get(self.name)
-        return None if value is None else bool(value >= self.bound)
+    holds = staticmethod(operator.ge)
 
 
-class _Patient(Condition):
+class _Patient(_OnMetric):
     """A condition that is met when something held `patience` times in a row.
 
     Between evaluations the rows repeat the latest `eval/*` value: only fresh ones count; the verdict stays meanwhile.
     """
 
     def __init__(self, name: str, patience: int = 5) -> None:
-        self.name = _checked_name(name, type(self).__name__)
+        super().__init__(name)
         self.patience = checked_count(patience, type(self).__name__, "patience")
-        self.count = 0
-        self.reference: float | None = None
+        self.start()
 
     def start(self) -> None:
-        """Forget the count and the value that the next one is compared with."""
+        """Clear the count and the value that the next one is compared with."""
         self.count = 0
-        self.reference = None
+        self.reference: float | None = None
 
     def judge(self, stats: Stats) -> Verdict:
         """Count the row's value if it is fresh."""
@@ -103,15 +107,6 @@ class _Patient(Condition):
     @abstractmethod
     def holds(self, value: float) -> bool:
         """Compare a value with the reference, renew that, and return whether the value counts."""
-
-    @property
-    def metric_names(self) -> set[str]:
-        """The one metric."""
-        return {self.name}
-
-    def arguments(self) -> dict[str, Any]:
-        """Name and patience."""
-        return {"name": self.name, "patience": self.patience}
 
 
 class Plateau(_Patient):
@@ -138,12 +133,21 @@ class Plateau(_Patient):
             return False
         return abs(value - previous) <= self.rtol * abs(previous)
 
-    def arguments(self) -> dict[str, Any]:
-        """Name, patience and tolerance."""
-        return {**super().arguments(), "rtol": self.rtol}
+
+class _StopsImproving(_Patient):
+    """Met when the metric was no better than its best value so far `patience` times in a row."""
+
+    better: ClassVar[staticmethod[[float, float], bool]]
+
+    def holds(self, value: float) -> bool:
+        """Compare with the best value so far."""
+        if not math.isfinite(value) or (self.reference is not None and not self.better(value, self.reference)):
+            return True
+        self.reference = value
+        return False
 
 
-class StopsDecreasing(_Patient):
+class StopsDecreasing(_StopsImproving):
     """Met when the metric did not fall below its lowest value so far `patience` times in a row.
 
     Args:
@@ -151,15 +155,10 @@ class StopsDecreasing(_Patient):
         patience: How often in a row, at least 1. The first finite value is the lowest so far.
     """
 
-    def holds(self, value: float) -> bool:
-        """Compare with the lowest value so far."""
-        if not math.isfinite(value) or (self.reference is not None and value >= self.reference):
-            return True
-        self.reference = value
-        return False
+    better = staticmethod(operator.lt)
 
 
-class StopsIncreasing(_Patient):
+class StopsIncreasing(_StopsImproving):
     """Met when the metric did not rise above its highest value so far `patience` times in a row.
 
     Args:
@@ -167,12 +166,7 @@ class StopsIncreasing(_Patient):
         patience: How often in a row, at least 1. The first finite value is the highest so far.
     """
 
-    def holds(self, value: float) -> bool:
-        """Compare with the highest value so far."""
-        if not math.isfinite(value) or (self.reference is not None and value <= self.reference):
-            return True
-        self.reference = value
-        return False
+    better = staticmethod(operator.gt)
 
 
 class NonFinite(Condition):
@@ -201,10 +195,6 @@ class NonFinite(Condition):
     def metric_names(self) -> set[str]:
         """The names given; none where all are watched."""
         return set(self.names or ())
-
-    def arguments(self) -> dict[str, Any]:
-        """The names given."""
-        return {"names": self.names}
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The same condition: it watches what an evaluation measures too."""

@@ -10,36 +10,15 @@ stop_conditions:
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
-from rl8x.conditions.confirmed import Confirmed
-from rl8x.conditions.metrics import (
-    HitsLowerBound,
-    HitsUpperBound,
-    NonFinite,
-    Plateau,
-    StopsDecreasing,
-    StopsIncreasing,
-)
-from rl8x.conditions.wall_time import WallTime
+from rl8x.conditions.kinds import KINDS
+from rl8x.conditions.metrics import NonFinite
+from rl8x.names import did_you_mean
 
-KINDS: Final[dict[str, type[Condition]]] = {
-    "all": And,
-    "any": Or,
-    "not": Not,
-    "hits_lower_bound": HitsLowerBound,
-    "hits_upper_bound": HitsUpperBound,
-    "plateau": Plateau,
-    "stops_decreasing": StopsDecreasing,
-    "stops_increasing": StopsIncreasing,
-    "wall_time": WallTime,
-    "non_finite": NonFinite,
-    "confirmed": Confirmed,
-}
 _NAMES: Final = {cls: name for name, cls in KINDS.items()}
 _BY_CLASS_NAME: Final = {cls.__name__: cls for cls in KINDS.values()}
 
@@ -76,8 +55,8 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
         positional = list(arguments)
     elif arguments is not None:
         positional = [arguments]
-    if cls is Confirmed:
-        _make_inner(positional, named, find)
+    if cls.condition_arguments:
+        _make_inner(cls.condition_arguments, positional, named, find)
     return _construct(cls, kind, positional, named)
 
 
@@ -102,8 +81,7 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
         if isinstance(cls, type) and issubclass(cls, Condition):
             return cls
         raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
-    near = difflib.get_close_matches(kind, [*KINDS, *_BY_CLASS_NAME], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME])
     raise ValueError(f"unknown stop condition {kind!r}; known are {', '.join(KINDS)}.{hint}")
 
 
@@ -116,15 +94,15 @@ def kinds_in(specs: object) -> Iterator[str]:
         yield from kinds_in(inner)
 
 
-def _make_inner(positional: list[Any], named: dict[str, Any], find: Find | None) -> None:
-    """Make the conditions inside of a `confirmed`, in place."""
+def _make_inner(names: tuple[str, ...], positional: list[Any], named: dict[str, Any], find: Find | None) -> None:
+    """Make the conditions among the arguments of a condition, in place."""
     if positional:
         positional[0] = from_spec(positional[0], find=find)
-    elif "condition" not in named and len(named) == 1:
+    elif names[0] not in named and len(named) == 1:
         # {confirmed: {hits_upper_bound: [returns/mean, 9]}}: the one entry is the condition
         positional.append(from_spec(dict(named), find=find))
         named.clear()
-    for name in ("condition", "by"):
+    for name in names:
         if named.get(name) is not None:
             named[name] = from_spec(named[name], find=find)
 

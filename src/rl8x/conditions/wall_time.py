@@ -67,10 +67,6 @@ class WallTime(Condition):
             self._began = time.monotonic()
         return self.elapsed >= self.seconds
 
-    def arguments(self) -> dict[str, Any]:
-        """The duration as given."""
-        return {"duration": self.duration}
-
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The condition itself: an evaluation does not change the time."""
         return self

@@ -8,7 +8,6 @@ Acrobot-v1), with what does not change within a step computed once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import gymnasium.spaces as spaces
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Env, Observation, Parameter, State
+from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 
 MAX_SPEED_1 = 4 * math.pi
 MAX_SPEED_2 = 9 * math.pi
@@ -38,8 +37,8 @@ class Links(NamedTuple):
     """m2 c2 g: gravity's torque on the outer link when it is horizontal."""
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Tensor]) -> Links:
-        """Combine the parameters."""
+    def of(cls, parameters: Parameters) -> Links:
+        """Combine the parameters, `[num_envs]` each."""
         mass_1, mass_2 = parameters["link_mass_1"], parameters["link_mass_2"]
         com_1, com_2 = parameters["link_com_pos_1"], parameters["link_com_pos_2"]
         length_1, moi, gravity = parameters["link_length_1"], parameters["link_moi"], parameters["gravity"]
@@ -86,7 +85,7 @@ def derivatives(physics: Tensor, torque: Tensor, links: Links) -> Tensor:
 
 
 def wrapped(angle: Tensor) -> Tensor:
-    """Return the angle turned into [-pi, pi)."""
+    """Return the angle, `[num_envs]`, turned into [-pi, pi)."""
     return angle - torch.floor((angle + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
 
 
@@ -123,23 +122,21 @@ class Acrobot(Env):
     terminates = True
     reset_noise = 4
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Start hanging down, each number uniform in +-0.1."""
+    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
+        """Start hanging down, each number of `physics`, `[num_envs, 4]`, uniform in +-0.1."""
         return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
 
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Apply the torque for one Runge-Kutta step of fourth order."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Apply the torques of actions `[num_envs]` for one Runge-Kutta step of fourth order."""
         torque = (actions - 1) * parameters["torque"]
         links = Links.of(parameters)
         dt = parameters["dt"].unsqueeze(-1)
         start, half = state["physics"], dt * 0.5
-        slope_1 = derivatives(start, torque, links)
-        slope_2 = derivatives(start + half * slope_1, torque, links)
-        slope_3 = derivatives(start + half * slope_2, torque, links)
-        slope_4 = derivatives(start + dt * slope_3, torque, links)
-        end = start + dt / 6 * (slope_1 + 2 * (slope_2 + slope_3) + slope_4)
+        rate_1 = derivatives(start, torque, links)
+        rate_2 = derivatives(start + half * rate_1, torque, links)
+        rate_3 = derivatives(start + half * rate_2, torque, links)
+        rate_4 = derivatives(start + dt * rate_3, torque, links)
+        end = start + dt / 6 * (rate_1 + 2 * (rate_2 + rate_3) + rate_4)
         theta_1, theta_2, speed_1, speed_2 = end.unbind(-1)
         theta_1, theta_2 = wrapped(theta_1), wrapped(theta_2)
         speed_1, speed_2 = speed_1.clamp(-MAX_SPEED_1, MAX_SPEED_1), speed_2.clamp(-MAX_SPEED_2, MAX_SPEED_2)
@@ -147,7 +144,7 @@ class Acrobot(Env):
         physics = torch.stack((theta_1, theta_2, speed_1, speed_2), dim=-1)
         return {"physics": physics}, arrived.to(torch.float32) - 1.0, arrived
 
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return cos and sin of theta_1 and theta_2, and their velocities."""
+    def observe(self, state: State, parameters: Parameters) -> Observation:
+        """Return cos and sin of theta_1 and theta_2, and their velocities, `[num_envs, 6]`."""
         theta_1, theta_2, speed_1, speed_2 = state["physics"].unbind(-1)
         return torch.stack((theta_1.cos(), theta_1.sin(), theta_2.cos(), theta_2.sin(), speed_1, speed_2), dim=-1)

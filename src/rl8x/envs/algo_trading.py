@@ -6,14 +6,13 @@ Source: the example of rl8 1.0, with its price model `y (1 + km) (1 + kc sin(f t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Env, Observation, Parameter, State
+from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 
 HOLD, BUY, SELL = 0, 1, 2
 PERCENT = 100.0
@@ -27,7 +26,7 @@ class AlgoTrading(Env):
 
     Actions: 0 holds, 1 buys, 2 sells; `action_mask` allows to buy where nothing is held and to sell where something is.
     Observations: the latest change of the price's logarithm in percent, and whether the asset is held. Trend, size and
-    period of the cycle are not shown: a policy has to remember changes to tell them. The reward is the change of the
+    period of the cycle are not shown: a policy has to remember changes to infer them. The reward is the change of the
     portfolio's logarithm in percent.
     """
 
@@ -48,8 +47,8 @@ class AlgoTrading(Env):
     }
     reset_noise = 3
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Draw the trend, and the size and period of the cycle."""
+    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
+        """Draw the trend, and the size and period of the cycle, `[num_envs]` each."""
         low, high = parameters["min_period"], parameters["max_period"]
         zeros = torch.zeros_like(noise[:, 0])
         return {
@@ -61,10 +60,8 @@ class AlgoTrading(Env):
             "invested": torch.zeros_like(zeros, dtype=torch.int64),
         }
 
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Trade at the present price, then let it change; to buy what is held or to sell what is not does nothing."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Trade by actions `[num_envs]`, then change the price; buying what is held or selling what is not is void."""
         before = state["invested"]
         invested = torch.where(actions == BUY, 1, torch.where(actions == SELL, 0, before))
         growth = torch.log1p(state["cycle"] * torch.sin(state["frequency"] * state["time"]))
@@ -74,8 +71,8 @@ class AlgoTrading(Env):
         state = state | {"time": state["time"] + 1.0, "change": change, "invested": invested}
         return state, rewards, torch.zeros_like(rewards, dtype=torch.bool)
 
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return the latest change, whether the asset is held, and what is legal."""
+    def observe(self, state: State, parameters: Parameters) -> Observation:
+        """Return the latest change `[num_envs, 1]`, whether the asset is held `[num_envs]`, a mask `[num_envs, 3]`."""
         held = state["invested"].to(torch.int8)
         return {
             "action_mask": torch.stack((torch.ones_like(held), 1 - held, held), -1),

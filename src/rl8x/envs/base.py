@@ -1,27 +1,11 @@
 """Environments: `num_envs` copies of one task, stepped together as tensors on one device.
 
-An author writes three pure functions over tensors of `[num_envs, ...]` and a few class attributes:
-
-    class Walk(Env):
-        single_observation_space = Box(-inf, inf, (1,))
-        single_action_space = Discrete(2)
-        reset_noise = 1                                           # uniform numbers a copy needs to start an episode
-
-        def initial_state(self, parameters, noise):               # noise [num_envs, reset_noise] in [0, 1)
-            return {"position": noise}
-
-        def transition(self, state, actions, parameters, noise):  # state, rewards, terminated
-            position = state["position"] + (2 * actions - 1).unsqueeze(-1)
-            return {"position": position}, -position.abs().squeeze(-1), torch.zeros_like(actions, dtype=torch.bool)
-
-        def observe(self, state, parameters):
-            return state["position"]
-
-The base class adds time limits, automatic resets in the same step, the observation before each reset, episode
-statistics, randomised parameters, seeding and snapshots. It does so twice: `restart` and `advance` are pure functions
-of what changes (the carry) and of noise, for programs that are compiled or captured; `reset` and `step` are
-Gymnasium's stateful API over them. Noise is an argument because a compiled program cannot take a generator, and
-because equal noise is what makes different ways of execution comparable.
+An author writes three pure tensor functions, `initial_state`, `transition` and `observe`, and some class attributes;
+examples/own_environment.py is one in full. The base class adds time limits, automatic resets in the same step, the
+observation before each reset, episode statistics, randomised parameters, seeding and snapshots. It does so twice:
+`restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that are compiled or
+captured; `reset` and `step` are Gymnasium's stateful API over them. Noise is an argument because a compiled program
+cannot take a generator, and because equal noise is what makes different ways of execution comparable.
 """
 
 from __future__ import annotations
@@ -38,11 +22,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.parameters import EnvConfig, Parameter, ParameterValue, ResolvedConfig, resolve_config
-from rl8x.envs.steps import Actions, Carry, Observation, State, Step
-from rl8x.spaces import map_tensors
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
+from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
+from rl8x.spaces import map_tensors, tree_of
 
-__all__ = ["Actions", "Carry", "Env", "EnvConfig", "Observation", "Parameter", "ParameterValue", "State", "Step"]
+__all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Parameters", "State", "Step"]
 
 MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
@@ -66,7 +50,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     resumable: ClassVar[bool] = True
     """Whether `load_state_dict` goes on with the same bits; where not, call `reset` after it."""
     metric_names: tuple[str, ...] = ()
-    """What `measure` returns: figures that are averaged over the episodes that end, as `episodes/info/<name>/mean`."""
+    """What `measure` returns: metrics that are averaged over the episodes that end, as `episodes/info/<name>/mean`."""
     gives_final_obs: bool = True
     """Whether `Step.final_obs` is the observation before the reset."""
     max_num_envs: ClassVar[int | None] = None
@@ -101,7 +85,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             raise ValueError(f"{type(self).__name__}: time_limit must be at least 1 or None; got {time_limit}.")
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device)
-        self._seed(seed)
+        self.set_seed(seed)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
@@ -110,18 +94,16 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """What a run tells of it besides its class and time limit; empty for the arguments that it was made with."""
+        """What a run's params show of it besides class and time limit; empty for the arguments it was made with."""
         return {}
 
     # ---- what an author writes: pure functions of their arguments
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
+    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
         """Return the state at the start of an episode, from noise `[num_envs, reset_noise]` in [0, 1)."""
         raise NotImplementedError(f"{type(self).__name__} must define initial_state()")
 
-    def transition(
-        self, state: State, actions: Any, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
+    def transition(self, state: State, actions: Any, parameters: Parameters, noise: Tensor) -> Outcome:
         """Return the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`.
 
         Args:
@@ -133,15 +115,12 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         raise NotImplementedError(f"{type(self).__name__} must define transition()")
 
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
+    def observe(self, state: State, parameters: Parameters) -> Observation:
         """Return what the policy sees of a state, `[num_envs, *single_observation_space.shape]`."""
         raise NotImplementedError(f"{type(self).__name__} must define observe()")
 
-    def measure(self, state: State, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return figures of a state, float32 `[num_envs]` each, such as whether the goal is reached, by `metric_names`.
-
-        What counts is the figure of the state in which an episode ends.
-        """
+    def measure(self, state: State, parameters: Parameters) -> dict[str, Tensor]:
+        """Return metrics of a state, float32 `[num_envs]` each, by `metric_names`; the last of an episode counts."""
         return {}
 
     # ---- pure, for programs that are compiled or captured
@@ -164,8 +143,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def noise(self, horizon: int) -> Tensor:
         """Draw the noise of `horizon` steps from the environment's generator, `[horizon, num_envs, noise_width]`.
 
-        On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because the generator
-        gives each launch its own stretch of the stream.
+        On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because each launch
+        takes its own stretch of the generator's stream.
         """
         shape = (horizon, self.num_envs, self.noise_width)
         return torch.rand(shape, generator=self.generator, device=self.device)
@@ -173,21 +152,12 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Start an episode in every copy, under the configuration in force.
 
-        Args:
-            noise: `[num_envs, noise_width]` in [0, 1).
-
         Returns:
-            The carry and the first observation.
+            The carry and the first observation, `[num_envs, ...]`, from noise `[num_envs, noise_width]` in [0, 1).
         """
         parameters = self.starting_parameters(noise)
-        state = self.initial_state(parameters, self._reset_columns(noise))
-        carry = {
-            "state": state,
-            "parameters": parameters,
-            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
-            "returns": torch.zeros(self.num_envs, device=self.device),
-        }
-        return carry, self.observe(state, parameters)
+        state = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
+        return self._first_carry(state, parameters), self.observe(state, parameters)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Take one step in every copy and start a new episode where one ended.
@@ -200,62 +170,58 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Returns:
             The next carry and what the step led to. Tensors may be shared between the two, so change neither in place.
         """
-        parameters = carry["parameters"]
-        step_noise = noise[:, : self.step_noise] if self.step_noise else self._no_noise
+        parameters, step_noise = carry["parameters"], self._columns(noise, 0, self.step_noise)
         state, rewards, terminated = self.transition(carry["state"], actions, parameters, step_noise)
-        returns = carry["returns"] + rewards
-        elapsed = carry["elapsed"] + 1
-        final_obs = self.observe(state, parameters)
+        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
+        carry = {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+        obs = final_obs = self.observe(state, parameters)
         metrics = self.measure(state, parameters) if self.metric_names else {}
-        if not self.episodic:
-            carry = {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
-            return carry, Step(final_obs, rewards, terminated, terminated, final_obs, returns, elapsed, None, metrics)
-        if self.time_limit is None:
-            truncated, done = torch.zeros_like(terminated), terminated
-        else:
-            truncated = elapsed >= self.time_limit
-            done = truncated | terminated if self.terminates else truncated
-        next_carry = self._reset_where(done, state, parameters, elapsed, returns, noise)
-        obs = self.observe(next_carry["state"], next_carry["parameters"])
-        return next_carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics)
+        truncated = terminated
+        if self.episodic:
+            if self.time_limit is None:
+                truncated, done = torch.zeros_like(terminated), terminated
+            else:
+                truncated = elapsed >= self.time_limit
+                done = truncated | terminated if self.terminates else truncated
+            carry = self._reset_where(done, carry, noise)
+            obs = self.observe(carry["state"], carry["parameters"])
+        return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics)
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of episodes that all start now, from noise `[num_envs, noise_width]`."""
+        """Return the parameters of episodes that start now, `[num_envs]` each, from noise `[num_envs, noise_width]`."""
         return {**self._config.fixed, **self._draw(noise)}
 
-    def _reset_where(
-        self,
-        done: Tensor,
-        state: State,
-        parameters: dict[str, Tensor],
-        elapsed: Tensor,
-        returns: Tensor,
-        noise: Tensor,
-    ) -> Carry:
-        """Return the carry with a fresh episode where `done`; chosen by `torch.where`, so that nothing waits."""
+    def _first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
+        """Return the carry of episodes that all start now."""
+        elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        returns = torch.zeros(self.num_envs, device=self.device)
+        return {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+
+    def _reset_where(self, done: Tensor, carry: Carry, noise: Tensor) -> Carry:
+        """Return the carry with a new episode where `done`; chosen by `torch.where`, without a host sync."""
+        parameters = carry["parameters"]
         if self._config.drawn:
             drawn = {name: torch.where(done, value, parameters[name]) for name, value in self._draw(noise).items()}
             parameters = {**parameters, **drawn}
-        fresh = self.initial_state(parameters, self._reset_columns(noise))
-        state = {
-            name: torch.where(done.view(-1, *(1,) * (value.ndim - 1)) if value.ndim > 1 else done, fresh[name], value)
-            for name, value in state.items()
-        }
+        fresh = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
         return {
-            "state": state,
+            "state": {
+                name: torch.where(done.view(-1, *(1,) * (old.ndim - 1)) if old.ndim > 1 else done, fresh[name], old)
+                for name, old in carry["state"].items()
+            },
             "parameters": parameters,
-            "elapsed": elapsed.masked_fill(done, 0),
-            "returns": returns.masked_fill(done, 0.0),
+            "elapsed": carry["elapsed"].masked_fill(done, 0),
+            "returns": carry["returns"].masked_fill(done, 0.0),
         }
 
-    def _reset_columns(self, noise: Tensor) -> Tensor:
-        """Return the columns of the noise that `initial_state` takes."""
-        if self.reset_noise == noise.shape[-1]:
+    def _columns(self, noise: Tensor, first: int, width: int) -> Tensor:
+        """Return some columns of the noise, by a slice only where one is needed."""
+        if width == noise.shape[-1]:
             return noise
-        return noise[:, self.step_noise : self.step_noise + self.reset_noise] if self.reset_noise else self._no_noise
+        return noise[:, first : first + width] if width else self._no_noise
 
     def _draw(self, noise: Tensor) -> dict[str, Tensor]:
-        """Draw the randomised parameters, one column of noise each."""
+        """Draw the randomised parameters, from one column of the noise each."""
         first = self.step_noise + self.reset_noise
         return {name: draws.draw(noise[:, first + i]) for i, (name, draws) in enumerate(self._config.drawn.items())}
 
@@ -271,9 +237,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
         return dict((self._next_config or self._config).given)
 
-    def plain_config(
-        self, config: EnvConfig, *, called: str = "env_config", copies: str = "num_envs"
-    ) -> dict[str, object]:
+    def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
         """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
 
         Args:
@@ -311,12 +275,12 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             config: The `env_config` from now on; `{}` for the defaults, None for no change.
 
         Returns:
-            The first observation and an empty info.
+            The first observation, `[num_envs, ...]`, and an empty info.
         """
         self.configure(config)
         self.adopt_next_config()
         if seed is not None:
-            self._seed(seed)
+            self.set_seed(seed)
         self.carry, obs = self.restart(self.noise(1)[0])
         return _apart(obs, self.carry["state"]), {}
 
@@ -327,13 +291,14 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             actions: `[num_envs, ...]`, a tensor or an array, or a dict or tuple of them.
 
         Returns:
-            Observation, rewards, terminated, truncated, and an info with the observations before the resets
-            (`final_obs`, for every copy) and the episodes so far (`episode`: `r` and `l`), with masks of the copies
-            whose episode ended.
+            Observation, rewards, terminated, truncated, `[num_envs, ...]`, and an info with the observations before the
+            resets (`final_obs`, for every copy) and the episodes so far (`episode`: `r` and `l`), with masks of the
+            copies whose episode ended.
         """
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
-        self.carry, step = self.advance(self.carry, self._tensors(actions), self.noise(1)[0])
+        actions = tree_of(actions, lambda part: torch.as_tensor(part, device=self.device))
+        self.carry, step = self.advance(self.carry, actions, self.noise(1)[0])
         done = step.terminated | step.truncated
         info = {
             "final_obs": _apart(step.final_obs, self.carry["state"]),
@@ -343,8 +308,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             "episode": {"r": step.episode_returns.clone(), "l": step.episode_lengths.clone(), "_r": done, "_l": done},
             "_episode": done,
         }
-        for name, figure in step.metrics.items():
-            info |= {name: figure, f"_{name}": ~figure.isnan()}
+        for name, value in step.metrics.items():
+            info |= {name: value, f"_{name}": ~value.isnan()}
         if step.valid is not None:
             info["valid"] = step.valid
         return _apart(step.obs, self.carry["state"]), step.rewards, step.terminated, step.truncated, info
@@ -370,20 +335,19 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         Raises:
             ValueError: If it was taken from another number of copies or from another kind of device.
         """
-        carry = state_dict["carry"]
-        if carry is not None and carry["elapsed"].shape[0] != self.num_envs:
+        name, carry, kind = type(self).__name__, state_dict["carry"], state_dict["generator_device"]
+        if carry is not None and len(carry["elapsed"]) != self.num_envs:
             raise ValueError(
-                f"{type(self).__name__}: the snapshot has {carry['elapsed'].shape[0]} copies, this environment "
-                f"{self.num_envs}; make it with the same num_envs."
+                f"{name}: the snapshot has {len(carry['elapsed'])} copies, this environment {self.num_envs}; make it "
+                "with the same num_envs."
             )
-        if state_dict["generator_device"] != self.device.type:
+        if kind != self.device.type:
             raise ValueError(
-                f"{type(self).__name__}: the snapshot's generator is on {state_dict['generator_device']!r}, this "
-                f"environment on {self.device.type!r}; random streams differ between them. Make it on the same device."
+                f"{name}: the snapshot's generator is on {kind!r}, this environment on {self.device.type!r}; random "
+                "streams differ between them. Make it on the same device."
             )
-        following = state_dict["next_config"]
-        self._config = self._resolve(state_dict["config"])
-        self._next_config = None if following is None else self._resolve(following)
+        self._config, self._next_config = self._resolve(state_dict["config"]), None
+        self.configure(state_dict["next_config"])
         if carry is not None:
             carry = map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
             carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
@@ -409,19 +373,11 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         except Exception:  # whatever a simulator raises that cannot be copied
             return None
         twin.carry = None
-        twin._seed(seed)
+        twin.set_seed(seed)
         return twin
 
-    def _tensors(self, actions: Any) -> Actions:
-        """Return actions as `advance` takes them: tensors on the device, dicts in place of tuples."""
-        if isinstance(actions, tuple):
-            actions = {str(i): part for i, part in enumerate(actions)}
-        if isinstance(actions, Mapping):
-            return {key: self._tensors(part) for key, part in actions.items()}
-        return torch.as_tensor(actions, device=self.device)
-
-    def _seed(self, seed: int | None) -> None:
-        """Seed the generator, from the operating system where `seed` is None."""
+    def set_seed(self, seed: int | None) -> None:
+        """Seed the generator, from the operating system where `seed` is None; `reset` calls it with a seed given."""
         if seed is None:
             self.generator.seed()
         else:
@@ -429,21 +385,14 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors on the environment's device."""
+        # A tensor's device has its index ("cuda:0"), by which constants are found again.
+        name, device = type(self).__name__, self._no_noise.device
         return resolve_config(
-            config,
-            self.parameters,
-            owner=type(self).__name__,
-            num_envs=self.num_envs,
-            # A tensor's device has its index ("cuda:0"), by which constants are found again.
-            device=self._no_noise.device,
-            called=called,
-            copies=copies,
+            config, self.parameters, owner=name, num_envs=self.num_envs, device=device, called=called, copies=copies
         )
 
 
-def _apart(obs: Observation, state: Mapping[str, Tensor]) -> Observation:
+def _apart(obs: Observation, state: State) -> Any:
     """Copy what an observation shares with the state, so that a user who changes it cannot change the physics."""
-    if isinstance(obs, dict):
-        return {key: _apart(value, state) for key, value in obs.items()}
-    storage = obs.untyped_storage().data_ptr()
-    return obs.clone() if any(value.untyped_storage().data_ptr() == storage for value in state.values()) else obs
+    shared = {value.untyped_storage().data_ptr() for value in state.values()}
+    return map_tensors(obs, lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part)

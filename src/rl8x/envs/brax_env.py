@@ -18,18 +18,17 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
-from rl8x.spaces import map_tensors
+from rl8x.envs.simulator import SimulatorEnv
+from rl8x.spaces import tree_of
 
 
-class BraxEnv(Env):
+class BraxEnv(SimulatorEnv):
     """Copies of an unwrapped Brax or Playground environment, simulated as one JAX program.
 
     A copy whose episode ends goes on from a state that `reset` gives for a fresh key.
     """
 
-    terminates: ClassVar[bool] = True
-    capturable: ClassVar[bool] = False
-    resumable: ClassVar[bool] = False
+    default_time_limit: ClassVar[int | None] = 1000
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class BraxEnv(Env):
         *,
         device: torch.device | str = "cpu",
         seed: int | None = None,
-        time_limit: int | EllipsisType | None = 1000,
+        time_limit: int | EllipsisType | None = ...,
     ) -> None:
         """Compile the environment for a batch.
 
@@ -47,7 +46,7 @@ class BraxEnv(Env):
             num_envs: Copies.
             device: Where the tensors are wanted; JAX simulates on its own default device.
             seed: Seeds the keys.
-            time_limit: Steps until truncation, None for never.
+            time_limit: Steps until truncation, None for never; 1000 where it is left out.
 
         Raises:
             RuntimeError: If JAX is not installed.
@@ -61,8 +60,7 @@ class BraxEnv(Env):
         size = env.observation_size
         self.single_observation_space = _observation_space(size)
         self.single_action_space = spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
-        limit = 1000 if isinstance(time_limit, EllipsisType) else time_limit
-        super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
+        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
         reset, step = jax.vmap(env.reset), jax.vmap(env.step)
 
         def advance(state: Any, actions: Any, over: Any, key: Any) -> tuple[Any, Any, Any]:
@@ -81,18 +79,12 @@ class BraxEnv(Env):
         self._simulated: Any = None
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
-        """Reset all copies, by a key drawn from the environment's generator."""
+        """Reset all copies by a key drawn from the generator; the first observation is `[num_envs, *]`."""
         self._simulated = self._reset(self._key())
-        carry = {
-            "state": {},
-            "parameters": {},
-            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
-            "returns": torch.zeros(self.num_envs, device=self.device),
-        }
-        return carry, self._tensors_of(self._simulated.obs)
+        return self.first_carry(), self._tensors_of(self._simulated.obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators, which changes them: not pure, unlike the base class's."""
+        """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
         if self._simulated is None:
             raise RuntimeError("BraxEnv: call reset() first, also after load_state_dict().")
         elapsed = carry["elapsed"] + 1
@@ -105,17 +97,8 @@ class BraxEnv(Env):
         rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
         returns, done = carry["returns"] + rewards, terminated | truncated
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
-        next_carry = {
-            "state": {},
-            "parameters": {},
-            "elapsed": elapsed.masked_fill(done, 0),
-            "returns": returns.masked_fill(done, 0.0),
-        }
-        return next_carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the seeding; the simulators' own state is not taken."""
-        return super().state_dict() | {"carry": None}
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
+        return self.next_carry(done, elapsed, returns), step
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take over the seeding; the next call must be `reset`."""
@@ -123,7 +106,7 @@ class BraxEnv(Env):
         self._simulated = None
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Compile the same pure functions for other copies, at most 128 unless told how many."""
+        """Compile the same pure functions for other copies, at most 128 by default."""
         count = num_envs or min(self.num_envs, MAX_EVAL_ENVS)
         return type(self)(self._copied, count, device=self.device, seed=seed, time_limit=self.time_limit)
 
@@ -132,15 +115,13 @@ class BraxEnv(Env):
         return self.jax.random.PRNGKey(int(seed))
 
     def _tensors_of(self, arrays: Any) -> Any:
-        """Return JAX arrays as tensors on the device; floats as float32."""
-        if isinstance(arrays, dict):
-            return {name: self._tensors_of(part) for name, part in arrays.items()}
-        # Booleans are no part of JAX's DLPack everywhere.
-        array = arrays.astype("uint8") if arrays.dtype == bool else arrays
-        return map_tensors(torch.utils.dlpack.from_dlpack(array), self._kept)
+        """Return JAX arrays, or dicts of them, as tensors on the device; floats as float32."""
+        return tree_of(arrays, self._tensor_of)
 
-    def _kept(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor: JAX may use an array's memory again when it is gone on its side."""
+    def _tensor_of(self, array: Any) -> Tensor:
+        """Copy an array to a tensor: JAX may use an array's memory again when it is gone on its side."""
+        # Booleans are no part of JAX's DLPack everywhere.
+        tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self.device, dtype, copy=True)
 

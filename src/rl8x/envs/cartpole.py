@@ -11,14 +11,13 @@ problems"; the equations are those of gymnasium/envs/classic_control/cartpole.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Env, Observation, Parameter, State
+from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 
 X_LIMIT_M = 2.4
 THETA_LIMIT_RAD = 12 * 2 * math.pi / 360
@@ -34,7 +33,7 @@ PARAMETERS = {
 }
 
 
-def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Parameters) -> Tensor:
     """Move cart and pole by one Euler step.
 
         temp       = (force + m_p l theta_dot^2 sin(theta)) / m
@@ -62,7 +61,18 @@ def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Mapping[str, 
     return torch.addcmul(physics, rates, parameters["tau"].unsqueeze(-1))
 
 
-class CartPole(Env):
+class _OnCart(Env):
+    """A pole on a cart that starts near the upright rest position."""
+
+    parameters = PARAMETERS
+    reset_noise = 4
+
+    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
+        """Start near the upright rest position, each number of `physics`, `[num_envs, 4]`, uniform in +-0.05."""
+        return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
+
+
+class CartPole(_OnCart):
     """Keep the pole within 12 degrees and the cart within 2.4 m; reward 1 a step.
 
     Actions: 0 pushes left, 1 pushes right. Observations: x, x_dot, theta, theta_dot.
@@ -73,30 +83,22 @@ class CartPole(Env):
         np.array([2 * X_LIMIT_M, np.inf, 2 * THETA_LIMIT_RAD, np.inf], dtype=np.float32),
     )
     single_action_space = spaces.Discrete(2)
-    parameters = PARAMETERS
     default_time_limit = 500
     terminates = True
-    reset_noise = 4
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Start near the upright rest position, each number uniform in +-0.05."""
-        return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
-
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Push to the left (0) or to the right (1) for one step."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Push to the left (0) or to the right (1) for one step, by actions `[num_envs]`."""
         force = (actions * 2 - 1) * parameters["force_mag"]
         physics = cart_pole_dynamics(state["physics"], force, parameters)
         terminated = (physics[:, 0].abs() > X_LIMIT_M) | (physics[:, 2].abs() > THETA_LIMIT_RAD)
         return {"physics": physics}, torch.ones_like(force), terminated
 
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return x, x_dot, theta and theta_dot as they are."""
+    def observe(self, state: State, parameters: Parameters) -> Observation:
+        """Return x, x_dot, theta and theta_dot as they are, `[num_envs, 4]`."""
         return state["physics"]
 
 
-class CartPoleInfinite(Env):
+class CartPoleInfinite(_OnCart):
     """Bring cart and pole to the upright rest position and stay there; nothing ever ends.
 
     Actions: 0 pushes left, 1 does nothing, 2 pushes right. Observations: x, x_dot, cos(theta), sin(theta), theta_dot.
@@ -106,17 +108,9 @@ class CartPoleInfinite(Env):
 
     single_observation_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)
     single_action_space = spaces.Discrete(3)
-    parameters = PARAMETERS
-    reset_noise = 4
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Start near the upright rest position, each number uniform in +-0.05."""
-        return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
-
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Push to the left (0), not at all (1) or to the right (2) for one step."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Push to the left (0), not at all (1) or to the right (2) for one step, by actions `[num_envs]`."""
         force = (actions - 1) * parameters["force_mag"]
         physics = cart_pole_dynamics(state["physics"], force, parameters)
         # A pole that turns for hours would lose the angle's precision: keep theta in [-pi, pi).
@@ -125,7 +119,7 @@ class CartPoleInfinite(Env):
         rewards = -physics.abs().sum(-1)
         return {"physics": physics}, rewards, torch.zeros_like(rewards, dtype=torch.bool)
 
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return x, x_dot, cos(theta), sin(theta) and theta_dot."""
+    def observe(self, state: State, parameters: Parameters) -> Observation:
+        """Return x, x_dot, cos(theta), sin(theta) and theta_dot, `[num_envs, 5]`."""
         x, x_dot, theta, theta_dot = state["physics"].unbind(-1)
         return torch.stack((x, x_dot, theta.cos(), theta.sin(), theta_dot), dim=-1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Env, Observation, Parameter, State
+from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 
 
 class _Dummy(Env):
@@ -21,17 +19,17 @@ class _Dummy(Env):
     }
     reset_noise = 1
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Start anywhere, uniform in +-`bounds`."""
+    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
+        """Start anywhere, `[num_envs]` uniform in +-`bounds`."""
         return {"position": (noise[:, 0] * 2 - 1) * parameters["bounds"]}
 
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return the position."""
+    def observe(self, state: State, parameters: Parameters) -> Observation:
+        """Return the position, `[num_envs, 1]`."""
         return state["position"].unsqueeze(-1)
 
     @staticmethod
-    def moved(state: State, change: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Change the position; the reward is minus its new distance from 0."""
+    def moved(state: State, change: Tensor) -> Outcome:
+        """Change the position by `[num_envs]`; the reward is minus its new distance from 0."""
         position = state["position"] + change
         return {"position": position}, -position.abs(), torch.zeros_like(position, dtype=torch.bool)
 
@@ -44,10 +42,8 @@ class DiscreteDummy(_Dummy):
 
     single_action_space = spaces.Discrete(2)
 
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Move by -1 (0) or by +1 (1)."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Move by -1 (0) or by +1 (1), as actions `[num_envs]` say."""
         return self.moved(state, actions * 2 - 1)
 
 
@@ -59,8 +55,6 @@ class ContinuousDummy(_Dummy):
 
     single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Add the action to the position."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Add the actions, `[num_envs, 1]`, to the position."""
         return self.moved(state, actions[:, 0])

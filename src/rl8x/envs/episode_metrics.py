@@ -1,4 +1,4 @@
-"""Figures that a simulator tells in `info`, such as `success`, followed over each copy's episode."""
+"""Metrics that a simulator reports in `info`, such as `success`, reduced over each copy's episode."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rl8x.names import unknown_name
 
 REDUCTIONS = ("last", "mean", "sum", "max", "min")
 AUTO = {"success": "last", "is_success": "last"}
-"""What is followed unless told otherwise, where a simulator gives it."""
+"""What is reduced by default, where a simulator reports it."""
 
 Accumulators: TypeAlias = dict[str, dict[str, Tensor]]
-"""For each figure its value over the episode so far and how often it was told, each `[num_envs]`."""
+"""For each metric its value over the episode so far and how often it was reported, each `[num_envs]`."""
 
 
 class EpisodeMetrics:
-    """Reduces figures of `info` over episodes; all state is in the accumulators, which are passed in and out.
+    """Reduces metrics of `info` over episodes; all state is in the accumulators, which are passed in and out.
 
     Args:
         spec: Names, reduced to the episode's last value; or names mapped to `"last"`, `"mean"`, `"sum"`, `"max"` or
-            `"min"`, such as `{"is_success": "last", "energy": "sum"}`; or `"auto"`. The name of a figure in a nested
+            `"min"`, such as `{"is_success": "last", "energy": "sum"}`; or `"auto"`. The name of a metric in a nested
             dict has slashes, such as `"log/success"`.
 
     Raises:
@@ -41,16 +41,16 @@ class EpisodeMetrics:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The figures' names."""
+        """The metrics' names."""
         return tuple(self.reductions)
 
     def update(
         self, accumulators: Accumulators, info: Mapping[str, Any], final: Tensor | None, counts: Tensor
     ) -> Accumulators:
-        """Take in what a step told.
+        """Take in what a step reported.
 
         Args:
-            accumulators: What the step before returned; empty at first. Not changed.
+            accumulators: What the step before returned, `[num_envs]` each; empty at first. Not changed.
             info: The step's `info`; the values before a reset are under `final_info`.
             final: Copies that were reset in this very step, `[num_envs]`, bool: theirs are the values in `final_info`
                 where it has them. None where no reset changes `info`.
@@ -58,42 +58,41 @@ class EpisodeMetrics:
         """
         updated = dict(accumulators)
         for name, reduction in self.reductions.items():
-            told = self._told(info, name, final, counts)
-            if told is None:
+            reported = self._reported(info, name, final, counts)
+            if reported is None:
                 continue
-            value, mask = told
+            value, mask = reported
             if name not in updated:
                 updated[name] = {"value": torch.full_like(value, torch.nan), "count": torch.zeros_like(value)}
             updated[name] = _reduced(reduction, updated[name], value, mask)
         return updated
 
-    def figures(self, accumulators: Accumulators) -> dict[str, Tensor]:
-        """Return each figure over the episode so far, `[num_envs]`, NaN where the simulator has not told it."""
+    def values(self, accumulators: Accumulators) -> dict[str, Tensor]:
+        """Return each metric over the episode so far, `[num_envs]`, NaN where the simulator has not reported it."""
         return {
             name: parts["value"] / parts["count"] if self.reductions[name] == "mean" else parts["value"]
             for name, parts in accumulators.items()
         }
 
     def restarted(self, accumulators: Accumulators, done: Tensor) -> Accumulators:
-        """Return the accumulators with those copies empty whose episode ended."""
+        """Return the accumulators, empty for the copies whose episode ended, by `done`, `[num_envs]`."""
         return {
             name: {"value": parts["value"].masked_fill(done, torch.nan), "count": parts["count"].masked_fill(done, 0.0)}
             for name, parts in accumulators.items()
         }
 
-    def _told(
+    def _reported(
         self, info: Mapping[str, Any], name: str, final: Tensor | None, counts: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """Return a figure's values and for which copies they are told, None where it is not in `info`."""
+        """Return a metric's values and for which copies they are reported, None where it is not in `info`."""
         now = _lookup(info, name, counts)
-        if final is None or not isinstance(info.get("final_info"), Mapping):
-            return now if now is None else (now[0], now[1] & counts)
-        last = _lookup(info["final_info"], name, counts)
-        if last is None:
-            return now if now is None else (now[0], now[1] & counts & ~final)
-        if now is None:
-            return last[0], last[1] & counts & final
-        return torch.where(final, last[0], now[0]), torch.where(final, last[1], now[1]) & counts
+        if final is not None and isinstance(info.get("final_info"), Mapping):
+            last = _lookup(info["final_info"], name, counts)
+            if last is None:
+                return now if now is None else (now[0], now[1] & counts & ~final)
+            value, mask = now or (last[0], torch.zeros_like(counts))
+            now = torch.where(final, last[0], value), torch.where(final, last[1], mask)
+        return now if now is None else (now[0], now[1] & counts)
 
 
 def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: Tensor) -> dict[str, Tensor]:
@@ -108,7 +107,7 @@ def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: T
 
 
 def _lookup(info: Mapping[str, Any], name: str, like: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return a figure as float32 `[num_envs]` and which copies have it; a single number is one for all of them."""
+    """Return a metric as float32 `[num_envs]` and which copies have it; a single number is one for all of them."""
     last = name
     while last not in info:  # a key may have slashes itself
         head, _, last = last.partition("/")

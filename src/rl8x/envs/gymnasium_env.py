@@ -11,34 +11,34 @@ taken: after `load_state_dict` it starts new episodes.
 
 from __future__ import annotations
 
-import difflib
-import functools
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any, ClassVar, Final, TypeAlias, TypeGuard
+from typing import Any
 
-import gymnasium
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
-from rl8x.spaces import check_supported, map_spaces, map_tensors, named_parts
+from rl8x.envs.simulator import SimulatorEnv
+from rl8x.envs.vector_envs import (
+    Source,
+    describe_source,
+    is_vectorised,
+    own_kwargs,
+    single_copies,
+    spec_of,
+    time_limit_of,
+    vectorised,
+)
+from rl8x.spaces import check_supported, element_of, map_spaces, map_tensors, tree_of, where_rows
 
-Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
-VECTORIZATIONS = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
-"""Our names and Gymnasium's."""
-# What `gymnasium.make_vec` keeps among the arguments of a spec
-_OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
 
-
-class GymnasiumEnv(Env):
+class GymnasiumEnv(SimulatorEnv):
     """Adapter from Gymnasium's vector environments to tensors.
 
     Where it makes the copies itself, they are reset in the step that ends an episode. A vector environment that is
@@ -46,10 +46,6 @@ class GymnasiumEnv(Env):
     which `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
     In DISABLED mode the adapter resets the copies that ended, in the same step.
     """
-
-    terminates: ClassVar[bool] = True
-    capturable: ClassVar[bool] = False
-    resumable: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -73,7 +69,7 @@ class GymnasiumEnv(Env):
             seed: Seeds the copies at the first reset.
             time_limit: Steps until truncation, None for never; by default that of the id.
             vectorization: "sync", "async" (a process each), or "vector" (the id's own vectorised form).
-            metrics: Figures of `info` to average over episodes, as `EpisodeMetrics` takes them; "auto" is `success` and
+            metrics: Values of `info` to average over episodes, as `EpisodeMetrics` takes them; "auto" is `success` and
                 `is_success` at the episode's end.
             **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
         """
@@ -84,7 +80,7 @@ class GymnasiumEnv(Env):
             options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
             self._made_from = env, {**options, **kwargs}
         self._kwargs = dict(kwargs)
-        self.vector_env = _vectorised(env, num_envs, time_limit, vectorization, kwargs)
+        self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs)
         self._vectorization = vectorization if self._made_from else type(env).__name__
         self._source = describe_source(env)
         default = AutoresetMode.NEXT_STEP if isinstance(self.vector_env, VectorEnv) else AutoresetMode.SAME_STEP
@@ -94,7 +90,6 @@ class GymnasiumEnv(Env):
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         self._source_action_space = self.vector_env.single_action_space
-        self._next_seed: int | None = None
         self._must_reset = True
         self._takes_tensors = False
         try:
@@ -102,7 +97,7 @@ class GymnasiumEnv(Env):
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
             self.single_observation_space = map_spaces(self.vector_env.single_observation_space, _float32)
             self.single_action_space = map_spaces(self._source_action_space, _policy_space)
-            limit = _time_limit(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
+            limit = time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
             super().__init__(self.vector_env.num_envs, device=device, seed=seed, time_limit=limit)
         except BaseException:
             self.vector_env.close()
@@ -112,74 +107,49 @@ class GymnasiumEnv(Env):
     @property
     def params(self) -> dict[str, Any]:
         """Its id, or the name of what makes it; how its copies are stepped, and what they were made with."""
-        copies = getattr(self.vector_env, "envs", None)
-        spec: Any = copies[0].spec if copies else self.vector_env.spec
-        kwargs = {} if spec is None else {k: v for k, v in spec.kwargs.items() if k not in _OF_MAKE_VEC}
-        kwargs |= self._kwargs
+        spec = spec_of(self.vector_env)
         source = self._source if spec is None else spec.id
-        return {"id": source, "vectorization": self._vectorization, "kwargs": kwargs}
-
-    def _seed(self, seed: int | None) -> None:
-        super()._seed(seed)
-        self._next_seed = seed
+        return {"id": source, "vectorization": self._vectorization, "kwargs": own_kwargs(spec) | self._kwargs}
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
-        """Reset all copies; with the seed that was given since the last reset, copy i gets seed + i."""
-        obs, _ = self.vector_env.reset(seed=self._next_seed)
-        self._next_seed, self._must_reset = None, False
+        """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
+        obs, _ = self.vector_env.reset(seed=self.next_seed)
+        self.next_seed, self._must_reset = None, False
         self._takes_tensors = _is_of_tensors(obs)
-        carry = {
-            "state": {},
-            "parameters": {},
-            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
-            "returns": torch.zeros(self.num_envs, device=self.device),
-            "filler": torch.zeros(self.num_envs, dtype=torch.bool, device=self.device),
-            "metrics": {},
-        }
-        return carry, self._observation(obs)
+        masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        return self.first_carry(masked=masked, metrics={}), self._observation(obs)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators, which changes them: not pure, unlike the base class's."""
+        """Step the simulators by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
         if self._must_reset:
             raise RuntimeError(f"{type(self).__name__}: call reset() first, also after load_state_dict().")
-        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(
-            self._raw_actions(actions, self._source_action_space)
-        )
+        raw_actions = element_of(self._source_action_space, actions, self._raw_actions)
+        raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(raw_actions)
         obs = self._observation(raw_obs)
         rewards = self._tensor(raw_rewards).to(torch.float32)
         terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
-        filler = carry["filler"]
+        masked = carry["masked"]
         done = terminated | truncated
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
-        metrics = self.episode_metrics.update(carry["metrics"], info, resets, ~filler)
+        metrics = self.episode_metrics.update(carry["metrics"], info, resets, ~masked)
         final_obs, valid = obs, None
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
-            valid = ~filler
-            rewards, truncated = rewards.masked_fill(filler, 0.0), truncated | filler
-            returns, elapsed = returns.masked_fill(filler, 0.0), elapsed.masked_fill(filler, 0)
+            valid = ~masked
+            rewards, truncated = rewards.masked_fill(masked, 0.0), truncated | masked
+            returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
+            masked = done
         elif bool(done.any()):
-            obs, final_obs = self._reset_done(obs, raw_obs, done, info)
-        figures = self.episode_metrics.figures(metrics)
-        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, figures)
-        next_carry = {
-            "state": {},
-            "parameters": {},
-            "elapsed": elapsed.masked_fill(done, 0),
-            "returns": returns.masked_fill(done, 0.0),
-            "filler": done if valid is not None else filler,
-            "metrics": self.episode_metrics.restarted(metrics, done),
-        }
-        return next_carry, step
+            obs, final_obs = self._reset_done(obs, done, info)
+        values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
+        return self.next_carry(done, elapsed, returns, masked=masked, metrics=metrics), step
 
-    def _reset_done(
-        self, obs: Observation, raw_obs: Any, done: Tensor, info: Mapping[str, Any]
-    ) -> tuple[Observation, Observation]:
+    def _reset_done(self, obs: Observation, done: Tensor, info: Mapping[str, Any]) -> tuple[Observation, Observation]:
         """Return the observations after and before the reset of the copies whose episode ended."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
-            mask = done.cpu().numpy().astype(np.bool_)
-            fresh, _ = self.vector_env.reset(options={"reset_mask": mask})
-            return _where(done, self._observation(fresh), obs), obs
+            fresh, _ = self.vector_env.reset(options={"reset_mask": done.cpu().numpy()})
+            return where_rows(done, self._observation(fresh), obs), obs
         final = info.get("final_obs", info.get("final_observation"))
         if final is None:
             if self.gives_final_obs:
@@ -191,22 +161,18 @@ class GymnasiumEnv(Env):
                 )
             self.gives_final_obs = False
             return obs, obs
-        return obs, self._dense(obs, final, done.nonzero().squeeze(1).tolist())
-
-    def _dense(self, obs: Observation, final: Any, rows: list[int]) -> Observation:
-        """Return `obs` with the final observations of some rows, from an object array, an array or dicts of them."""
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            dense = map_tensors(obs, Tensor.clone)
-            for row in rows:
-                _write_row(dense, row, final[row])
-            return dense  # type: ignore[no-any-return]
-        whole = self._observation(final)
-        mask = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        mask[rows] = True
-        return _where(mask, whole, obs)
+        if not isinstance(final, np.ndarray) or final.dtype != object:
+            return obs, where_rows(done, self._observation(final), obs)
+        dense = map_tensors(obs, Tensor.clone)
+        for row in done.nonzero().squeeze(1).tolist():
+            _write_row(dense, row, final[row])
+        return obs, dense
 
     def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Take one step as Gymnasium's API has it: filler rows are not marked truncated, `info["valid"]` tells them."""
+        """Take one step as Gymnasium's API has it, with actions and results as in `Env.step`, `[num_envs, ...]`.
+
+        Masked autoreset steps are not marked truncated here; `info["valid"]` is False for them.
+        """
         obs, rewards, terminated, truncated, info = super().step(actions)
         if "valid" in info:
             truncated = truncated & info["valid"]
@@ -215,10 +181,6 @@ class GymnasiumEnv(Env):
             info["episode"] |= {"_r": done, "_l": done}
         return obs, rewards, terminated, truncated, info
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the seeding and the configuration; the simulators' own state cannot be taken."""
-        return super().state_dict() | {"carry": None}
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the seeding; new episodes start, from a seed drawn from the restored generator.
 
@@ -226,7 +188,7 @@ class GymnasiumEnv(Env):
         """
         super().load_state_dict(state_dict)
         seed = torch.randint(2**31 - self.num_envs, (), generator=self.generator, device=self.device)
-        self._next_seed, self._must_reset = int(seed), True
+        self.next_seed, self._must_reset = int(seed), True
         warnings.warn(
             f"{type(self).__name__}: a Gymnasium simulator's state cannot be saved, so all copies start new episodes.",
             RuntimeWarning,
@@ -234,7 +196,7 @@ class GymnasiumEnv(Env):
         )
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make the copies again by the same id or function and arguments, at most 128 unless told how many.
+        """Make the copies again by the same id or function and arguments, at most 128 by default.
 
         None where a vector environment was given, since nobody knows how it was made, and where its simulator cannot be
         had twice. A subclass with a constructor of its own is copied.
@@ -249,7 +211,7 @@ class GymnasiumEnv(Env):
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
         # A function that returns the same environment each time makes nothing that may be played in beside this.
-        shared = _single_copies(self.vector_env) & _single_copies(twin.vector_env)
+        shared = single_copies(self.vector_env) & single_copies(twin.vector_env)
         return None if shared else twin
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -267,18 +229,14 @@ class GymnasiumEnv(Env):
 
     def _observation(self, raw: Any) -> Observation:
         """Copy an observation to the device, floats as float32, a tuple as a dict with the keys "0", "1", ..."""
-        if isinstance(raw, tuple):
-            raw = {str(i): value for i, value in enumerate(raw)}
-        if isinstance(raw, Mapping):
-            return {key: self._observation(value) for key, value in raw.items()}
-        tensor = self._tensor(raw)
+        return tree_of(raw, self._observed)  # type: ignore[no-any-return]
+
+    def _observed(self, part: Any) -> Tensor:
+        tensor = self._tensor(part)
         return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
-    def _raw_actions(self, actions: Any, space: spaces.Space[Any]) -> Any:
+    def _raw_actions(self, space: spaces.Space[Any], actions: Tensor) -> Any:
         """Return actions as the simulators take them: their offset, their type, an array unless they give tensors."""
-        if isinstance(space, spaces.Dict | spaces.Tuple):
-            parts = {key: self._raw_actions(actions[key], part) for key, part in named_parts(space)}
-            return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
             actions = actions + torch.as_tensor(space.start, device=actions.device)
         if self._takes_tensors:
@@ -286,95 +244,11 @@ class GymnasiumEnv(Env):
         return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
 
 
-def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
-    """Say whether something steps many copies: a `VectorEnv`, or what has its attributes, as Isaac Lab has."""
-    names = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-    return isinstance(env, VectorEnv) or (not isinstance(env, type) and all(hasattr(env, name) for name in names))
-
-
-def describe_source(env: Source) -> str:
-    """Name what was given, for error messages."""
-    return env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-
-
-def _vectorised(
-    env: Source, num_envs: int | None, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
-) -> VectorEnv[Any, Any, Any]:
-    """Return the vector environment that was given, or make one."""
-    if is_vectorised(env):
-        if num_envs not in (None, env.num_envs):
-            raise ValueError(
-                f"GymnasiumEnv: the vector environment has {env.num_envs} copies; got num_envs={num_envs}."
-            )
-        if kwargs or not isinstance(time_limit, EllipsisType):
-            given = ", ".join([*kwargs, *([] if isinstance(time_limit, EllipsisType) else ["time_limit"])])
-            raise ValueError(f"GymnasiumEnv: a vector environment is taken as it is; set {given} where it is made.")
-        return env
-    if num_envs is None or num_envs < 1:
-        raise ValueError(f"GymnasiumEnv: num_envs must be at least 1; got {num_envs}.")
-    if vectorization not in VECTORIZATIONS:
-        known = ", ".join(map(repr, VECTORIZATIONS))
-        raise ValueError(f"GymnasiumEnv: vectorization must be one of {known}; got {vectorization!r}.")
-    if isinstance(env, str):
-        return _from_id(env, num_envs, time_limit, vectorization, kwargs)
-    if not callable(env):
-        raise TypeError(
-            f"GymnasiumEnv: env must be an id, a function that makes an environment, or a VectorEnv; got {env!r}."
-        )
-    if vectorization == "vector":
-        raise ValueError("GymnasiumEnv: a function makes one copy at a time; vectorization must be 'sync' or 'async'.")
-    vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.pop("vector_kwargs", {})}
-    make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit)
-    kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
-    return kind([make_one] * num_envs, **vector_kwargs)
-
-
-def _single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
-    """Identify the copies that a vector environment steps in this process."""
-    return {id(copy.unwrapped) for copy in getattr(vector_env, "envs", ())}
-
-
 def _is_of_tensors(obs: Any) -> bool:
     """Say whether an observation, or the first part of it, is a tensor rather than an array."""
     while isinstance(obs, Mapping | tuple):
         obs = next(iter(obs.values())) if isinstance(obs, Mapping) else obs[0]
     return isinstance(obs, Tensor)
-
-
-def _limited(make_one: Callable[[], gymnasium.Env[Any, Any]], time_limit: int | EllipsisType | None) -> Any:
-    """Make one copy, with a time limit of ours where one was asked for."""
-    env = make_one()
-    return TimeLimit(env, time_limit) if isinstance(time_limit, int) else env
-
-
-def _from_id(
-    name: str, num_envs: int, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
-) -> VectorEnv[Any, Any, Any]:
-    """Make a registered environment, or say which ids are near."""
-    if vectorization != "vector":
-        vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.pop("vector_kwargs", {})}
-        kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
-    if not isinstance(time_limit, EllipsisType):
-        never = sys.maxsize if vectorization == "vector" else -1
-        kwargs = {**kwargs, "max_episode_steps": never if time_limit is None else time_limit}
-    try:
-        return gymnasium.make_vec(name, num_envs, vectorization_mode=VECTORIZATIONS[vectorization], **kwargs)
-    except gymnasium.error.Error as error:
-        # A missing dependency and the like are told well by Gymnasium; a malformed id is a plain Error there.
-        if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
-            raise ValueError(f"{name!r} cannot be made: {error}") from error
-        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}") from error
-
-
-def _time_limit(env: VectorEnv[Any, Any, Any]) -> int | None:
-    """Return the time limit that the copies have, as far as they say."""
-    copies = getattr(env, "envs", None)
-    spec: Any = copies[0].spec if copies else env.spec
-    limit = getattr(spec, "max_episode_steps", None)
-    limit = getattr(env.spec, "kwargs", {}).get("max_episode_steps", limit)
-    return limit if limit is not None and 0 < limit < sys.maxsize else None
 
 
 def _float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -389,15 +263,6 @@ def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else _float32(space)
-
-
-def _where(mask: Tensor, yes: Observation, no: Observation) -> Observation:
-    """Choose rows of observations."""
-    if isinstance(yes, dict) and isinstance(no, dict):
-        return {key: _where(mask, value, no[key]) for key, value in yes.items()}
-    assert isinstance(yes, Tensor)
-    assert isinstance(no, Tensor)
-    return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
 
 
 def _write_row(dense: Any, row: int, value: Any) -> None:

@@ -7,33 +7,24 @@ MountainCarContinuous-v0). Positions and velocities have no unit there; a veloci
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import ClassVar
 
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Env, Observation, Parameter, State
+from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 
 MIN_POSITION = -1.2
 MAX_POSITION = 0.6
 MAX_SPEED = 0.07
-OBSERVATION_SPACE = spaces.Box(
-    np.array([MIN_POSITION, -MAX_SPEED], dtype=np.float32), np.array([MAX_POSITION, MAX_SPEED], dtype=np.float32)
-)
 GRAVITY = Parameter(default=0.0025, low=0.0, high=0.01, unit="1/step^2", description="pull of the slope")
 GOAL_VELOCITY = Parameter(default=0.0, low=0.0, high=MAX_SPEED, unit="1/step", description="speed needed at the goal")
 
 
-def start_in_valley(noise: Tensor) -> State:
-    """Place the car at rest, its position uniform in [-0.6, -0.4]."""
-    position = noise[:, 0] * 0.2 - 0.6
-    return {"position": position, "velocity": torch.zeros_like(position)}
-
-
 def drive(state: State, acceleration: Tensor, gravity: Tensor) -> State:
-    """Move the car by one step; the wall on the left stops it.
+    """Move the cars by one step, by an acceleration `[num_envs]`; the wall on the left stops them.
 
     velocity' = velocity + acceleration - gravity cos(3 position),  within +-0.07
     position' = position + velocity',                                within [-1.2, 0.6]
@@ -45,13 +36,36 @@ def drive(state: State, acceleration: Tensor, gravity: Tensor) -> State:
     return {"position": position, "velocity": velocity}
 
 
-class MountainCar(Env):
+class _Valley(Env):
+    """A car at rest near the bottom of a valley, and a flag on the hill to the right."""
+
+    single_observation_space = spaces.Box(
+        np.array([MIN_POSITION, -MAX_SPEED], dtype=np.float32), np.array([MAX_POSITION, MAX_SPEED], dtype=np.float32)
+    )
+    terminates = True
+    reset_noise = 1
+    goal_position: ClassVar[float]
+
+    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
+        """Start at rest, the position, `[num_envs]`, uniform in [-0.6, -0.4]."""
+        position = noise[:, 0] * 0.2 - 0.6
+        return {"position": position, "velocity": torch.zeros_like(position)}
+
+    def observe(self, state: State, parameters: Parameters) -> Observation:
+        """Return position and velocity, `[num_envs, 2]`."""
+        return torch.stack((state["position"], state["velocity"]), dim=-1)
+
+    def arrived(self, state: State, parameters: Parameters) -> Tensor:
+        """Return whether a car is at the flag, and fast enough, bool `[num_envs]`."""
+        return (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
+
+
+class MountainCar(_Valley):
     """Reach the flag at 0.5 in as few steps as possible; reward -1 a step.
 
     Actions: 0 accelerates to the left, 1 not at all, 2 to the right. Observations: position, velocity.
     """
 
-    single_observation_space = OBSERVATION_SPACE
     single_action_space = spaces.Discrete(3)
     parameters = {  # noqa: RUF012 - a class variable by the base class
         "force": Parameter(default=0.001, low=0.0, high=0.01, unit="1/step^2", description="push of the motor"),
@@ -59,34 +73,20 @@ class MountainCar(Env):
         "goal_velocity": GOAL_VELOCITY,
     }
     default_time_limit = 200
-    terminates = True
-    reset_noise = 1
     goal_position = 0.5
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Start at rest near the bottom of the valley."""
-        return start_in_valley(noise)
-
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Accelerate to the left (0), not at all (1) or to the right (2) for one step."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Accelerate to the left (0), not at all (1) or to the right (2) for one step, by actions `[num_envs]`."""
         state = drive(state, (actions - 1) * parameters["force"], parameters["gravity"])
-        arrived = (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
-        return state, torch.full_like(state["position"], -1.0), arrived
-
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return position and velocity."""
-        return torch.stack((state["position"], state["velocity"]), dim=-1)
+        return state, torch.full_like(state["position"], -1.0), self.arrived(state, parameters)
 
 
-class MountainCarContinuous(Env):
+class MountainCarContinuous(_Valley):
     """Reach the flag at 0.45 with little effort; reward 100 for arriving, minus 0.1 force^2 a step.
 
     Actions: the force, clipped to +-1 for the motion but not for its price. Observations: position, velocity.
     """
 
-    single_observation_space = OBSERVATION_SPACE
     single_action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     parameters = {  # noqa: RUF012 - a class variable by the base class
         "power": Parameter(default=0.0015, low=0.0, high=0.015, unit="1/step^2", description="push at full force"),
@@ -94,23 +94,11 @@ class MountainCarContinuous(Env):
         "goal_velocity": GOAL_VELOCITY,
     }
     default_time_limit = 999
-    terminates = True
-    reset_noise = 1
     goal_position = 0.45
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Start at rest near the bottom of the valley."""
-        return start_in_valley(noise)
-
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Apply the force for one step."""
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Apply the forces, `[num_envs, 1]`, for one step."""
         force = actions[:, 0]
         state = drive(state, force.clamp(-1.0, 1.0) * parameters["power"], parameters["gravity"])
-        arrived = (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
+        arrived = self.arrived(state, parameters)
         return state, arrived * 100.0 - 0.1 * force.square(), arrived
-
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return position and velocity."""
-        return torch.stack((state["position"], state["velocity"]), dim=-1)

@@ -6,11 +6,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
-from torch import Tensor
 
 from rl8x.envs.base import Env
-from rl8x.spaces import named_parts
+from rl8x.envs.registry import make
+from rl8x.spaces import element_of
 
 
 class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
@@ -34,24 +33,24 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in every copy; one seed is for all of them."""
+        """Start an episode in every copy; one seed is for all of them. Returns arrays, `[num_envs, ...]`."""
         if isinstance(seed, list):
             raise ValueError("NumpyEnv: rl8x environments take one seed for all copies; got a list.")
         obs, _ = self.env.reset(seed=seed, options=options)
-        return self._arrays(obs, self.single_observation_space), {}
+        return self._arrays(obs), {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Take one step in every copy."""
+        """Take one step in every copy; actions and results are arrays, `[num_envs, ...]`."""
         obs, rewards, terminated, truncated, info = self.env.step(actions)
         done: np.ndarray = info["_final_obs"].cpu().numpy()
         infos: dict[str, Any] = {}
         if done.any():
-            final = self._arrays(info["final_obs"], self.single_observation_space)
+            final = self._arrays(info["final_obs"])
             objects = np.full(self.num_envs, None, dtype=object)
             for row in done.nonzero()[0].tolist():
                 objects[row] = _row(final, row)
-            figures = {key: np.where(done, info["episode"][key].cpu().numpy(), 0) for key in ("r", "l")}
-            episode = figures | {f"_{key}": done for key in figures}
+            episode = {key: np.where(done, info["episode"][key].cpu().numpy(), 0) for key in ("r", "l")}
+            episode |= {"_r": done, "_l": done}
             infos = {
                 "final_obs": objects,
                 "_final_obs": done,
@@ -59,7 +58,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
                 "_final_info": done,
             }
         flags = terminated.cpu().numpy(), truncated.cpu().numpy()
-        return self._arrays(obs, self.single_observation_space), rewards.cpu().numpy(), *flags, infos
+        return self._arrays(obs), rewards.cpu().numpy(), *flags, infos
 
     def render(self) -> Any:
         """Render the copies, where the environment can."""
@@ -69,14 +68,14 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """Close the environment."""
         self.env.close(**kwargs)
 
-    def _arrays(self, obs: Any, space: spaces.Space[Any]) -> Any:
-        """Return observations as the batched space has them."""
-        if isinstance(space, spaces.Dict | spaces.Tuple):
-            parts = {key: self._arrays(obs[key], part) for key, part in named_parts(space)}
-            return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
-        assert isinstance(obs, Tensor)
-        # A copy, as an array on the CPU would share the memory of a state that the next step may go on with.
-        return obs.detach().to("cpu", copy=True).numpy()
+    def _arrays(self, obs: Any) -> Any:
+        """Return observations as the batched space has them.
+
+        Copies, as arrays on the CPU would share the memory of a state that the next step may go on with.
+        """
+        return element_of(
+            self.single_observation_space, obs, lambda _, part: part.detach().to("cpu", copy=True).numpy()
+        )
 
 
 def _row(obs: Any, row: int) -> Any:
@@ -87,6 +86,4 @@ def _row(obs: Any, row: int) -> Any:
 
 def make_vector_env(name: str, num_envs: int = 1, **kwargs: Any) -> NumpyEnv:
     """Make a built-in environment in arrays: an entry point for `gymnasium.register(..., vector_entry_point=...)`."""
-    from rl8x.envs.registry import make
-
     return NumpyEnv(make(name, num_envs, **kwargs))

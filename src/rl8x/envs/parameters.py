@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x import randomization
+from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, Grid, ParameterDistribution
 
 ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
@@ -135,36 +135,21 @@ def shown_value(value: object) -> object:
 
     A number stays one; the others become a text such as `Uniform(0.25, 1.0)` or `200 values from 0.25 to 1.0`.
     """
-    if isinstance(value, Mapping):
-        distribution = randomization.from_dict(value)
-        text = repr(distribution)
-        if len(text) <= _SHOWN_LENGTH or not isinstance(distribution, Choice | Grid):
-            return text
-        low, high = distribution.support
-        weighted = ", weighted" if isinstance(distribution, Choice) and distribution.weights is not None else ""
-        return f"{type(distribution).__name__} of {len(distribution.values)} values from {low} to {high}{weighted}"
-    if isinstance(value, list):
-        text = repr(value)
-        return text if len(text) <= _SHOWN_LENGTH else f"{len(value)} values from {min(value)} to {max(value)}"
-    return value
-
-
-def _check_grid(grid: Grid, num_envs: int, copies: str) -> None:
-    """Raise where a grid has more values than there are copies."""
-    if len(grid.values) > num_envs:
-        raise ValueError(
-            f"is a Grid of {len(grid.values)} values, but there are {num_envs} copies (`{copies}`), and each value "
-            f"needs one. Use {copies}={len(grid.values)} or more, or draw from the values with Choice."
-        )
+    shown: object = randomization.from_dict(value) if isinstance(value, Mapping) else value
+    if len(repr(shown)) <= _SHOWN_LENGTH or not isinstance(shown, Choice | Grid | list):
+        return repr(shown) if isinstance(value, Mapping | list) else value
+    values = shown if isinstance(shown, list) else shown.values
+    text = f"{len(values)} values from {min(values)} to {max(values)}"
+    if isinstance(shown, list):
+        return text
+    return f"{type(shown).__name__} of {text}" + (", weighted" if getattr(shown, "weights", None) is not None else "")
 
 
 def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:
     if not parameters:
         return f"{owner} has {name!r}, but this environment has no parameters."
-    near = difflib.get_close_matches(str(name), parameters, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     legal = ", ".join(f"{key} in {parameter.bounds}" for key, parameter in parameters.items())
-    return f"{owner} has no parameter {name!r}.{hint} Legal are {legal}."
+    return f"{owner} has no parameter {name!r}.{did_you_mean(name, parameters)} Legal are {legal}."
 
 
 def _resolve_value(
@@ -185,8 +170,11 @@ def _resolve_value(
         # From one dimension, so that a single copy's has stride 1.
         resolved.fixed[name] = numbers.to(device, torch.float32).reshape(-1).expand(num_envs)
         return numbers.tolist()
-    if isinstance(value, Grid):
-        _check_grid(value, num_envs, copies)
+    if isinstance(value, Grid) and len(value.values) > num_envs:
+        raise ValueError(
+            f"is a Grid of {len(value.values)} values, but there are {num_envs} copies (`{copies}`), and each value "
+            f"needs one. Use {copies}={len(value.values)} or more, or draw from the values with Choice."
+        )
     clipped = value.clipped(parameter.low, parameter.high)
     low, high = clipped.support
     if low < parameter.low or high > parameter.high:

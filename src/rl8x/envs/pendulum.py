@@ -6,14 +6,13 @@ Source: the equations are those of gymnasium/envs/classic_control/pendulum.py (G
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.envs.base import Env, Observation, Parameter, State
+from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
 
 MAX_SPEED = 8.0
 MAX_TORQUE = 2.0
@@ -40,15 +39,13 @@ class Pendulum(Env):
     default_time_limit = 200
     reset_noise = 2
 
-    def initial_state(self, parameters: Mapping[str, Tensor], noise: Tensor) -> State:
-        """Start at any angle, theta uniform in +-pi, with theta_dot uniform in +-1."""
+    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
+        """Start at any angle, theta uniform in +-pi, with theta_dot uniform in +-1, `[num_envs]` each."""
         theta, theta_dot = (noise * 2 - 1).unbind(-1)
         return {"theta": theta * math.pi, "theta_dot": theta_dot.contiguous()}
 
-    def transition(
-        self, state: State, actions: Tensor, parameters: Mapping[str, Tensor], noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
-        """Apply the torque for one step of a semi-implicit Euler scheme.
+    def transition(self, state: State, actions: Tensor, parameters: Parameters, noise: Tensor) -> Outcome:
+        """Apply the torques, `[num_envs, 1]`, for one step of a semi-implicit Euler scheme.
 
         theta_dot' = theta_dot + (3 g / (2 l) sin(theta) + 3 / (m l^2) torque) dt,  within +-8 rad/s
         theta'     = theta + theta_dot' dt
@@ -65,7 +62,7 @@ class Pendulum(Env):
         theta = theta - torch.floor((theta + math.pi) * (0.5 / math.pi)) * (2 * math.pi)
         return {"theta": theta, "theta_dot": theta_dot}, rewards, torch.zeros_like(rewards, dtype=torch.bool)
 
-    def observe(self, state: State, parameters: Mapping[str, Tensor]) -> Observation:
-        """Return cos(theta), sin(theta) and theta_dot."""
+    def observe(self, state: State, parameters: Parameters) -> Observation:
+        """Return cos(theta), sin(theta) and theta_dot, `[num_envs, 3]`."""
         theta = state["theta"]
         return torch.stack((theta.cos(), theta.sin(), state["theta_dot"]), dim=-1)

@@ -9,30 +9,12 @@ from typing import Any
 
 import gymnasium
 
-from rl8x.envs.acrobot import Acrobot
-from rl8x.envs.algo_trading import AlgoTrading
+from rl8x.envs import builtin
 from rl8x.envs.base import Env
-from rl8x.envs.cartpole import CartPole, CartPoleInfinite
-from rl8x.envs.dummy import ContinuousDummy, DiscreteDummy
 from rl8x.envs.gymnasium_env import GymnasiumEnv
-from rl8x.envs.mountain_car import MountainCar, MountainCarContinuous
-from rl8x.envs.pendulum import Pendulum
 from rl8x.importing import Trust, check_gymnasium_id, import_class, is_dotted, is_gymnasium_id
 
-BUILTIN: dict[str, type[Env]] = {
-    cls.__name__: cls
-    for cls in (
-        CartPole,
-        CartPoleInfinite,
-        Pendulum,
-        MountainCar,
-        MountainCarContinuous,
-        Acrobot,
-        AlgoTrading,
-        DiscreteDummy,
-        ContinuousDummy,
-    )
-}
+BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builtin.__all__}
 
 
 def resolve(name: str) -> type[Env]:

@@ -1,19 +1,24 @@
-"""What environments are told, what they carry from step to step, and what a step leads to."""
+"""What environments are given, what they carry from step to step, and what a step leads to."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
 State: TypeAlias = dict[str, Tensor]
 """What the physics needs from step to step, each `[num_envs, ...]`."""
+Parameters: TypeAlias = Mapping[str, Tensor]
+"""The values of the environment's parameters, float32 `[num_envs]` each, also where all copies have the same."""
+Outcome: TypeAlias = tuple[State, Tensor, Tensor]
+"""What a transition returns: the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`."""
 Observation: TypeAlias = "Tensor | dict[str, Observation]"
 """A tensor `[num_envs, *shape]`, or nested dicts of them for `Dict` and `Tuple` spaces."""
 Actions: TypeAlias = "Tensor | dict[str, Actions]"
 """A tensor `[num_envs, *shape]`, or nested dicts of them; the parts of a `Tuple` have the keys "0", "1", ..."""
 Carry: TypeAlias = dict[str, Any]
-"""All that changes from step to step: `state`, `parameters`, `elapsed` (int64) and `returns` (float32)."""
+"""All that changes from step to step: `state`, `parameters`, `elapsed` (int64 `[num_envs]`), `returns` (float32)."""
 
 
 class Step(NamedTuple):
@@ -34,6 +39,6 @@ class Step(NamedTuple):
     episode_lengths: Tensor
     """int64: the episode's steps up to this one, before the reset."""
     valid: Tensor | None = None
-    """bool, false for filler rows that are no experience; None where every row is experience."""
+    """bool, false for masked autoreset steps, which are no experience; None where every row is experience."""
     metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
-    """Further figures of the episode up to this step, before the reset, float32; NaN where there is none."""
+    """Further metrics of the episode up to this step, before the reset, float32; NaN where there is none."""

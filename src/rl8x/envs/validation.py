@@ -13,7 +13,16 @@ from torch import Tensor
 from rl8x.envs.base import Env
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
-from rl8x.spaces import check_mask, check_supported, map_tensors, named_parts, only_legal, sample_actions, torch_dtype
+from rl8x.spaces import (
+    check_mask,
+    check_supported,
+    map_tensors,
+    named_parts,
+    only_legal,
+    sample_actions,
+    torch_dtype,
+    where_rows,
+)
 
 STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
@@ -31,7 +40,7 @@ def validate(env: Env) -> None:
         env: The environment to check.
 
     Raises:
-        ValueError: If something disagrees; the message names the function and both shapes or types.
+        ValueError: If something does not fit; the message names the function and both shapes or types.
     """
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
@@ -47,15 +56,15 @@ class _Probe:
 
     def __init__(self, env: Env) -> None:
         self.env = copy.copy(env)
+        self.env.adopt_next_config()
         self.name = type(env).__name__
         self.num_envs = env.num_envs
         self.generator = torch.Generator(env.device).manual_seed(0)
-        self.attributes = {key: _snapshot(value) for key, value in vars(env).items()}
+        self.attributes = {key: _snapshot(value) for key, value in vars(self.env).items()}
 
     def run(self) -> None:
         """Start all copies and step them with random actions."""
         env = self.env
-        env.adopt_next_config()
         noise = self.noise()
         parameters = self.call("starting_parameters", noise)
         reset_noise = noise[:, env.step_noise : env.step_noise + env.reset_noise]
@@ -72,7 +81,7 @@ class _Probe:
             state, terminated = self.check_transition(result, before, actions)
             self.check_observation(self.call("observe", state, parameters), env.single_observation_space, "")
             self.check_metrics(self.call("measure", state, parameters))
-            state = {key: _where(terminated, fresh[key], value) for key, value in state.items()}
+            state = where_rows(terminated, fresh, state)
             obs = self.call("observe", state, parameters)
 
     def actions(self, obs: Any) -> Any:
@@ -85,7 +94,7 @@ class _Probe:
         return only_legal(actions, obs[ACTION_MASK], space)
 
     def noise(self) -> Tensor:
-        """Draw the noise of one step from the probe's generator."""
+        """Draw the noise of one step, `[num_envs, noise_width]`, from the probe's generator."""
         shape = (self.num_envs, self.env.noise_width)
         return torch.rand(shape, generator=self.generator, device=self.env.device)
 
@@ -118,8 +127,6 @@ class _Probe:
     def check_attributes(self, function: str) -> None:
         """Raise where a function changed an attribute: the change would survive neither compilation nor a resume."""
         for key, value in vars(self.env).items():
-            if key in ("_config", "_next_config"):
-                continue
             # A new attribute may be a cache that is filled once; what then changes is none.
             if not _same(value, self.attributes.setdefault(key, _snapshot(value))):
                 raise self.fault(
@@ -142,46 +149,47 @@ class _Probe:
                 need, got = f"{list(old.shape)} {old.dtype}", f"{list(value.shape)} {value.dtype}"
                 raise self.fault(function, f"must return state[{key!r}] as before, {need}; got {got}.")
 
-    def check_tensor(self, value: Any, function: str, what: str) -> None:
-        """Raise where a value is no tensor of `num_envs` rows on the environment's device."""
+    def check_tensor(
+        self, value: Any, function: str, what: str, need: tuple[list[int], torch.dtype] | None = None, of: str = ""
+    ) -> None:
+        """Raise where a value is no tensor of `num_envs` rows on the device, or not of the form needed."""
         if not isinstance(value, Tensor):
             raise self.fault(function, f"must return {what} as a tensor; got {type(value).__name__}.")
         if value.ndim == 0 or value.shape[0] != self.num_envs:
             raise self.fault(function, f"must return {what} as [{self.num_envs}, ...]; got {list(value.shape)}.")
         if value.device.type != self.env.device.type:
             raise self.fault(function, f"must return {what} on {self.env.device}; got {value.device}.")
+        if need is not None and need != (list(value.shape[1:]), value.dtype):
+            got = f"{list(value.shape)} {value.dtype}"
+            raise self.fault(function, f"must return {what} as {[self.num_envs, *need[0]]} {need[1]}{of}; got {got}.")
 
     def check_transition(
         self, result: Any, before: Mapping[str, Tensor], actions: Tensor | dict[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Check what `transition` returned; return the state and where it terminated."""
+        """Check what `transition` returned; return the state and where it terminated, `[num_envs]`."""
         if not isinstance(result, tuple) or len(result) != 3:
             got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
             raise self.fault("transition", f"must return (state, rewards, terminated); got {got}.")
         state, rewards, terminated = result
         self.check_state(state, "transition", before)
-        for what, value, dtype in (("rewards", rewards, torch.float32), ("terminated", terminated, torch.bool)):
-            self.check_tensor(value, "transition", what)
-            if list(value.shape) != [self.num_envs] or value.dtype != dtype:
-                need, got = f"[{self.num_envs}] {dtype}", f"{list(value.shape)} {value.dtype}"
-                raise self.fault("transition", f"must return {what} as {need}; got {got}.")
+        self.check_tensor(rewards, "transition", "rewards", ([], torch.float32))
+        self.check_tensor(terminated, "transition", "terminated", ([], torch.bool))
         if not bool(rewards.isfinite().all()):
-            bad = rewards[~rewards.isfinite()][0].item()
-            raise self.fault("transition", f"returned a reward of {bad} for random actions of shape {_shape(actions)}.")
+            reward = rewards[~rewards.isfinite()][0].item()
+            raise self.fault(
+                "transition", f"returned a reward of {reward} for random actions of shape {_shape(actions)}."
+            )
         if bool(terminated.any()) and not self.env.terminates:
             raise self.fault("transition", "said terminated, but the class says `terminates = False`; set it to True.")
         return state, terminated
 
     def check_metrics(self, metrics: Any) -> None:
-        """Raise where figures of a state are not those that the class names."""
+        """Raise where metrics of a state are not those that the class names."""
         if not isinstance(metrics, dict) or sorted(metrics) != sorted(self.env.metric_names):
             got = sorted(metrics) if isinstance(metrics, dict) else type(metrics).__name__
             raise self.fault("measure", f"must return a dict with {sorted(self.env.metric_names)}; got {got}.")
-        for name, figure in metrics.items():
-            self.check_tensor(figure, "measure", repr(name))
-            if figure.dtype != torch.float32 or figure.ndim != 1:
-                got = f"{list(figure.shape)} {figure.dtype}"
-                raise self.fault("measure", f"must return {name!r} as [{self.num_envs}] torch.float32; got {got}.")
+        for name, value in metrics.items():
+            self.check_tensor(value, "measure", repr(name), ([], torch.float32))
 
     def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
         """Raise where an observation is not of the declared space; a space with parts is checked part by part."""
@@ -194,21 +202,14 @@ class _Probe:
             for key, part in parts.items():
                 self.check_observation(obs[key], part, f"{path}[{key!r}]")
             return
-        self.check_tensor(obs, "observe", what)
-        shape, dtype = [self.num_envs, *(space.shape or ())], torch_dtype(space)
-        if list(obs.shape) != shape or obs.dtype != dtype:
-            need, got = f"{shape} {dtype}", f"{list(obs.shape)} {obs.dtype}"
-            raise self.fault("observe", f"must return {what} as {need}, by single_observation_space; got {got}.")
+        need = [*(space.shape or ())], torch_dtype(space)
+        self.check_tensor(obs, "observe", what, need, ", by single_observation_space")
         if obs.dtype.is_floating_point and bool(obs.isnan().any()):
             raise self.fault("observe", f"returned NaN in {what}.")
 
 
 def _shape(actions: Tensor | dict[str, Any]) -> object:
     return list(actions.shape) if isinstance(actions, Tensor) else sorted(actions)
-
-
-def _where(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
 
 
 def _snapshot(value: Any) -> Any:

@@ -17,19 +17,18 @@ from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.simulator import SimulatorEnv
 from rl8x.spaces import check_supported
 
 
-class VmasEnv(Env):
+class VmasEnv(SimulatorEnv):
     """Agents of VMAS worlds as copies that share a policy.
 
-    All agents must have the same spaces. Copy `agent * num_worlds + world` is an agent of a world. Its `info` figures
-    are averaged over episodes where `metrics` names them.
+    All agents must have the same spaces. Copy `agent * num_worlds + world` is an agent of a world. The values of its
+    `info` that `metrics` names are averaged over episodes.
     """
 
-    terminates: ClassVar[bool] = True
-    capturable: ClassVar[bool] = False
-    resumable: ClassVar[bool] = False
+    default_time_limit: ClassVar[int | None] = 200
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class VmasEnv(Env):
         *,
         device: torch.device | str = "cpu",
         seed: int | None = None,
-        time_limit: int | EllipsisType | None = 200,
+        time_limit: int | EllipsisType | None = ...,
         metrics: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
@@ -49,8 +48,8 @@ class VmasEnv(Env):
             num_envs: Copies, a multiple of the number of agents in a world.
             device: Where the worlds are simulated.
             seed: Seeds VMAS; None draws one.
-            time_limit: Steps until truncation, None for never.
-            metrics: Figures of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
+            time_limit: Steps until truncation, None for never; 200 where it is left out.
+            metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
             **kwargs: For `vmas.make_env`, and through it for the scenario.
 
         Raises:
@@ -80,34 +79,21 @@ class VmasEnv(Env):
         check_supported(self.single_action_space, "VmasEnv.single_action_space")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
-        self._next_seed: int | None = None
         self._made_from = scenario, {"metrics": metrics, **kwargs}
-        limit = 200 if isinstance(time_limit, EllipsisType) else time_limit
-        super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
+        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
         self.worlds = make_env(
             scenario, num_envs=self.num_worlds, device=str(device), terminated_truncated=True, **kwargs
         )
 
-    def _seed(self, seed: int | None) -> None:
-        super()._seed(seed)
-        self._next_seed = seed
-
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
-        """Reset all worlds."""
-        seed = None if self._next_seed is None else self._next_seed % 2**32  # more it does not take
+        """Reset all worlds; the first observation is `[num_envs, *]`."""
+        seed = None if self.next_seed is None else self.next_seed % 2**32  # more it does not take
         obs = self.worlds.reset(seed=seed)
-        self._next_seed = None
-        carry = {
-            "state": {},
-            "parameters": {},
-            "elapsed": torch.zeros(self.num_envs, dtype=torch.int64, device=self.device),
-            "returns": torch.zeros(self.num_envs, device=self.device),
-            "metrics": {},
-        }
-        return carry, self._joined(obs)
+        self.next_seed = None
+        return self.first_carry(metrics={}), self._joined(obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the worlds, which changes them: not pure, unlike the base class's."""
+        """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
         agents = [part.clone() for part in actions.unflatten(0, (self.num_agents, -1)).unbind(0)]
         obs, rewards, ended, _, infos = self.worlds.step(agents)
         returns = carry["returns"] + self._joined(rewards)
@@ -116,8 +102,8 @@ class VmasEnv(Env):
         truncated = elapsed >= self.time_limit if self.time_limit is not None else torch.zeros_like(terminated)
         # Agents of a world begin and end together.
         done = terminated | truncated
-        told = [name for name in self.metric_names if name in infos[0]]
-        info = {name: self._joined([info[name].reshape(self.num_worlds, -1)[:, 0] for info in infos]) for name in told}
+        names = [name for name in self.metric_names if name in infos[0]]
+        info = {name: self._joined([info[name].reshape(self.num_worlds, -1)[:, 0] for info in infos]) for name in names}
         metrics = self.episode_metrics.update(carry["metrics"], info, None, torch.ones_like(done))
         final_obs = next_obs = self._joined(obs)
         over = done[: self.num_worlds].nonzero().squeeze(1).tolist()
@@ -125,23 +111,12 @@ class VmasEnv(Env):
             self.worlds.reset_at(world, return_observations=False)
         if over:
             next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
-        figures = self.episode_metrics.figures(metrics)
-        step = Step(next_obs, self._joined(rewards), terminated, truncated, final_obs, returns, elapsed, None, figures)
-        next_carry = {
-            "state": {},
-            "parameters": {},
-            "elapsed": elapsed.masked_fill(done, 0),
-            "returns": returns.masked_fill(done, 0.0),
-            "metrics": self.episode_metrics.restarted(metrics, done),
-        }
-        return next_carry, step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the seeding; the worlds' own state is not taken."""
-        return super().state_dict() | {"carry": None}
+        values = self.episode_metrics.values(metrics)
+        step = Step(next_obs, self._joined(rewards), terminated, truncated, final_obs, returns, elapsed, None, values)
+        return self.next_carry(done, elapsed, returns, metrics=self.episode_metrics.restarted(metrics, done)), step
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make other worlds of a scenario that VMAS knows by name, at most 128 copies unless told how many."""
+        """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""
         scenario, options = self._made_from
         if not isinstance(scenario, str):
             return None  # it keeps its world
