@@ -135,7 +135,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def merge(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
-        """Take in the moments of other rows, for example those that another process has seen.
+        """Take in the moments of other rows: their count, 0-d, and mean and variance, `[*shape]`.
 
         M = M_a + M_b + (mean_b - mean_a)^2 * n_a * n_b / n,    M = n * var
         """
@@ -165,7 +165,7 @@ class RunningMoments(nn.Module):
         return normalized if clip is None else normalized.clamp(-clip, clip)
 
     def denormalize(self, values: Tensor) -> Tensor:
-        """Undo `normalize` (where nothing was clipped)."""
+        """Undo `normalize` of `[..., *shape]`, where nothing was clipped."""
         return values * self.std.to(values.dtype) + self.mean.to(values.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMoments:

@@ -1,7 +1,7 @@
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.execution.hoisting import COMPUTED, hoist_single_numbers
+from rl8x.execution.hoisting import COMPUTED, hoist_scalars
 
 
 def clipped(vector, limit, few):
@@ -12,7 +12,7 @@ def clipped(vector, limit, few):
 
 def hoisted(function, *tensors):
     record = make_fx(function)(*tensors)
-    hoist_single_numbers(record)
+    hoist_scalars(record)
     return record, [node for node in record.graph.nodes if node.target is COMPUTED]
 
 

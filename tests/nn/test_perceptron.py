@@ -98,7 +98,7 @@ def test_modules_are_called_where_more_than_plain_training_is_meant():
     assert seen == [True] * 3
 
 
-def test_a_loss_that_differentiates_itself_is_recorded_without_operators_that_a_compiler_refuses(monkeypatch):
+def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_compiler_refuses(monkeypatch):
     monkeypatch.setattr(products, "has_fast_linear", lambda: True)
     mlp, x = MLP([128, 256, 256, 1]), torch.randn(1024, 128)
 

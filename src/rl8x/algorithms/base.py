@@ -46,7 +46,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     )
     precision: Precision = option(
         "fp32",
-        "Precision of the policy's matrix products: 'fp32', 'tf32' (CUDA), or 'bf16' (for machines that have it).",
+        "Precision of the policy's matmuls: 'fp32', 'tf32' (CUDA), or 'bf16' (for machines that have it).",
         choices=PRECISIONS,
     )
 

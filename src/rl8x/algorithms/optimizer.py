@@ -79,12 +79,12 @@ class Adam(Rule):
         return options | {"decoupled_weight_decay": options.pop("decoupled")}
 
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the running means of gradients and of their squares, and how many steps were taken."""
+        """Return the running means of gradients and of their squares, `[size]`, and the steps taken so far, `[1]`."""
         vectors = {name: torch.zeros_like(weights) for name in ("exp_avg", "exp_avg_sq")}
         return vectors | {STEP: weights.new_zeros(1)}
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Move the weights by the rule above."""
+        """Move the weights, `[size]`, by the rule above."""
         first, second, step = moments
         beta1, beta2 = self.betas
         if self.weight_decay and self.decoupled:
@@ -115,11 +115,11 @@ class SGD(Rule):
         return super().options() | {"dampening": 0.0}
 
     def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the running sum of gradients, where there is momentum."""
+        """Return the running sum of gradients, `[size]`, where there is momentum."""
         return {"momentum_buffer": torch.zeros_like(weights)} if self.momentum else {}
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Move the weights by the rule above."""
+        """Move the weights, `[size]`, by the rule above."""
         if self.weight_decay:
             gradient = gradient + self.weight_decay * weights
         direction = gradient
@@ -215,10 +215,10 @@ class FlatOptimizer:
             weights = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
             gradient = torch.zeros_like(weights)
             views = zip(self.views, self.split(weights), self.split(gradient), strict=True)
-            for parameter, values, slopes in views:
+            for parameter, values, gradients in views:
                 values.copy_(parameter)
                 parameter.data = values
-                parameter.grad = slopes
+                parameter.grad = gradients
         return weights, gradient
 
     def split(self, vector: Tensor) -> list[Tensor]:

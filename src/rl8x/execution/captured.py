@@ -99,7 +99,7 @@ def capture_cuda(function: Callable[[], Sequence[Tensor]]) -> tuple[Callable[[],
     """Capture what a function does on a CUDA device, after running it a few times.
 
     Returns:
-        What replays it, and where its results are after each replay.
+        What replays it, and the tensors that hold its results after each replay, in the function's shapes.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Functions of tensors compiled by Inductor: recorded first, so that no Python is left in what is compiled."""
+"""Functions of tensors compiled by Inductor: traced first, so that no Python is left in what is compiled."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import matmul
-from rl8x.execution.hoisting import hoist_single_numbers
+from rl8x.execution.hoisting import hoist_scalars
 from rl8x.execution.loops import OPERATORS, Loop, looped
 from rl8x.execution.memory import keep_small_blocks
 from rl8x.execution.programs import ProgramError
 
-# Inductor caches loops only where it is told that they may be: ours hold nothing but what is in their record.
+# Inductor caches loops only where they are marked as cacheable: ours hold nothing but what is in their graph.
 _CACHED_LOOPS: Final = {"unsafe_marked_cacheable_functions": dict.fromkeys(OPERATORS, torch.__version__)}
 
 
 class CompiledProgram:
     """A function of tensors, compiled once for every layout of its arguments.
 
-    What is recorded has no Python left in it, so Inductor gets it as it is, without the guards that `torch.compile`
+    A traced graph has no Python left in it, so Inductor gets it as it is, without the guards that `torch.compile`
     would check at every call: they cost as much as an update of a small minibatch. On the CPU a whole program is one
     call into C++.
 
     Args:
         function: As `Execution.program` takes it.
-        compiles: Whether what is recorded is compiled, or run as it is, for comparison.
+        compiles: Whether the traced graph is compiled, or run as it is, for comparison.
     """
 
     def __init__(self, function: Callable[..., Sequence[Tensor]], *, compiles: bool = True) -> None:
@@ -50,40 +50,40 @@ class CompiledProgram:
         if not self.compiles:
             return _Ready(*self.trace(tensors))
         try:
-            record, read = self.trace(tensors)
+            graph, read = self.trace(tensors)
             with torch.no_grad():
-                return _Ready(self._compile(record, [*tensors, *read]), read)
+                return _Ready(self._compile(graph, [*tensors, *read]), read)
         except Exception as error:
             raise ProgramError("compile", error) from error
 
     def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-        """Record what the function does with tensors laid out like these, without touching them.
+        """Trace the function with tensors laid out like these, `[*]` each, without touching them.
 
         Returns:
-            The record, and the tensors that the function read beside its arguments, such as weights; the record takes
+            The graph, and the tensors that the function read beside its arguments, such as weights; the graph takes
             them as further arguments, since a compiler would take their present values for constants.
         """
-        # Asked now: what is called below is recorded, and has no values to compare.
+        # Probed now: what is called below is traced, and has no values to compare.
         _ = matmul.has_fast_linear() and matmul.lower_linear()
         copies = [tensor.detach().clone() for tensor in tensors]
         graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
         read = _lift(graph)
-        # Recorded once more: the compiler wants to know of every argument what only a recording tells.
-        record = make_fx(graph, decomposition_table=matmul.DECOMPOSITIONS if self.compiles else None)
-        recorded: torch.fx.GraphModule = record(*copies, *[tensor.clone() for tensor in read])
+        # Traced once more: the compiler needs metadata of every argument, which only tracing gives.
+        lifted = make_fx(graph, decomposition_table=matmul.DECOMPOSITIONS if self.compiles else None)
+        traced: torch.fx.GraphModule = lifted(*copies, *[tensor.clone() for tensor in read])
         if all(tensor.device.type == "cpu" for tensor in (*copies, *read)):
-            hoist_single_numbers(recorded)
-        return recorded, read
+            hoist_scalars(traced)
+        return traced, read
 
     @staticmethod
-    def _compile(record: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    def _compile(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         on_cpu = all(tensor.device.type == "cpu" for tensor in examples)
         if on_cpu:
             keep_small_blocks()
         # The number of threads is written into the code: as a setting it is part of the compiler's cache key.
         patches = {"cpp_wrapper": True, "cpp.threads": torch.get_num_threads(), **_CACHED_LOOPS} if on_cpu else {}
         return torch._inductor.standalone_compile(
-            record, list(examples), dynamic_shapes="from_example_inputs", options={"config_patches": patches}
+            graph, list(examples), dynamic_shapes="from_example_inputs", options={"config_patches": patches}
         )
 
 
@@ -100,14 +100,14 @@ class CompiledLoop(CompiledProgram):
         self.loop = loop
 
     def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-        """Record a loop of what the function does with one item."""
+        """Trace a loop of what the function does with one item; tensors as the loop takes them, items `[n, *]`."""
         first = self.loop.first(tensors)
-        record, read = super().trace(first)
-        results = record(*[tensor.clone() for tensor in (*first, *read)])
+        graph, read = super().trace(first)
+        results = graph(*[tensor.clone() for tensor in (*first, *read)])
         read = [*read, torch.ones((), dtype=torch.bool)]
-        function = looped(record, self.loop, len(tensors) - self.loop.num_items, results)
+        function = looped(graph, self.loop, len(tensors) - self.loop.num_items, results)
         copies = [tensor.detach().clone() for tensor in (*tensors, *read)]
-        # What an operator of a loop returns while it is recorded has shapes but no values.
+        # What an operator of a loop returns while it is traced has shapes but no values.
         return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*copies), read
 
 
@@ -118,18 +118,18 @@ class _Ready(NamedTuple):
     read: Sequence[Tensor]
 
 
-def _lift(record: torch.fx.GraphModule) -> list[Tensor]:
-    """Turn the tensors that a record holds into further arguments, and return them in order."""
-    graph, lifted = record.graph, list[Tensor]()
+def _lift(traced: torch.fx.GraphModule) -> list[Tensor]:
+    """Turn the tensors that a traced module holds into further arguments, and return them in order."""
+    graph, lifted = traced.graph, list[Tensor]()
     nodes: dict[Any, torch.fx.Node] = {}
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         if node.target not in nodes:
             with graph.inserting_after(last):
                 last = nodes[node.target] = graph.placeholder(f"read_{len(lifted)}")
-            lifted.append(getattr(record, node.target).detach())
-            delattr(record, node.target)
+            lifted.append(getattr(traced, node.target).detach())
+            delattr(traced, node.target)
         node.replace_all_uses_with(nodes[node.target])
         graph.erase_node(node)
-    record.recompile()
+    traced.recompile()
     return lifted

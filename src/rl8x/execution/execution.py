@@ -35,7 +35,7 @@ class Execution:
     Args:
         mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
             elsewhere eager, since compiling costs seconds that only longer runs earn back.
-        precision: `"fp32"`; `"tf32"`: products in TF32 on CUDA; `"bf16"`: products in bfloat16, all else in float32.
+        precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, all else in float32.
         device: Where the programs run.
 
     Attributes:
@@ -64,7 +64,7 @@ class Execution:
             keep_freed_memory()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which a policy's products run in the chosen precision."""
+        """Return the context in which a policy's matmuls run in the chosen precision."""
         if self.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)

@@ -1,6 +1,6 @@
-"""Single numbers in compiled programs on the CPU: each is computed once, and not again for every number it meets.
+"""Scalars in compiled programs on the CPU: each is computed once, and not again for every element that it scales.
 
-Inductor writes what a single number depends on into the loop over the vector that it scales. That loop also writes
+Inductor writes what a scalar depends on into the loop over the vector that it scales. That loop also writes
 memory, so the C++ compiler must take it that the number may change from one element to the next: clipping, and Adam's
 correction of its bias, then cost two square roots and three divisions for every 16 weights.
 """
@@ -22,10 +22,10 @@ _LIBRARY.impl("computed", torch.clone, "CompositeExplicitAutograd")
 COMPUTED: Final = torch.ops.rl8x.computed.default
 
 
-def hoist_single_numbers(record: torch.fx.GraphModule) -> None:
-    """Have a record compute single numbers by themselves where an operation on many would compute them for each."""
+def hoist_scalars(traced: torch.fx.GraphModule) -> None:
+    """Have a traced graph materialise each scalar that scales a vector, instead of recomputing it per element."""
     lower_computed()
-    graph = record.graph
+    graph = traced.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or not _is_computed(node):
             continue
@@ -37,7 +37,7 @@ def hoist_single_numbers(record: torch.fx.GraphModule) -> None:
         computed.meta.update(node.meta)
         for user in users:
             user.replace_input_with(node, computed)
-    record.recompile()
+    traced.recompile()
 
 
 def _is_computed(node: torch.fx.Node) -> bool:
@@ -55,7 +55,7 @@ def _numel(node: torch.fx.Node) -> int:
 
 @functools.cache
 def lower_computed() -> None:
-    """Tell Inductor to give the operator's result memory of its own."""
+    """Register the operator's lowering with Inductor: its result gets memory of its own."""
     from torch._inductor.lowering import clone, register_lowering
 
     @register_lowering(COMPUTED, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]

@@ -1,4 +1,4 @@
-"""A function called for one item after the other: by Python, or as one operator, so that nothing of Python is between.
+"""Runs a step function over a sequence: in Python, or as one `scan` or `while_loop` operator.
 
 Where a loop may end early it becomes torch's `while_loop`, else its `scan`, which writes each result to its place.
 """
@@ -62,21 +62,21 @@ class Loop:
         return [torch.where(going, result, torch.zeros_like(result)) for result in results]
 
     def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return what the function is called with first."""
+        """Return what the function is called with first: the tensors that the loop takes, of items `[n, *]` slice 0."""
         return [*tensors[: -self.num_items], *[items[0] for items in tensors[-self.num_items :]]]
 
 
-def looped(record: Function, loop: Loop, num_given: int, results: Sequence[Tensor]) -> Function:
+def looped(graph: Function, loop: Loop, num_given: int, results: Sequence[Tensor]) -> Function:
     """Return the loop as a function of tensors around one operator.
 
     Args:
-        record: Does what the loop's function does; it takes further tensors after the item, which it reads.
+        graph: Does what the loop's function does; it takes further tensors after the item, which it reads.
         loop: The loop.
         num_given: How many tensors it takes before the items.
-        results: What the record returns for an item, of which only the shapes matter.
+        results: What the graph returns for an item, of which only the shapes matter.
 
     Returns:
-        Takes what the loop takes, what the record reads, and last a 0-d bool that is true.
+        Takes what the loop takes, what the graph reads, and last a 0-d bool that is true.
     """
     n, last = loop.num_state, num_given + loop.num_items
     around = _ending if loop.ends else _scanned
@@ -89,7 +89,7 @@ def looped(record: Function, loop: Loop, num_given: int, results: Sequence[Tenso
             *others, true = others
             # A body may not write to what it was given.
             after = [tensor.clone() for tensor in before]
-            found = record(*after, *others[: len(given)], *item, *others[len(given) :])
+            found = graph(*after, *others[: len(given)], *item, *others[len(given) :])
             # Two tensors of the state that are always equal, such as an observation that is the physics, must not
             # become one: Inductor's loop would hand the one on and have none for the other.
             return [[torch.where(true, new, old) for new, old in zip(after, before, strict=True)], found]

@@ -1,4 +1,4 @@
-"""Products of matrices on the CPU: each in the way in which the machine does it fastest.
+"""CPU matmul kernels, chosen by shape and processor.
 
 What an update multiplies is either large, and nearly all its time goes there, or thin, such as the first layer of four
 numbers or the head of one value, where a call into a library costs more than the arithmetic.
@@ -28,7 +28,7 @@ _LARGE_TRANSPOSED: Final = 2**24
 # Rows, terms and columns from which oneDNN is the faster one in eager execution too, where it fuses with nothing.
 _WIDE: Final = 128
 
-# Columns up to which MKL is up to seven times faster with the slope of a weight if it computes the transposed one.
+# Columns up to which MKL is up to seven times faster with the gradient of a weight if it computes the transposed one.
 _NARROW: Final = 16
 
 _LIBRARY: Final[Any] = torch.library.Library("rl8x", "DEF")  # type: ignore[no-untyped-call]
@@ -80,14 +80,14 @@ def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply matrices of float32 numbers on the CPU, `[rows, terms]` by `[terms, columns]`; not recorded."""
+    """Multiply matrices of float32 numbers on the CPU, `[rows, terms]` by `[terms, columns]`; not while tracing."""
     if _is_wide(left, right.shape[1]) and left.is_contiguous() and has_fast_linear():
         return linear(left, right.t(), bias)
     return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
 def multiply_transposed(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply `[terms, rows]`, transposed, by `[terms, columns]`, as the slope of a linear layer's weight is."""
+    """Multiply `[terms, rows]`, transposed, by `[terms, columns]`, as the gradient of a linear layer's weight is."""
     if right.shape[1] <= _NARROW:
         return torch.mm(right.t(), left).t().contiguous()
     if _is_wide(left.t(), right.shape[1]) and has_fast_linear():
@@ -99,10 +99,10 @@ def _is_wide(left: Tensor, columns: int) -> bool:
     return min(*left.shape, columns) >= _WIDE and left.numel() * columns >= _LARGE
 
 
-def is_recorded() -> bool:
-    """Say whether what is called now is recorded or transformed, and not simply done."""
+def is_traced() -> bool:
+    """Say whether what is called now is traced or transformed, and not simply executed."""
     # There are no public names for torch.func's transforms, nor for the modes by which make_fx and fake tensors see
-    # each operation. Without them, whatever is asked for may be recorded.
+    # each operation. Without them, whatever is called may be traced.
     transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
     seen: int = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)()
     return transformed or seen > 0 or torch.compiler.is_compiling()
@@ -136,10 +136,10 @@ LINEAR: Final = torch.ops.rl8x.linear.default
 
 @functools.cache
 def has_fast_linear() -> bool:
-    """Probe once whether oneDNN's products can be had, and are the faster ones here.
+    """Probe once whether oneDNN's matmul kernels can be had, and are the faster ones here.
 
     By the processor and not by a clock: the same run must choose the same on every day, to the last bit. MKL, which
-    torch's own products use, has its best kernels for Intel's processors; on AMD's, oneDNN is the faster one, by a
+    torch's own matmul uses, has its best kernels for Intel's processors; on AMD's, oneDNN is the faster one, by a
     tenth on Zen 4 and twice on Zen 5.
     """
     cpu = Path("/proc/cpuinfo")
@@ -154,7 +154,7 @@ def has_fast_linear() -> bool:
 
 @functools.cache
 def lower_linear() -> bool:
-    """Tell Inductor how to call `rl8x::linear` from C++; its own lowering takes constant weights only.
+    """Register with Inductor how to call `rl8x::linear` from C++; its own lowering takes constant weights only.
 
     Apart from the probe, since eager execution has no use for Inductor, whose import takes a second.
 

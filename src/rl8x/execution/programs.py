@@ -66,13 +66,13 @@ class Layout(NamedTuple):
         return sum(self.is_tensor)
 
     def tree(self, tensors: Sequence[Tensor]) -> Any:
-        """Put a tree together."""
+        """Put a tree together from its tensors, in the order and shapes of `flat_of`."""
         rest = iter(tensors)
         return tree_unflatten([next(rest) if is_tensor else None for is_tensor in self.is_tensor], self.structure)
 
 
 def flat_of(tree: Any) -> tuple[Layout, list[Tensor]]:
-    """Take a tree apart; its tensors get the usual strides, so that a program need not be made for others."""
+    """Take a tree apart; its tensors keep their shapes and get the usual strides, so that one program serves all."""
     leaves, structure = tree_flatten(tree)
     layout = Layout(structure, [leaf is not None for leaf in leaves])
     return layout, [row_major(leaf) for leaf in leaves if leaf is not None]

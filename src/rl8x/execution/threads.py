@@ -60,7 +60,7 @@ class Threads:
         """Use one thread for what is too small to be shared: threads would wait for each other longer.
 
         Args:
-            work: Rows times weights of a matrix product.
+            work: Rows times weights of a matmul.
         """
         with self._set(torch.get_num_threads() if self.shares(work) else 1):
             yield
@@ -73,7 +73,7 @@ class Threads:
         Workers have their own rows from the first operation to the last; each runs its operations on one thread.
 
         Args:
-            work: Rows times weights of a matrix product.
+            work: Rows times weights of a matmul.
         """
         shares = work > _SHARED_WORK_EAGER if self._eager else self.shares(work)
         count = torch.get_num_threads() if self._on_cpu and shares else 1

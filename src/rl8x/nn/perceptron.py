@@ -58,7 +58,7 @@ def trained_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | Non
         or one of them is not a plain linear layer, ReLU or tanh without hooks.
     """
     direct = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == torch.float32
-    if not direct or torch.is_autocast_enabled("cpu") or products.is_recorded():
+    if not direct or torch.is_autocast_enabled("cpu") or products.is_traced():
         return None
     layers: list[Layer] = []
     for module in modules:

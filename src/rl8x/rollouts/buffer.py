@@ -34,7 +34,7 @@ class Rollout:
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """All buffers, the policy's states too."""
+        """All buffers, `[horizon + 1, num_envs, ...]`, and the states, `[horizon / state_every, num_envs, ...]`."""
         return self.tensors | {f"{keys.STATES}/{name}": state for name, state in self.states.items()}
 
     def __getitem__(self, key: str) -> Tensor:

@@ -95,16 +95,16 @@ def reduce_horizons(horizons: list[Mapping[str, float]]) -> dict[str, float]:
     reduced = {}
     for name in names:
         values = [horizon[name] for horizon in horizons if name in horizon]
-        figure = name.rsplit("/", 1)[-1]
+        statistic = name.rsplit("/", 1)[-1]
         if any(math.isnan(value) for value in values):  # which min() and max() would hide, or not, by their order
             reduced[name] = math.nan
-        elif figure == "min":
+        elif statistic == "min":
             reduced[name] = min(values)
-        elif figure == "max":
+        elif statistic == "max":
             reduced[name] = max(values)
-        elif figure == "mean":
+        elif statistic == "mean":
             reduced[name] = sum(values) / len(values)
-        elif figure == "std":
+        elif statistic == "std":
             reduced[name] = (sum(value * value for value in values) / len(values)) ** 0.5
         else:
             reduced[name] = sum(values)
@@ -132,7 +132,7 @@ def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
 
     Args:
         values: Numbers of any shape; what stands outside of the mask, NaN too, has no influence.
-        mask: Which of them count, of the same shape, bool. Where none does, all four figures are NaN.
+        mask: Which of them count, of the same shape, bool. Where none does, all four are NaN.
     """
     values = values.to(torch.float32) if not values.is_floating_point() else values
     count = mask.sum()
@@ -159,8 +159,8 @@ def collect_stats(
         ended: Where an episode ended, `[horizon, num_envs]`, bool.
         episode_returns: Return of the episode so far, `[horizon, num_envs]`; read where it ended.
         episode_lengths: Its length so far in steps, `[horizon, num_envs]`; read where it ended.
-        valid: Which rows are experience, `[horizon, num_envs]`, bool; None is all. Filler rows have reward 0.
-        metrics: Further figures of the episode so far, each `[horizon, num_envs]`; NaN where there is none.
+        valid: Which rows are experience, `[horizon, num_envs]`, bool; None is all. Masked steps have reward 0.
+        metrics: The environment's own metrics of the episode so far, `[horizon, num_envs]` each; NaN where missing.
     """
     if valid is not None:
         ended = ended & valid
@@ -177,30 +177,38 @@ def collect_stats(
 
 
 def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, Number], dict[str, tuple[str, ...]]]:
-    """Average figures over the episodes that ended, as far as they have them; return values and counts for `Stats`."""
+    """Average an environment's own metrics over the episodes that ended and have them.
+
+    Args:
+        metrics: Each `[*]`, NaN where there is none.
+        ended: Where an episode ended, `[*]`, bool.
+
+    Returns:
+        Means and counts, 0-d, as `Stats` takes them.
+    """
     values: dict[str, Number] = {}
     counts: dict[str, tuple[str, ...]] = {}
-    for name, figures in metrics.items():
+    for name, found in metrics.items():
         (metric,) = keys.info_metrics([name])
-        told = ended & ~figures.isnan()
-        count = told.sum()
-        values |= {metric: torch.where(told, figures, 0.0).sum() / count, f"_count/{metric}": count}
+        counted = ended & ~found.isnan()
+        count = counted.sum()
+        values |= {metric: torch.where(counted, found, 0.0).sum() / count, f"_count/{metric}": count}
         counts[f"_count/{metric}"] = (metric,)
     return values, counts
 
 
 def stacked_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the figures of each step, `[horizon, num_envs]`; NaN in steps before one was first told."""
-    found = {name: figure for step in steps for name, figure in step.items()}
+    """Stack the metrics of each step, each `[num_envs]`, to `[horizon, num_envs]`; NaN in steps that have none."""
+    found = {name: value for step in steps for name, value in step.items()}
     return {
-        name: torch.stack([step.get(name, torch.full_like(figure, math.nan)) for step in steps])
-        for name, figure in found.items()
+        name: torch.stack([step.get(name, torch.full_like(value, math.nan)) for step in steps])
+        for name, value in found.items()
     }
 
 
-def named(group: str, figures: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
-    """Pair the four figures of a summary with their metric names."""
-    return dict(zip(keys.summary(group), figures, strict=True))
+def named(group: str, values: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+    """Pair the four values of a summary, 0-d, with their metric names."""
+    return dict(zip(keys.summary(group), values, strict=True))
 
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
@@ -219,7 +227,7 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Look at what a rollout gathered.
 
     Args:
-        rollout: Its tensors, by the keys of a rollout.
+        rollout: Its tensors, by the keys of a rollout, each `[horizon + 1, num_envs, ...]`.
     """
     found = {
         f"finite/{quantity}": any_not_finite(value for name, value in rollout.items() if name.split("/")[0] in names)
@@ -231,7 +239,7 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
-    """Tell where the final observation of an episode that was cut is not finite, which a rollout shows by its value.
+    """Find where the final observation of a truncated episode is not finite, which a rollout shows by its value.
 
     Args:
         values: Of the observations acted on, any shape. Where these are NaN too, weights are to blame.

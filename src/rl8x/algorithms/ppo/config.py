@@ -64,13 +64,13 @@ class PPOConfig(OnlineConfig):
     max_grad_norm: float | None = option(
         5.0, "Largest L2 norm of the gradient over all weights. None does not clip.", above=0.0
     )
-    num_sgd_iters: int = option(4, "Passes over a collect's data in one step.", low=1)
+    num_sgd_iters: int = option(4, "Epochs of a step: passes over a collect's data.", low=1)
     sgd_minibatch_size: int | None = option(
         None, "Transitions of a minibatch; it must divide num_envs * horizon. None is all of them.", low=1
     )
     shuffle_minibatches: bool = option(True, "Whether each pass draws a fresh order of the data.")
     accumulate_grads: bool = option(
-        False, "Whether the gradients of all minibatches of a pass make one optimizer step."
+        False, "Whether the gradients of all minibatches of an epoch make one optimizer step."
     )
     normalize_advantages: bool = option(
         True, "Whether a collect's advantages are shifted and scaled to mean 0 and std 1."

@@ -137,7 +137,7 @@ class SequencePack:
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
     def gather(self, rows: Rows) -> tuple[Batch, Batch]:
-        """Take sequences by their numbers, and name what they hold."""
+        """Take sequences by their numbers, `[batch]`, and name what they hold; returns what `unpack` does."""
         return self.unpack(self.take(rows))
 
 

@@ -196,7 +196,7 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
         rollout, horizon = self.rollout, self.config.horizon
         valid = rollout.tensors.get(keys.VALID)
         valid = None if valid is None else valid[:horizon]
-        # Only simulators have filler rows, and they step on the host: counting there costs an accelerator nothing else.
+        # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
         self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
         return collect_stats(
             rollout[keys.REWARDS][:horizon],

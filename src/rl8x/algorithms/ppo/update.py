@@ -226,7 +226,7 @@ class Updater:
         return self._scales[size]
 
     def _rows_or_data(self, rows: Rows) -> list[Tensor]:
-        """Return what tells a program its chunk: the rows to gather, or where it cannot do that the data themselves."""
+        """Return what a program gets of its chunk: the rows to gather, or the data where it cannot gather."""
         return self.pack.take(rows) if isinstance(rows, slice) or self.pack.wide else [rows]
 
     def _taken(self, tensors: Sequence[Tensor]) -> list[Tensor]:
