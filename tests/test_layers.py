@@ -1,53 +1,175 @@
-"""Imports point down the layers of docs/architecture.md; MLflow is imported in tracking/ alone."""
+"""Imports point strictly down the layers of docs/architecture.md; only tracking/ imports MLflow; private is private."""
 
 import ast
+import functools
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "rl8x"
-LAYERS = [
-    {"keys", "names", "spaces", "trees", "importing", "plain_yaml", "output", "disk", "_version"},
-    {"execution"},
-    {"envs", "models", "nn", "distributions", "functional", "schedules", "randomization"},
-    {"policy", "rollouts", "video"},
-    {"algorithms"},
-    {"trainers", "conditions", "tracking", "checkpoint"},
-    {"cli", "config"},
+
+# Each part with the others of its layer that it may import; all layers below are open to it.
+LAYERS: list[dict[str, set[str]]] = [
+    {
+        "_version": set(),
+        "keys": set(),
+        "names": set(),
+        "trees": set(),
+        "output": set(),
+        "disk": set(),
+        "plain_yaml": set(),
+        "spaces": set(),
+        "importing": set(),
+    },
+    {"execution": set()},
+    {
+        "functional": set(),
+        "schedules": set(),
+        "randomization": set(),
+        "nn": set(),
+        "models": {"nn"},
+        "distributions": {"nn"},
+        "envs": {"randomization"},
+    },
+    {"policy": set(), "rollouts": {"policy"}, "video": {"policy", "rollouts"}},
+    {"algorithms": set()},
+    {
+        "tracking": set(),
+        "conditions": set(),
+        "checkpoint": {"conditions", "tracking"},
+        "trainers": {"checkpoint", "conditions", "tracking"},
+    },
+    {"config": set(), "cli": {"config"}},
 ]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+BESIDE = {part: beside for parts in LAYERS for part, beside in parts.items()}
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> list[str]:
-    found = []
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+# Of the root only names are imported, which it loads when they are first used.
+INNER = {name: path for name, path in MODULES.items() if name != "rl8x"}
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
+    """Return what a file imports, imports for type checking and inside functions included."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(found)
+
+
+def modules_imported(path: Path) -> set[str]:
+    """Return the modules of rl8x that a file imports, or from which it imports names."""
+    found = set()
+    for name in imported(path):
+        if name.startswith("rl8x."):
+            found.add(name if name in MODULES else name.rpartition(".")[0])
+    return found - {name_of(path)}
+
+
+@pytest.mark.parametrize("module", INNER)
+def test_imports_point_down(module: str) -> None:
+    part = part_of(module)
+    assert part in LEVEL, f"{part} has no layer"
+    for target in modules_imported(INNER[module]) - {"rl8x"}:
+        other = part_of(target)
+        allowed = other == part or LEVEL[other] < LEVEL[part] or other in BESIDE[part]
+        assert allowed, f"{module} imports {target}"
+
+
+def test_every_edge_inside_a_layer_is_used() -> None:
+    used: dict[str, set[str]] = {part: set() for part in LEVEL}
+    for module, path in INNER.items():
+        used[part_of(module)] |= {part_of(target) for target in modules_imported(path) - {"rl8x"}}
+    for part, beside in BESIDE.items():
+        assert beside <= used[part], f"{part} does not import {beside - used[part]}"
+
+
+def circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Return the sets of modules that import each other, directly or through others."""
+    reached: dict[str, set[str]] = {}
+    for start in edges:
+        seen, left = set[str](), list(edges[start])
+        while left:
+            module = left.pop()
+            if module not in seen:
+                seen.add(module)
+                left += edges.get(module, ())
+        reached[start] = seen
+    found: list[set[str]] = []
+    for module, others in reached.items():
+        circle = {other for other in others if module in reached.get(other, ())}
+        if circle and circle not in found:
+            found.append(circle)
     return found
 
 
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.name != "__init__.py"]
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_down(path: Path) -> None:
-    part = part_of(path)
-    assert part in LEVEL, f"{part} has no layer"
-    for name in imports(path):
-        if name.startswith("rl8x."):
-            target = name.split(".")[1]
-            assert LEVEL[target] <= LEVEL[part], f"{path.name} ({part}) imports {name}"
-        if name.split(".")[0] == "mlflow":
-            assert part == "tracking", f"{path.name} imports {name}"
+def test_no_file_imports_itself_through_others() -> None:
+    assert circles({module: modules_imported(path) for module, path in INNER.items()}) == []
+
+
+@pytest.mark.parametrize("module", INNER)
+def test_mlflow_is_imported_in_tracking_alone(module: str) -> None:
+    if any(name.split(".")[0] == "mlflow" for name in imported(INNER[module])):
+        assert part_of(module) == "tracking"
+
+
+# Public names of others that begin with an underscore.
+PUBLIC = re.compile(r"^(_foreach_\w+|_replace|_inductor|_ops|_C|_exit|_getframe|_current_frames)$")
+# Private ones of others, without which a thing could not be done, each with its file.
+TAKEN = {
+    "_linear_pointwise": "execution/matmul.py",
+    "_create_output_node": "execution/matmul.py",
+    "_artifact_repos_cache": "tracking/artifact_folders.py",
+    "_engine_map": "tracking/database.py",
+}
+
+
+def private_accesses(tree: ast.AST) -> Iterable[tuple[int, str]]:
+    """Yield where a private name of something other than `self`, `cls` or `super()` is used."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rl8x"):
+            yield from ((node.lineno, alias.name) for alias in node.names if re.match(r"_[^_]", alias.name))
+        if not isinstance(node, ast.Attribute) or not re.match(r"_[^_]", node.attr):
+            continue
+        owner = ast.unparse(node.value)
+        if owner not in ("self", "cls", "super()") and not PUBLIC.match(node.attr):
+            yield node.lineno, node.attr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_private_of_another_is_used(module: str) -> None:
+    path = MODULES[module]
+    for line, name in private_accesses(ast.parse(path.read_text())):
+        home = TAKEN.get(name)
+        assert home is not None and path.match(home), f"{path}:{line} uses {name}"  # noqa: PT018
+
+
+def test_private_uses_are_found() -> None:
+    code = "from rl8x.x import _y\nself._a\nother._b\ntorch._foreach_add_(x)\ncls.c._d\n"
+    assert [name for _, name in private_accesses(ast.parse(code))] == ["_y", "_b", "_d"]
 
 
 def test_importing_the_package_loads_neither_mlflow_nor_torch() -> None:

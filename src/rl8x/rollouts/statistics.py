@@ -47,12 +47,14 @@ class Stats(Mapping[str, float]):
         values: dict[str, Number] = {}
         counts: dict[str, tuple[str, ...]] = {}
         for part in parts:
-            if isinstance(part, Stats) and part._floats is None:
-                values.update(part._pending)
-                counts.update(part._counts)
-            else:
-                values.update(part)
+            more, gates = part.unread() if isinstance(part, Stats) else (part, {})
+            values.update(more)
+            counts.update(gates)
         return cls(values, counts)
+
+    def unread(self) -> tuple[Mapping[str, Number], Mapping[str, tuple[str, ...]]]:
+        """Return values, 0-d where they are still on the device, and the counts that gate them, without reading any."""
+        return (self._pending, self._counts) if self._floats is None else (self._floats, {})
 
     def _fetch(self) -> dict[str, float]:
         if self._floats is None:

@@ -1,0 +1,103 @@
+import itertools
+
+import pytest
+import torch
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, CartPoleInfinite
+from rl8x.execution import Execution
+from rl8x.execution.compiled import CompiledProgram
+from rl8x.policy import Policy
+from rl8x.rollouts.buffer import Rollout
+from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.step import experience
+from rl8x.trainers.evaluation import EpisodeEvaluator
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def traced_only(monkeypatch):
+    """Run the traced graph itself, without the half minute that compiling takes."""
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda graph, _: graph))
+
+
+def final_observations(cursor, act, step):
+    """What a replay buffer stores: the true observation after each step, but no value of an actor-critic."""
+    return experience(cursor, act, step) | {"final_obs": step.final_obs}
+
+
+def make(mode, env_class=CartPole, **options):
+    torch.manual_seed(0)
+    env = env_class(4, seed=1, time_limit=5) if env_class is CartPole else env_class(4, seed=1)
+    policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
+    generator = torch.Generator().manual_seed(2)
+    return Collector(env, policy, generator, Execution(mode, "fp32", CPU), **options)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("work", ["small", "large"])
+def test_a_slot_holds_what_the_algorithm_says(mode, work, monkeypatch):
+    if work == "large":
+        monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
+    collector = make(mode, slot=final_observations)
+    rollout = Rollout(12, 4)
+    collector.fill(rollout)
+    assert {keys.LOGP, keys.VALUES, keys.FINAL_VALUES}.isdisjoint(rollout.tensors)
+    obs, final = rollout[keys.OBS], rollout["final_obs"][:12]
+    ended = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:12]
+    assert ended.any()
+    # The observation that a step led to is the next slot's, unless an episode ended: then that is one after the reset.
+    assert torch.equal(final[~ended], obs[1:][~ended])
+    assert not (final == obs[1:]).all(-1)[ended].any()
+    # The time limit: the fifth step of an episode is its last.
+    assert (rollout[keys.EPISODE_LENGTHS][:12][rollout[keys.TRUNCATED][:12]] == 5).all()
+
+
+def test_slots_of_eager_and_compiled_collectors_are_equal():
+    rollouts = []
+    for mode in ("eager", "compile"):
+        collector, rollout = make(mode, slot=final_observations), Rollout(12, 4)
+        collector.fill(rollout)
+        rollouts.append(rollout.tensors)
+    assert rollouts[0].keys() == rollouts[1].keys()
+    for name, stored in rollouts[0].items():
+        torch.testing.assert_close(rollouts[1][name], stored, msg=name)
+
+
+def test_a_forced_end_of_episodes_keeps_their_true_final_observation():
+    collector, rollout = make("eager", CartPoleInfinite, slot=final_observations), Rollout(3, 4)
+    collector.fill(rollout)
+    rollout.truncate()
+    assert rollout[keys.TRUNCATED][2].all()
+    assert torch.equal(rollout["final_obs"][2], rollout[keys.OBS][3])
+
+
+def test_play_draws_its_noise_ahead_and_leaves_environment_and_cursor_where_it_stopped():
+    played, filled = make("eager"), make("eager")
+    steps = list(itertools.islice(played.play(deterministic=False, noise_steps=4), 8))
+    rollout = Rollout(8, 4)
+    filled.fill(rollout)
+    for t in range(4):  # the same noise for as long as it was drawn at once
+        assert torch.equal(steps[t].step.rewards, rollout[keys.REWARDS][t])
+    assert torch.equal(played.cursor.obs, steps[-1].step.obs)
+    assert played.env.carry is steps[-1].carry
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_whole_episodes_are_evaluated_by_the_execution_that_trains(mode, monkeypatch):
+    calls = []
+    run = CompiledProgram.__call__
+    monkeypatch.setattr(CompiledProgram, "__call__", lambda self, *tensors: calls.append(1) or run(self, *tensors))
+    algorithm = PPOConfig(num_envs=4, seed=3, device="cpu", execution=mode, model_config={"hidden_sizes": [8]}).build(
+        CartPole
+    )
+    generator = torch.Generator().manual_seed(0)
+    evaluator = EpisodeEvaluator(CartPole(8, seed=4, time_limit=20), algorithm.policy, generator, algorithm.execution)
+    stats = evaluator.evaluate(None, deterministic=True)
+    assert stats[keys.EPISODES_ENDED] == 8
+    assert bool(calls) == (mode == "compile")
+    calls.clear()
+    evaluator.evaluate({"length": 0.4}, deterministic=True)
+    assert bool(calls) == (mode == "compile")
