@@ -83,7 +83,7 @@ class _BenchCommand(RunCommand):
         joined: list[str] = []
         takes_more = False
         for word in args:
-            if takes_more and re.fullmatch(r"([a-z]+[0-9]*,?)+", word):
+            if takes_more and re.fullmatch(r"[a-z]+[0-9]*(,[a-z]+[0-9]*)*,?", word):
                 joined[-1] += f"{word},"
             else:
                 takes_more = word in ("--modes", "--precisions")
@@ -92,13 +92,17 @@ class _BenchCommand(RunCommand):
 
 
 @click.command("bench", cls=_BenchCommand, epilog=_EXAMPLES, context_settings={"max_content_width": 120})
-@click.option("--modes", metavar="MODE...", help="Modes to measure.  [default: eager compile, on CUDA also graph]")
+@click.option(
+    "--modes", metavar="MODE...", help="Execution modes to measure.  [default: eager compile, on CUDA also graph]"
+)
 @click.option(
     "--precisions",
     metavar="PRECISION...",
     help="Precisions to measure: fp32, bf16, on CUDA also tf32.  [default: the run's, fp32]",
 )
-@click.option("--passes", type=click.IntRange(1), default=1, show_default=True, help="Processes for each row, in turn.")
+@click.option(
+    "--passes", type=click.IntRange(1), default=1, show_default=True, help="Fresh processes for each row, in turn."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0.0),
@@ -127,8 +131,7 @@ def bench(modes: str | None, precisions: str | None, passes: int, seconds: float
     click.echo(render(summary))
     if path is not None:
         settings = {"run": problem, "passes": passes, "seconds": seconds, "device": device.type}
-        document = {"machine": _machine(device), "settings": settings, "summary": summary, "rows": rows}
-        replace_synced(Path(path), (json.dumps(hide_in_data(document), indent=1, default=str) + "\n").encode())
+        _write(Path(path), {"machine": _machine(device), "settings": settings, "summary": summary, "rows": rows})
     return 0 if any("transitions_per_s" in row for row in rows) else 1
 
 
@@ -201,6 +204,14 @@ def _check_writable(path: Path) -> None:
         raise UserError(f"--json {path}: there is no folder to write it to. Make {path.parent} first.")
 
 
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document without passwords, the whole of it or nothing."""
+    try:
+        replace_synced(path, (json.dumps(hide_in_data(document), indent=1, default=str) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"--json {path}: cannot be written: {error.strerror}.") from None
+
+
 def _machine(device: torch.device) -> dict[str, Any]:
     """Describe this machine and what is installed, without its name."""
     info = Path("/proc/cpuinfo")
@@ -219,11 +230,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train for a while, without evaluations and checkpoints.
-
-    Args:
-        job: `run`: a run's data, and `trust` in what it names; `seconds` to time after the first iteration; `folder`
-            for MLflow's database.
+    """Train a job's `run` for `seconds` after the first iteration, without evaluations and checkpoints.
 
     Returns:
         What was measured; or `error`, why it was not, in one line, and `mistake`, whether the run itself is not legal.
@@ -308,12 +315,8 @@ class BreakEven(NamedTuple):
 def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> BreakEven | None:
     """Find the first whole iteration after which a mode is not behind eager execution; None if it never catches up.
 
-    n iterations take `first + (n - 1) * each` with `each = transitions / transitions_per_s`; a mode whose first is
-    longer and whose others are shorter is level at `n = 1 + (first' - first) / (each - each')`.
-
-    Args:
-        eager: `first_iteration_s`, `transitions_per_s`, and `transitions` of an iteration, in eager execution.
-        other: The same in the other mode.
+    n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that both
+    modes are level at `n = 1 + (first' - first) / (each - each')`.
     """
     transitions = int(other["transitions"])
     behind = other["first_iteration_s"] - eager["first_iteration_s"]

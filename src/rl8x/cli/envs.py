@@ -28,7 +28,7 @@ def envs(name: str | None) -> None:
             click.echo(describe(name))
         return
     click.echo("\n".join(summarize(cls) for cls in BUILTIN.values()))
-    click.echo("\n`rl8x envs NAME` tells more; `rl8x train NAME` trains.")
+    click.echo("\n`rl8x envs NAME` describes one; `rl8x train NAME` trains.")
 
 
 def describe(name: str) -> str:

@@ -32,7 +32,7 @@ _OPTIONS: Final = "rl8x.algorithm_options"
 
 
 class AlgorithmCommand(click.Command, ABC):
-    """A command with an option for each hyperparameter of the algorithm that it is about; help lists them in groups.
+    """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups.
 
     Attributes:
         title: Group of the command's own options.
@@ -70,7 +70,7 @@ class AlgorithmCommand(click.Command, ABC):
         return "Every algorithm" if inspect.isabstract(owner) else owner.__name__.removesuffix("Config")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find out which algorithm it is about, then parse with the options of its config class."""
+        """Find the algorithm that it runs, then parse with the options of its config class."""
         parser = self.make_parser(ctx)
         parser.ignore_unknown_options = True
         values, _, _ = parser.parse_args(list(args))
