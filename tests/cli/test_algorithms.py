@@ -226,7 +226,7 @@ def test_bench_measures_an_algorithm_of_ones_own(package, monkeypatch, capsys):
     jobs = []
     monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: jobs.append(job) or bench.measure(job))
     words = ["num_envs=4", "horizon=4", "device=cpu", "tracking=false", "--modes", "eager", "--seconds", "0"]
-    assert main(["bench", "CartPole", f"algorithm={package}.TunedConfig", "--bonus", "2", *words]) == 0
+    assert main(["bench", "CartPole", "--algorithm", f"{package}.TunedConfig", "--bonus", "2", *words]) == 0
     assert "Fastest: eager fp32" in capsys.readouterr().out
     assert jobs[0]["run"]["algorithm_config"]["bonus"] == 2
 

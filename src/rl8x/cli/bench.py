@@ -71,7 +71,7 @@ class _BenchCommand(RunCommand):
     """A command that takes several words after `--modes` and `--precisions`."""
 
     title = "The measurement"
-    run_fields = ("tracking",)
+    run_fields = ("algorithm", "tracking")
     left_out = ("execution", "precision")  # measured in all forms
 
     def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
