@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
 # A pipe that nobody reads, a terminal that went away: what such a stream has failed to write it will never write.
@@ -87,3 +88,20 @@ def say(text: str, *, err: bool = False) -> None:
 def counted(number: int, one: str, several: str) -> str:
     """Write a number of things, such as "1 row" and "1,200 rows"."""
     return f"{number:,} {one if number == 1 else several}"
+
+
+def short(count: float) -> str:
+    """Write a count in three digits: 3.21M, 412k, 83."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            number = count / size
+            digits = 2 if number < 10 else 1 if number < 100 else 0
+            return f"{number:.{digits}f}{unit}"
+    return f"{count:.0f}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Put rows of cells in columns, each as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

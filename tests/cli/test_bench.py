@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from rl8x.cli import bench_process, bench_table
-from rl8x.cli.bench_table import break_even, render, summarize, verdict
+from rl8x import output
+from rl8x.cli.bench import break_even, render, summarize, verdict
 from rl8x.cli.main import main
 from rl8x.execution.compiled import CompiledProgram
 
@@ -20,7 +20,7 @@ BRIEF = [*SMALL, "--modes", "eager", "--seconds", "0"]
 @pytest.fixture
 def here(monkeypatch):
     """Measure in this process: a fresh one takes seconds to import torch."""
-    monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: bench_process.measure(job))
+    monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: bench.measure(job))
 
 
 def timing(rate, first=1.0, transitions=1000, **others):
@@ -74,7 +74,7 @@ def test_rows_are_tracked_in_a_database_that_is_thrown_away(mlruns, monkeypatch)
     monkeypatch.chdir(mlruns.parent)
     run = {"env": "CartPole", "algorithm_config": {"num_envs": 4, "horizon": 4, "device": "cpu"}}
     folder = mlruns.parent / "mlruns"
-    row = bench_process.measure(
+    row = bench.measure(
         {"run": run, "execution": "eager", "precision": "fp32", "seconds": 0.0, "folder": str(folder), "trust": False}
     )
     assert row["tracker"] == "MLflowTracker"
@@ -273,4 +273,4 @@ def test_device_memory_has_a_column_where_there_is_a_device():
     ("rate", "text"), [(0.4, "0"), (83.4, "83"), (4700, "4.70k"), (412_345, "412k"), (3.214e6, "3.21M"), (2e9, "2.00G")]
 )
 def test_rates_in_three_digits(rate, text):
-    assert bench_table.short(rate) == text
+    assert output.short(rate) == text

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from rl8x.algorithms.hyperparameters import option
-from rl8x.cli.options import field_options, given
+from rl8x.cli.options import FieldOption, given_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Config:
 
 
 def parsed(*words):
-    command = click.Command("x", params=field_options(dataclasses.fields(Config)))
-    return given(command.make_context("x", list(words)).params)
+    command = click.Command("x", params=[FieldOption(field) for field in dataclasses.fields(Config)])
+    return given_options(command.make_context("x", list(words)).params)
 
 
 def test_only_what_was_given_is_passed_on():
@@ -54,7 +54,7 @@ def test_a_mapping_that_is_not_well_formed_is_refused():
 
 def test_help_says_meaning_default_and_range():
     context = click.Context(click.Command("x"))
-    records = dict(o.get_help_record(context) for o in field_options(dataclasses.fields(Config)))
+    records = dict(o.get_help_record(context) for o in map(FieldOption, dataclasses.fields(Config)))
     assert records["--count INTEGER"] == "How many.  [default: 5; >= 1]"
     assert records["--share NUMBER"] == "Which part.  [default: 0.5; >= 0; <= 1]"
     assert records["--kind A|B"] == "Of what kind.  [default: a]"

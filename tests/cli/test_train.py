@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import re
 import sys
@@ -16,14 +15,14 @@ from rl8x.algorithms import PPOConfig
 from rl8x.cli import train
 from rl8x.cli.errors import UserError
 from rl8x.cli.main import main
+from rl8x.cli.options import read_run
 from rl8x.config import RunConfig, load_run_file
 
-train_module = importlib.import_module("rl8x.cli.train")
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 
 
 def read(*words, file=None, stop=(), **options):
-    return train_module.read_run(words, file, stop, options, trust=False)
+    return read_run({"words": words, "file": file, "trust": False, **options}, stop)
 
 
 # -- training for real ----------------------------------------------------------------------------------
@@ -108,7 +107,8 @@ def test_stop_conditions_of_the_command_line_replace_the_files(tmp_path):
 
 
 def test_every_hyperparameter_and_run_key_has_an_option():
-    flags = {name for parameter in train.train.params for name in parameter.opts}
+    context = train.train.make_context("train", ["CartPole"])
+    flags = {name for parameter in train.train.get_params(context) for name in parameter.opts}
     fields = [*dataclasses.fields(PPOConfig), *dataclasses.fields(RunConfig)]
     missing = {"--" + field.name.replace("_", "-") for field in fields} - flags
     assert missing == {"--env", "--algorithm-config", "--stop-conditions"}

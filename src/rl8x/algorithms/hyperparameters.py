@@ -38,6 +38,11 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def kind_of(field: dataclasses.Field[Any]) -> str:
+    """Return a field's type as its annotation is written, such as `int | None`, postponed by its module or not."""
+    return field.type.__name__ if isinstance(field.type, type) else str(field.type)
+
+
 def check_options(config: Any) -> None:
     """Check every field of a config against what its `option` declares.
 
@@ -60,7 +65,7 @@ def check_options(config: Any) -> None:
 
 
 def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
-    kinds = str(field.type)
+    kinds = kind_of(field)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kinds.startswith("int") and (isinstance(value, bool) or not isinstance(value, int)):
         raise TypeError(f"`{field.name}` must be a whole number; got {value!r}.")

@@ -1,41 +1,60 @@
-"""`rl8x bench`: how fast the user's own problem trains in each execution mode of the device."""
+"""`rl8x bench`: how fast the user's own problem trains in each execution mode, each in a process of its own."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
+import math
 import os
 import platform
 import re
+import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 import torch
 
 from rl8x._version import __version__
-from rl8x.algorithms import PPOConfig
+from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import resolve_device
-from rl8x.cli.bench_table import render, short, summarize
-from rl8x.cli.errors import UserError, users_mistakes
-from rl8x.cli.options import GroupedCommand, field_options, given, trust_option
-from rl8x.cli.train import read_run
+from rl8x.cli.errors import UserError, is_users_mistake, users_mistakes
+from rl8x.cli.options import RunCommand, find_modules_here, read_run
 from rl8x.config import RunConfig
+from rl8x.disk import replace_synced
+from rl8x.importing import Trust
+from rl8x.output import described, message_of, short, table
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker
+from rl8x.tracking.secrets import hide_in_data
+from rl8x.trainers import Trainer, TrainStats
 
 # What each kind of device has
-MODES: Final = {"cpu": ("eager", "compile"), "cuda": ("eager", "compile", "graph")}
-PRECISIONS: Final = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16")}
-# What makes the problem; where the user keeps runs does not
+_MODES: Final = {"cpu": ["eager", "compile"], "cuda": ["eager", "compile", "graph"]}
+_PRECISIONS: Final = {"cpu": ["fp32", "bf16"], "cuda": ["fp32", "tf32", "bf16"]}
+# What makes the problem that is measured; where the user keeps runs does not
 _PROBLEM: Final = ("env", "env_kwargs", "env_config", "algorithm", "algorithm_config", "seed", "tracking")
-_OWN_FORM: Final = ("execution", "precision", "num_threads")
-_FIELDS: Final = [field for field in dataclasses.fields(PPOConfig) if field.name not in _OWN_FORM]
-_RUN_FIELDS: Final = [field for field in dataclasses.fields(RunConfig) if field.name == "tracking"]
-_TIMEOUT_S: Final = 1800.0
+_COLUMNS: Final = {
+    "mode": "{execution}",
+    "precision": "{precision}",
+    "transitions/s": "{transitions_per_s}",
+    "range": "{lowest} - {highest}",
+    "first iteration s": "{first_iteration_s:.2f}",
+    "collect ms": "{collect_ms:.1f}",
+    "step ms": "{step_ms:.1f}",
+    "tracking ms": "{tracking_ms:.2f}",
+    "peak memory MB": "{peak_memory_mb:.0f}",
+    "peak device MB": "{peak_device_mb:.0f}",
+}
 _EXAMPLES: Final = """\b
 rl8x bench CartPole
 rl8x bench CartPole num_envs=4096 model_config.hidden_sizes='[64, 64]' sgd_minibatch_size=16384 --precisions fp32 bf16
@@ -48,36 +67,31 @@ away. Evaluations, stop conditions and checkpoints of a run file are left out.
 """
 
 
-class BenchCommand(GroupedCommand):
+class _BenchCommand(RunCommand):
     """A command that takes several words after `--modes` and `--precisions`."""
+
+    title = "The measurement"
+    run_fields = ("algorithm", "tracking")
+    left_out = ("execution", "precision")  # measured in all forms
+
+    def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
+        """Name the group of a hyperparameter's option."""
+        return self.title if field.name == "device" else "The problem"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Join the words after those options by commas: no environment has a name of small letters alone."""
         joined: list[str] = []
-        rest = list(args)
-        while rest:
-            word = rest.pop(0)
-            joined.append(word)
-            if word in ("--modes", "--precisions"):
-                names = []
-                while rest and re.fullmatch(r"[a-z]+[0-9]*(,[a-z]+[0-9]*)*", rest[0]):
-                    names.append(rest.pop(0))
-                joined += [",".join(names)] if names else []
+        takes_more = False
+        for word in args:
+            if takes_more and re.fullmatch(r"[a-z]+[0-9]*(,[a-z]+[0-9]*)*,?", word):
+                joined[-1] += f"{word},"
+            else:
+                takes_more = word in ("--modes", "--precisions")
+                joined.append(f"{word}=" if takes_more else word)
         return super().parse_args(ctx, joined)
 
 
-def _groups() -> dict[str, str]:
-    names = ("file", "modes", "precisions", "passes", "seconds", "threads", "device", "tracking", "json_file", "trust")
-    return dict.fromkeys(names, "The measurement") | {
-        field.name: "The problem" for field in _FIELDS if field.name != "device"
-    }
-
-
-@click.command(
-    "bench", cls=BenchCommand, groups=_groups(), epilog=_EXAMPLES, context_settings={"max_content_width": 120}
-)
-@click.argument("words", nargs=-1, metavar="[ENV] [KEY=VALUE]...")
-@click.option("-f", "--file", metavar="FILE", help="Run file: YAML, TOML or JSON. What stands after it wins.")
+@click.command("bench", cls=_BenchCommand, epilog=_EXAMPLES, context_settings={"max_content_width": 120})
 @click.option(
     "--modes", metavar="MODE...", help="Execution modes to measure.  [default: eager compile, on CUDA also graph]"
 )
@@ -96,170 +110,289 @@ def _groups() -> dict[str, str]:
     show_default=True,
     help="Seconds of iterations that each process times, after the first.",
 )
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's own choice]")
-@trust_option
-@click.option(
-    "--json", "json_file", metavar="FILE", help="Write every measurement with machine and settings to a file."
-)
-def bench(
-    words: tuple[str, ...],
-    file: str | None,
-    modes: str | None,
-    precisions: str | None,
-    passes: int,
-    seconds: float,
-    threads: int | None,
-    json_file: str | None,
-    trust: bool,
-    **options: Any,
-) -> int:
+@click.option("--threads", "num_threads", type=click.IntRange(1), help="CPU threads.  [default: torch's own choice]")
+@click.option("--json", "path", metavar="FILE", help="Write every measurement with machine and settings to a file.")
+def bench(modes: str | None, precisions: str | None, passes: int, seconds: float, path: str | None, **run: Any) -> int:
     """Measure how fast ENV trains in each execution mode, update and logging included.
 
     ENV and KEY=VALUE are as in `rl8x train`. The exit code is 1 if every mode failed.
     """
     with users_mistakes():
-        chosen = given(options) | ({} if threads is None else {"num_threads": threads})
-        run = read_run(words, file, (), chosen, trust=trust)
-        device, pairs = _plan(run, modes, precisions)
-    out = None if json_file is None else _writable(json_file)
-    rows = _measure(run, pairs, passes, seconds)
+        config = read_run(run)
+        device, cells = _plan(config, modes, precisions)
+        if path is not None:
+            _check_writable(Path(path))
+    problem = {name: value for name, value in config.to_dict().items() if name in _PROBLEM}
+    problem |= {} if importlib.util.find_spec("mlflow") else {"tracking": False}
+    rows = _measure(problem, config.trusted, cells * passes, seconds)
     summary = summarize(rows)
     for warning in dict.fromkeys(text for row in rows for text in row.get("warnings", ())):
         click.echo(f"note: {warning}", err=True)
     click.echo(render(summary))
-    if out is not None:
-        settings = {"run": _problem(run), "passes": passes, "seconds": seconds, "device": device.type}
-        _write(out, {"machine": machine(device), "settings": settings, "summary": summary, "rows": rows})
+    if path is not None:
+        settings = {"run": problem, "passes": passes, "seconds": seconds, "device": device.type}
+        _write(Path(path), {"machine": _machine(device), "settings": settings, "summary": summary, "rows": rows})
     return 0 if any("transitions_per_s" in row for row in rows) else 1
 
 
-bench.params.extend(field_options(_FIELDS))
-bench.params.extend(field_options(_RUN_FIELDS))
-
-
-def _plan(run: RunConfig, modes: str | None, precisions: str | None) -> tuple[torch.device, list[tuple[str, str]]]:
+def _plan(run: RunConfig, modes: str | None, precisions: str | None) -> tuple[torch.device, list[dict[str, str]]]:
     """Return the device, and the modes and precisions to measure on it."""
     config: Any = run.make_algorithm_config()
-    known = {field.name for field in dataclasses.fields(config)}
-    if not {"execution", "precision"} <= known:
+    if not {"execution", "precision"} <= {field.name for field in dataclasses.fields(config)}:
         raise UserError(f"{type(config).__name__} has no `execution` and `precision`: there are no modes to compare.")
     device = resolve_device(config.device)
-    wanted_modes = _chosen("--modes", modes, MODES, device) or MODES[device.type]
-    wanted_precisions = _chosen("--precisions", precisions, PRECISIONS, device) or _chosen(
-        "precision", config.precision, PRECISIONS, device
-    )
-    return device, [(mode, precision) for precision in wanted_precisions for mode in wanted_modes]
+    if device.type not in _MODES:
+        raise UserError(f"rl8x bench measures on {' and '.join(_MODES)}; got the device {device}.")
+    wanted = {}
+    for option, words, legal in (
+        ("--precisions", config.precision if precisions is None else precisions, _PRECISIONS[device.type]),
+        ("--modes", ",".join(_MODES[device.type]) if modes is None else modes, _MODES[device.type]),
+    ):
+        wanted[option] = list(dict.fromkeys(re.findall(r"[^\s,]+", words) or [""]))
+        for name in wanted[option]:
+            if name not in legal:
+                raise UserError(f"{option}: on {device} there are {', '.join(legal)}; got {name!r}.")
+    return device, [
+        {"execution": mode, "precision": name} for name in wanted["--precisions"] for mode in wanted["--modes"]
+    ]
 
 
-def _chosen(
-    option: str, text: str | None, legal: Mapping[str, tuple[str, ...]], device: torch.device
-) -> tuple[str, ...]:
-    """Read names in a text, each once."""
-    if device.type not in legal:
-        raise UserError(f"rl8x bench measures on {' and '.join(legal)}; got the device {device}.")
-    names = tuple(dict.fromkeys(name for name in re.split(r"[\s,]+", text or "") if name))
-    for name in names:
-        if name not in legal[device.type]:
-            raise UserError(f"{option}: on {device} there are {', '.join(legal[device.type])}; got {name!r}.")
-    return names
-
-
-def _problem(run: RunConfig) -> dict[str, Any]:
-    """Return what of a run makes the problem that is measured."""
-    return {name: value for name, value in run.to_dict().items() if name in _PROBLEM}
-
-
-def _measure(run: RunConfig, pairs: Sequence[tuple[str, str]], passes: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure every pair in a fresh process, in turn, so that a machine that changes its speed does so for all."""
+def _measure(
+    problem: Mapping[str, Any], trusted: Trust, cells: Sequence[Mapping[str, str]], seconds: float
+) -> list[dict[str, Any]]:
+    """Measure in fresh processes, modes in turn, so that a machine that changes its speed does so for all."""
     rows: list[dict[str, Any]] = []
-    trust = run.trusted if isinstance(run.trusted, bool) else sorted(run.trusted)
+    options = {"trust": trusted if isinstance(trusted, bool) else sorted(trusted), "seconds": seconds}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for index in range(passes):
-            for execution, precision in pairs:
-                job = {"run": _problem(run), "execution": execution, "precision": precision, "seconds": seconds}
-                job |= {"folder": folder, "trust": trust}
-                row = _in_fresh_process(job, _TIMEOUT_S + 4 * seconds)
-                if row.pop("mistake", False):
-                    raise UserError(row["error"])
-                rows.append({"execution": execution, "precision": precision, "pass": index, **row})
-                told = "failed" if "error" in row else f"{short(row['transitions_per_s'])} transitions/s"
-                click.echo(f"{execution} {precision}, pass {index + 1} of {passes}: {told}", err=True)
+        for cell in cells:
+            run = {**problem, "algorithm_config": {**problem.get("algorithm_config", {}), **cell}}
+            job = options | {"run": run, "folder": folder, "answer": f"{folder}/{len(rows)}.json"}
+            row = _in_fresh_process(job, 1800.0 + 4 * seconds)
+            if row.pop("mistake", False):
+                raise UserError(row["error"])
+            rows.append({**cell, "pass": sum(cell.items() <= row.items() for row in rows), **row})
+            result = "failed" if "error" in row else f"{short(row['transitions_per_s'])} transitions/s"
+            counted = f"pass {rows[-1]['pass'] + 1} of {cells.count(cell)}"
+            click.echo(f"{cell['execution']} {cell['precision']}, {counted}: {result}", err=True)
     return rows
 
 
-def _in_fresh_process(job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Do a job in a process of its own, with nothing in the compiler's cache."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
-        settings = {**caches, "MLFLOW_DISABLE_TELEMETRY": "true"}
-        # -P: modules of the working directory are found last, and where they are trusted, as by the command itself.
-        command = [sys.executable, "-P", "-m", "rl8x.cli.bench_process"]
-        try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(job),
-                env=kept | settings,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"took more than {timeout_s:.0f} s"}
-    if done.returncode:
-        return {"error": _death(done.returncode, done.stderr)}
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Do a job in a process of its own, with nothing in the compiler's cache; its answer is a file, as users print."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    variables |= {name: f"{job['answer']}.{name}" for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    # -P: modules of the working directory are found last, and where they are trusted, as by the command itself.
+    command = [sys.executable, "-P", "-m", "rl8x.cli.bench"]
+    pipes: Any = {"input": json.dumps(job), "capture_output": True, "text": True, "timeout": timeout_s}
+    try:
+        done = subprocess.run(command, env=variables | {"MLFLOW_DISABLE_TELEMETRY": "true"}, check=False, **pipes)
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {timeout_s:.0f} s"}
+    if done.returncode < 0:
+        killed = " (is there too little memory?)" if -done.returncode == signal.SIGKILL else ""
+        return {"error": f"the process was ended by {signal.Signals(-done.returncode).name}{killed}"}
+    if done.returncode > 0:
+        return {"error": [f"the process ended with exit code {done.returncode}", *done.stderr.strip().splitlines()][-1]}
+    row: dict[str, Any] = json.loads(Path(job["answer"]).read_text())
     return row
 
 
-def _death(code: int, stderr: str) -> str:
-    """Say how a process ended that gave no answer."""
-    if code < 0:
-        killed = " (is there too little memory?)" if -code == signal.SIGKILL else ""
-        return f"the process was ended by {signal.Signals(-code).name}{killed}"
-    lines = stderr.strip().splitlines()
-    return lines[-1] if lines else f"the process ended with exit code {code}"
-
-
-def _writable(name: str) -> Path:
-    """Refuse a file that could not be written, before anything is measured."""
-    path = Path(name)
+def _check_writable(path: Path) -> None:
     if path.is_dir():
-        raise UserError(f"--json names a file to write; {name} is a folder.")
+        raise UserError(f"--json names a file to write; {path} is a folder.")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(f"--json {name}: there is no folder to write it to. Make {path.parent} first.")
-    return path
+        raise UserError(f"--json {path}: there is no folder to write it to. Make {path.parent} first.")
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document beside its place and move it there, so that there never is half of one; without passwords."""
-    from rl8x.tracking.secrets import hide_in_data
-
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a document without passwords, the whole of it or nothing."""
     try:
-        beside.write_text(json.dumps(hide_in_data(document), indent=1, default=str) + "\n")
-        beside.replace(path)
+        replace_synced(path, (json.dumps(hide_in_data(document), indent=1, default=str) + "\n").encode())
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise UserError(f"--json {path}: cannot be written: {error.strerror}.") from None
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def _machine(device: torch.device) -> dict[str, Any]:
     """Describe this machine and what is installed, without its name."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    described = {
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    machine = {
         "cpu": found[1].strip() if found else platform.processor() or platform.machine(),
-        "cores": cores,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "rl8x": __version__,
     }
     if device.type == "cuda":
-        described |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    return described
+        machine |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    return machine
+
+
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Train a job's `run` for `seconds` after the first iteration, without evaluations and checkpoints.
+
+    Returns:
+        What was measured; or `error`, why it was not, in one line, and `mistake`, whether the run itself is not legal.
+    """
+    trainer = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        try:
+            run = RunConfig.from_dict(job["run"], trust=job["trust"])
+            trainer = _make_trainer(run, job["folder"])
+            row = _time_iterations(trainer, run, job["seconds"])
+        except Exception as error:
+            traceback.print_exc()
+            mistake = is_users_mistake(error)
+            ours = mistake or type(error).__module__.startswith("rl8x.")
+            early = trainer is None or not any(trainer.state.values())
+            return {"error": _shown(message_of(error) if ours else described(error)), "mistake": early and mistake}
+    texts = [_shown(str(warning.message)) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+    return row | {"warnings": list(dict.fromkeys(texts))}
+
+
+def _shown(message: str) -> str:
+    """Return a message's first line, folders taken off the paths in it, so that results can be passed on."""
+    return re.sub(r"(?:/[\w.@+-]+)+/([\w.@+-]+)", r"\1", " ".join(message.strip().partition("\n")[0].split()))
+
+
+def _make_trainer(run: RunConfig, folder: str) -> Trainer:
+    tracker: Tracker = NullTracker()
+    if run.tracking:
+        tracker = MLflowTracker("bench", tracking_uri=f"sqlite:///{folder}/mlflow.db", spool_dir=f"{folder}/spool")
+        # MLflow is imported and its database made in the background: once done, that costs the iterations nothing.
+        tracker.start(params={}, tags={})
+        tracker.flush(120.0)
+        tracker.finish("FINISHED")
+    trainer = Trainer(run.make_algorithm(), tracker=tracker, eval_env=False, checkpoints=False)
+    trainer.check_run(env_config=run.env_config)
+    return trainer
+
+
+def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[str, Any]:
+    """Time the first iteration, and at least two after it: a row says how long tracking the row before it took."""
+    algorithm, rows, times = trainer.algorithm, list[TrainStats](), list[float]()
+    while len(times) <= 2 or sum(times[1:]) < seconds:
+        begin = time.perf_counter()
+        rows.append(trainer.step(env_config=run.env_config))
+        if algorithm.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    trainer.close()
+    timed, clock = times[1:], algorithm.clock
+    # The mean: a simulator's iterations differ where steps that only reset are no transitions.
+    transitions = round((rows[-1][clock] - rows[0][clock]) / len(timed))
+    # The command's process, whose peak Linux counts in its children's, needs less than any that trains.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    row = {
+        "transitions": transitions,
+        "transitions_per_s": transitions / statistics.median(timed),
+        "first_iteration_s": times[0],
+        "iterations": len(timed),
+        "seconds": timed[:: 1 + len(timed) // 200],
+        "slowest_s": max(timed),
+        "fastest_s": min(timed),
+        "peak_memory_mb": round(peak / 1e6, 1),
+        "tracker": type(trainer.tracker).__name__,
+        "threads": torch.get_num_threads(),
+        "ran_as": algorithm.params.get("execution"),
+    }
+    for part, first in (("collect_ms", 1), ("step_ms", 1), ("tracking_ms", 2)):
+        row[part] = round(statistics.median(row[f"profiling/{part}"] for row in rows[first:]), 4)
+    if algorithm.device.type == "cuda":
+        row["peak_device_mb"] = round(torch.cuda.max_memory_allocated(algorithm.device) / 1e6, 1)
+    return row
+
+
+class BreakEven(NamedTuple):
+    """After how many transitions and seconds a mode has overtaken another; zeros where it never was behind."""
+
+    transitions: int
+    seconds: float
+
+
+def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> BreakEven | None:
+    """Find the first whole iteration after which a mode is not behind eager execution; None if it never catches up.
+
+    n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that both
+    modes are level at `n = 1 + (first' - first) / (each - each')`.
+    """
+    transitions = int(other["transitions"])
+    behind = other["first_iteration_s"] - eager["first_iteration_s"]
+    each = transitions / other["transitions_per_s"]
+    gained = transitions / eager["transitions_per_s"] - each
+    if gained < 0 or (gained == 0 and behind > 0):
+        return None
+    if behind <= 0:
+        return BreakEven(0, 0.0)
+    more = math.ceil(behind / gained - 1e-9)  # no further iteration for a rounding error
+    return BreakEven((1 + more) * transitions, other["first_iteration_s"] + more * each)
+
+
+def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Put the passes of each mode and precision together, in the order of their first.
+
+    Rates and times are medians of the passes; the range of rates is that of the passes, or of the iterations of a
+    single pass. A mode of which every pass failed has its `error`.
+    """
+    cells: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["execution"], row["precision"]), []).append(row)
+    return [{"execution": mode, "precision": precision, **_summary(cell)} for (mode, precision), cell in cells.items()]
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    failures = [row["error"] for row in rows if "error" in row]
+    summary = {"error": failures[0], "failures": len(failures)} if failures else {}
+    good = [row for row in rows if "error" not in row]
+    if not good:
+        return summary
+    rates = [row["transitions_per_s"] for row in good]
+    if len(good) == 1:
+        rates = [good[0]["transitions"] / good[0][name] for name in ("slowest_s", "fastest_s")]
+    summary |= {"passes": len(good), "transitions": good[0]["transitions"], "lowest": min(rates), "highest": max(rates)}
+    for name in ("transitions_per_s", "first_iteration_s", "collect_ms", "step_ms", "tracking_ms"):
+        summary[name] = statistics.median(row[name] for row in good)
+    return summary | {name: max(row[name] for row in good) for name in good[0] if name.startswith("peak_")}
+
+
+def render(summary: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table, why modes failed below it, and which was the fastest."""
+    on_device = any("peak_device_mb" in row for row in summary)
+    columns = {title: form for title, form in _COLUMNS.items() if on_device or "device" not in title}
+    lines = [tuple(columns)]
+    for row in summary:
+        if "transitions_per_s" in row:
+            counts = {name: short(row[name]) for name in ("transitions_per_s", "lowest", "highest")}
+            lines.append(tuple(form.format_map({"peak_device_mb": 0, **row, **counts}) for form in columns.values()))
+        else:
+            lines.append((row["execution"], row["precision"], "failed", *[""] * (len(columns) - 3)))
+    failed = [f"{row['execution']} {row['precision']} failed: {row['error']}" for row in summary if "error" in row]
+    return "\n".join([table(lines), *([""] if failed else []), *failed, "", verdict(summary)])
+
+
+def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
+    """Say in one line which mode was the fastest, and when it has earned back what it takes to compile."""
+    measured = {(row["execution"], row["precision"]): row for row in summary if "transitions_per_s" in row}
+    if not measured:
+        return "No mode could be measured."
+    (mode, precision), best = max(measured.items(), key=lambda item: float(item[1]["transitions_per_s"]))
+    fastest = f"Fastest: {mode} {precision}, {short(best['transitions_per_s'])} transitions/s"
+    eager = measured.get(("eager", precision), best)
+    if eager is best:
+        return f"{fastest}."
+    fastest += f", {best['transitions_per_s'] / eager['transitions_per_s']:.2f} times eager {precision}"
+    point = break_even(eager, best)
+    if point is None:
+        return f"{fastest}; its longer first iteration is never earned back."
+    if not point.transitions:
+        return f"{fastest}; it is ahead from the first iteration on."
+    earned = f"{short(point.transitions)} transitions, {point.seconds:.1f} s of training"
+    return f"{fastest}; its first iteration is earned back after {earned}."
+
+
+if __name__ == "__main__":
+    _job = json.loads(sys.stdin.read())
+    find_modules_here(_job["trust"])
+    Path(_job["answer"]).write_text(json.dumps(measure(_job)))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.output import table
 
 
 @click.command("envs")
@@ -27,7 +28,7 @@ def envs(name: str | None) -> None:
             click.echo(describe(name))
         return
     click.echo("\n".join(summarize(cls) for cls in BUILTIN.values()))
-    click.echo("\n`rl8x envs NAME` tells more; `rl8x train NAME` trains.")
+    click.echo("\n`rl8x envs NAME` describes one; `rl8x train NAME` trains.")
 
 
 def describe(name: str) -> str:
@@ -102,11 +103,3 @@ def _episodes(env: Any) -> str:
     ends = ["with the task"] if env.terminates else []
     ends += [f"after {env.time_limit} steps"] if env.time_limit is not None else []
     return f"episodes end {' or '.join(ends)}"
-
-
-def table(rows: list[tuple[str, ...]]) -> str:
-    """Put rows in columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

@@ -7,15 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import click
 
-from rl8x import keys
 from rl8x.output import say
-
-if TYPE_CHECKING:
-    from rl8x.trainers import Trainer
 
 LOST_ROWS = 3  # exit code of a run that was trained, but of which not all is in the store or on the disk
 _PACKAGE = str(Path(__file__).parent.parent)
@@ -46,18 +41,6 @@ def users_mistakes() -> Iterator[None]:
         yield
     except Exception as error:
         if is_users_mistake(error):
-            raise UserError(str(error)) from error
-        raise
-
-
-@contextmanager
-def refused_runs(trainer: Trainer) -> Iterator[None]:
-    """Turn what a trainer's `run()` refuses before its first collect into `UserError`; what breaks later is a bug."""
-    before = trainer.state[keys.COLLECTS]
-    try:
-        yield
-    except Exception as error:
-        if trainer.state[keys.COLLECTS] == before and is_users_mistake(error):
             raise UserError(str(error)) from error
         raise
 

@@ -1,79 +1,187 @@
-"""Command-line options made of config fields, so that a hyperparameter is explained once, where it is declared."""
+"""What `rl8x train`, `bench` and `resume` share: options made of config fields, and a run made of what was typed.
+
+A hyperparameter is explained once, at its field; its option, range and help come from there, whatever the algorithm.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from rl8x.config import parse_value
-from rl8x.importing import Trust, module_named
+from rl8x.algorithms import AlgorithmConfig
+from rl8x.algorithms.hyperparameters import kind_of
+from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
+from rl8x.config.files import SUFFIXES
+from rl8x.config.run import ALIASES, algorithm_config_class, renamed_keys, under_algorithm
+from rl8x.importing import Trust, module_named, texts
+
+_RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}
+# An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
+_OF_RUN: Final = _RUN.keys() - {"seed"}
+_OPTIONS: Final = "rl8x.algorithm_options"
 
 
-class GroupedCommand(click.Command):
-    """A command whose help lists its options in groups."""
+class AlgorithmCommand(click.Command, ABC):
+    """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups.
 
-    groups: dict[str, str]  # option name -> group
+    Attributes:
+        title: Group of the command's own options.
+        left_out: Hyperparameters without an option.
+    """
 
-    def __init__(self, *args: Any, groups: dict[str, str] | None = None, **kwargs: Any) -> None:
+    title = "The run"
+    left_out: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups = dict(groups or {})
+        self.params.append(
+            click.Option(
+                ["--trust"],
+                is_flag=True,
+                help="Import the modules that the run file or checkpoint names, those of the working directory too: "
+                "their code runs. Use the store that the checkpoint names. What is named on the command line needs no "
+                "such word.",
+            )
+        )
+
+    @abstractmethod
+    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
+        """Find the algorithm's config class; None where its options are not wanted.
+
+        Args:
+            given: What stood on the command line for the command's own parameters, by name.
+            asks_help: Whether `--help` is among it.
+        """
+
+    def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
+        """Name the group of a hyperparameter's option, by the first base class that has it."""
+        bases = reversed(config_class.__mro__)
+        owner = next(cls for cls in bases if field.name in getattr(cls, "__dataclass_fields__", ()))
+        return "Every algorithm" if inspect.isabstract(owner) else owner.__name__.removesuffix("Config")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the algorithm that it runs, then parse with the options of its config class."""
+        parser = self.make_parser(ctx)
+        parser.ignore_unknown_options = True
+        values, _, _ = parser.parse_args(list(args))
+        # Only what was typed: click has a value of its own for what is missing.
+        given = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple)}
+        help_option = self.get_help_option(ctx)
+        with users_mistakes():
+            config_class = self.config_class(given, asks_help=help_option is not None and help_option.name in given)
+        if config_class is not None:
+            ctx.meta[_OPTIONS] = self._options_of(config_class)
+        return super().parse_args(ctx, args)
+
+    def _options_of(self, config_class: type[AlgorithmConfig]) -> list[click.Option]:
+        """Make options of hyperparameters, but of those whose names the command has itself."""
+        taken = {*_OF_RUN, *self.left_out, "help", "--help"}
+        for parameter in self.params:
+            taken |= {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
+        options = [FieldOption(field, self.group_of(field, config_class)) for field in dataclasses.fields(config_class)]
+        return [each for each in options if not taken & {each.name or "", *each.opts, *each.secondary_opts}]
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's parameters and the algorithm's."""
+        return [*super().get_params(ctx), *ctx.meta.get(_OPTIONS, ())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group, options without one last."""
+        """Write a section for each group, `--help` last."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        help_option = self.get_help_option(ctx)
+        for parameter in sorted(self.get_params(ctx), key=lambda each: each is help_option):
             record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                sections.setdefault(self.groups.get(parameter.name or "", "Other"), []).append(record)
-        for title in (*dict.fromkeys(self.groups.values()), "Other"):
-            if title in sections:
-                with formatter.section(title):
-                    formatter.write_dl(sections[title])
+            if isinstance(parameter, click.Option) and record is not None:
+                group = parameter.group if isinstance(parameter, FieldOption) else None
+                sections.setdefault("Other" if parameter is help_option else group or self.title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
-class FieldType(click.ParamType[Any]):
-    """The values of a config field: read as YAML, except where the field is text; the config itself checks them."""
+class RunCommand(AlgorithmCommand):
+    """A command that takes a run: from a run file, KEY=VALUE and options.
 
-    def __init__(self, field: dataclasses.Field[Any]) -> None:
-        kinds = str(field.type)
-        self.text = kinds in ("str", "str | None")
-        self.optional = kinds.endswith("None")
-        self.name = _metavar(field)
+    Attributes:
+        run_fields: Fields of `RunConfig` that are options.
+        display: Those of them that have a group of their own.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read one value."""
-        if not isinstance(value, str):
-            return value
-        if self.optional and value.lower() in ("none", "null"):
-            return _NONE
-        if self.text:
-            return value
-        try:
-            return parse_value(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    run_fields: Sequence[str] = ()
+    display: Sequence[str] = ()
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        file = "Run file: YAML, TOML or JSON. What stands after it wins."
+        words = click.Argument(["words"], nargs=-1, metavar="[ENV] [KEY=VALUE]...")
+        self.params[:0] = [words, click.Option(["-f", "--file"], metavar="FILE", help=file)]
+        for name in self.run_fields:
+            self.params.append(FieldOption(_RUN[name], "Tracking and display" if name in self.display else None))
 
-trust_option = click.option(
-    "--trust",
-    is_flag=True,
-    help="Import the modules that the run file or checkpoint names, those of the working directory too: their code "
-    "runs. Use the store that the checkpoint names. What is named on the command line needs no such word.",
-)
+    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
+        """Find the config class of the run's algorithm."""
+        return _config_class(given)
 
 
-class _None:
-    """A None that was given, next to click's own for an option that was not."""
+def _config_class(given: Mapping[str, Any]) -> type[AlgorithmConfig]:
+    """Return the config class of the algorithm that an option, else KEY=VALUE, else a run file names."""
+    data = {} if given.get("file") is None else renamed_keys(load_run_file(given["file"]))
+    names = [alias for alias, name in {"algorithm": "algorithm", **ALIASES}.items() if name == "algorithm"]
+    words = [word for word in given.get("words") or () if word.partition("=")[0].strip() in names and "=" in word]
+    typed = apply_overrides({}, words, ALIASES)
+    if given.get("algorithm") is not None:
+        typed["algorithm"] = given["algorithm"]
+    trusted = given.get("trust") or frozenset(texts(typed))
+    find_modules_here(trusted)
+    name = {**data, **typed}.get("algorithm")
+    return algorithm_config_class(name if isinstance(name, str) else RunConfig.algorithm, trusted)
 
 
-_NONE = _None()
+def read_run(given: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
+    """Put a run together from what stood on the command line.
+
+    What the user gave there may import the modules that it names, what stands in a file only where he trusts it.
+
+    Args:
+        given: The parameters of a `RunCommand` by name: `words`, `file`, `trust`, and the options of fields.
+        stop: Stop conditions in YAML; they replace the file's.
+    """
+    words, file = given["words"], given["file"]
+    options = {name: value for name, value in given_options(given).items() if name not in ("words", "file", "trust")}
+    envs = [word for word in words if "=" not in word]
+    if len(envs) > 1:
+        raise UserError(f"one environment at most; got {' and '.join(envs)}.")
+    if envs and envs[0].lower().endswith(SUFFIXES):
+        raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
+    data = renamed_keys(load_run_file(file)) if file is not None else {}
+    config_class = _config_class(given)
+    overrides = [under_algorithm(word, config_class) for word in words if "=" in word]
+    data = apply_overrides(data, overrides, ALIASES)
+    conditions = [parse_value(text) for text in stop]
+    if envs:
+        data["env"] = envs[0]
+    if conditions:
+        data["stop_conditions"] = conditions
+    data |= {name: value for name, value in options.items() if name in _OF_RUN}
+    hyperparameters = {name: value for name, value in options.items() if name not in _OF_RUN}
+    if hyperparameters:
+        inner = data.get("algorithm_config") or {}
+        if "seed" in hyperparameters:
+            data.pop("seed", None)
+        data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
+    typed = frozenset(texts([envs, apply_overrides({}, overrides, ALIASES), conditions, options]))
+    find_modules_here(given["trust"] or typed)
+    return RunConfig.from_dict(data, trust=given["trust"] or typed)
 
 
 def find_modules_here(trust: Trust) -> None:
@@ -92,29 +200,54 @@ def find_modules_here(trust: Trust) -> None:
         sys.path.append(here)
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
+class FieldType(click.ParamType[Any]):
+    """The values of a config field: read as YAML, except where the field is text; the config itself checks them."""
+
+    def __init__(self, field: dataclasses.Field[Any]) -> None:
+        kinds = kind_of(field)
+        self.text = kinds in ("str", "str | None")
+        self.optional = field.default is None or kinds.endswith("None")
+        self.name = _metavar(field)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read one value."""
+        if not isinstance(value, str):
+            return value
+        if self.optional and value.lower() in ("none", "null"):
+            return _NONE
+        if self.text:
+            return value
+        try:
+            return parse_value(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+# A None that was given, next to click's own for an option that was not.
+_NONE: Final = object()
+
+
+def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were on the command line, `none` as None."""
-    return {name: None if value is _NONE else value for name, value in options.items() if value is not None}
+    return {name: None if value is _NONE else value for name, value in values.items() if value is not None}
 
 
-def field_options(fields: Iterable[dataclasses.Field[Any]]) -> list[click.Option]:
-    """Make an option of each config field."""
-    return [_option(field) for field in fields]
+class FieldOption(click.Option):
+    """The option of a config field; None as its group is the group of the command's own options."""
 
-
-def _option(field: dataclasses.Field[Any]) -> click.Option:
-    flag = "--" + field.name.replace("_", "-")
-    text = _explanation(field)
-    if str(field.type) == "bool":
-        return click.Option([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=text)
-    return click.Option([flag, field.name], type=FieldType(field), default=None, help=text)
+    def __init__(self, field: dataclasses.Field[Any], group: str | None = None) -> None:
+        flag, self.group = "--" + field.name.replace("_", "-"), group
+        if kind_of(field) == "bool":
+            super().__init__([f"{flag}/--no-{flag[2:]}", field.name], default=None, help=_explanation(field))
+        else:
+            super().__init__([flag, field.name], type=FieldType(field), default=None, help=_explanation(field))
 
 
 def _metavar(field: dataclasses.Field[Any]) -> str:
     choices = field.metadata.get("choices")
     if choices:
         return "|".join(str(choice).lower() for choice in choices)
-    kinds = str(field.type)
+    kinds = kind_of(field)
     for prefix, name in (("int", "integer"), ("float", "number"), ("dict", "mapping"), ("list", "list")):
         if kinds.startswith(prefix):
             return name
@@ -132,8 +265,10 @@ def _explanation(field: dataclasses.Field[Any]) -> str:
 
 
 def _shown(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return str(field.default_factory())
     if field.default is dataclasses.MISSING:
-        return "{}"
+        return "must be given"
     if isinstance(field.default, bool):
         return "yes" if field.default else "no"
     return "none" if field.default in (None, "") else str(field.default)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rl8x.cli.errors import LOST_ROWS, UserError, refused_runs, users_mistakes
-from rl8x.cli.options import find_modules_here, trust_option
+from rl8x.algorithms import AlgorithmConfig
+from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.options import AlgorithmCommand, find_modules_here, given_options
+from rl8x.cli.running import run_to_the_end
+from rl8x.conditions import from_spec
 from rl8x.config import RunConfig, apply_overrides, parse_value
+from rl8x.config.run import algorithm_config_class
 from rl8x.importing import import_named, texts
 from rl8x.output import say
 
@@ -18,7 +23,24 @@ if TYPE_CHECKING:
     from rl8x.trainers import Trainer
 
 
-@click.command("resume")
+class _ResumeCommand(AlgorithmCommand):
+    """A command with an option for each hyperparameter of the saved run's algorithm."""
+
+    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
+        """Find the saved run's config class, where an option or `--help` asks for it: a search may ask a server."""
+        run, words, trust = given.get("run"), given.get("words") or (), given.get("trust", False)
+        if run is None or not (asks_help or any(word.startswith("--") for word in (run, *words))):
+            return None
+        if run.startswith("--"):
+            raise UserError(f"name the run first: rl8x resume RUN {run} ...")
+        from rl8x.checkpoint import find
+
+        name = find(run, auto=given.get("auto", False)).about.get("build", {}).get("config_class")
+        find_modules_here(trust)
+        return None if name is None else algorithm_config_class(str(name), trust)
+
+
+@click.command("resume", cls=_ResumeCommand)
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
 @click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
@@ -28,7 +50,6 @@ if TYPE_CHECKING:
 @click.option(
     "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
 )
-@trust_option
 def resume(
     run: str,
     words: tuple[str, ...],
@@ -38,28 +59,24 @@ def resume(
     stop: tuple[str, ...],
     progress: Any,
     trust: bool,
+    **hyperparameters: Any,
 ) -> int:
     """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
 
     The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
-    one from here on, as in lr=1e-4, and is noted in the run's tags. The exit code is 3 if rows are lost, as in `train`.
+    one from here on, as in lr=1e-4 or --lr 1e-4, and is noted in the run's tags; `rl8x resume RUN --help` lists them.
+    The exit code is 3 if rows are lost, as in `train`.
     """
-    from rl8x.cli.train import has_lost_rows, summarize_run, telling_the_end
-    from rl8x.conditions import from_spec
-
-    given = {"max_steps": max_steps, "steps_per_eval": steps_per_eval}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = given_options({"max_steps": max_steps, "steps_per_eval": steps_per_eval})
     with users_mistakes():
-        overrides, conditions = apply_overrides({}, words), [parse_value(text) for text in stop]
+        overrides = apply_overrides({}, words) | given_options(hyperparameters)
+        conditions = [parse_value(text) for text in stop]
         find_modules_here(trust or list(texts([overrides, conditions])))
         if conditions:
-            find = functools.partial(import_named, trust=True)
-            options["stop_conditions"] = [from_spec(condition, find=find) for condition in conditions]
+            import_condition = functools.partial(import_named, trust=True)
+            options["stop_conditions"] = [from_spec(condition, find=import_condition) for condition in conditions]
         trainer = make_trainer(run, auto=auto, overrides=overrides, trust=trust)
-    with telling_the_end(trainer, progress), refused_runs(trainer):
-        stats = trainer.run(progress=progress, **options)
-        summarize_run(stats, say_reason=progress == "none")
-    return LOST_ROWS if has_lost_rows(trainer) else 0
+    return run_to_the_end(trainer, functools.partial(trainer.run, progress=progress, **options), progress)
 
 
 def make_trainer(
@@ -89,8 +106,7 @@ def make_trainer(
     try:
         named = Path(source).resolve() == checkpoint.path.resolve()
         meant = checkpoint.path if named else checkpoint.path.parent
-        given: dict[str, Any] = {"algorithm": algorithm, "overrides": overrides, "tracker": tracker}
-        return Trainer.resume(meant, auto=auto, **given, trust=trust)
+        return Trainer.resume(meant, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust)
     except CheckpointError as error:
         for name in ("algorithm", "tracker"):
             if f"`{name}=`" in str(error):

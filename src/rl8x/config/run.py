@@ -6,14 +6,15 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
-from rl8x.algorithms.hyperparameters import check_names_in, check_options, option
+from rl8x.algorithms.hyperparameters import check_names_in, check_options, kind_of, option
 from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.importing import Trust, import_named, is_dotted
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 # rl8's names for the same
 ALIASES: Final = {"env_cls": "env", "algorithm_cls": "algorithm", "algorithm_config_cls": "algorithm"}
-HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
+_HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "distribution"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class RunConfig:
 
     `trust` is no part of it, and no key of a run file: it says whether what is named here may import any module, whose
     code then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
-    rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted. `trusted` tells it.
+    rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted. `trusted` keeps it.
     """
 
     trust: dataclasses.InitVar[Trust] = False
@@ -95,11 +96,11 @@ class RunConfig:
         check_options(self)
         object.__setattr__(self, "algorithm_config", dict(self.algorithm_config))
         self._refuse_hidden()
-        if not self.env:
+        cls = algorithm_config_class(self.algorithm, trust)
+        if not self.env and _needs_env(cls):
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
         self.conditions()
         self.make_checkpoints()
-        cls = _algorithm_config_class(self.algorithm, trust)
         check_hyperparameters(self.algorithm_config, cls)
         for field in dataclasses.fields(cls):
             if field.name in self.algorithm_config:
@@ -128,12 +129,13 @@ class RunConfig:
             TypeError: If a value is of the wrong type.
         """
         data = renamed_keys(data)
-        names = [field.name for field in dataclasses.fields(cls)]
+        algorithm = data.get("algorithm", cls.algorithm)
+        hyperparameters = _names(algorithm_config_class(algorithm, trust)) if isinstance(algorithm, str) else []
         for name in data:
-            if name not in names:
-                raise ValueError(_unknown_key(name, names))
+            if name not in _names(cls):
+                raise ValueError(_unknown_key(name, _names(cls), hyperparameters))
         if isinstance(data.get("algorithm_config"), Mapping):
-            data["algorithm_config"] = _renamed(data["algorithm_config"], HYPERPARAMETER_ALIASES)
+            data["algorithm_config"] = _renamed(data["algorithm_config"], _aliases_of(hyperparameters))
         return cls(**data, trust=trust)
 
     @classmethod
@@ -163,7 +165,7 @@ class RunConfig:
 
     def make_algorithm_config(self) -> AlgorithmConfig:
         """Make the algorithm's config of its hyperparameters."""
-        cls = _algorithm_config_class(self.algorithm, self.trusted)
+        cls = algorithm_config_class(self.algorithm, self.trusted)
         from rl8x.checkpoint.build import restored_options
 
         values = restored_options(cls, self.algorithm_config, self.trusted)
@@ -171,7 +173,10 @@ class RunConfig:
             raise ValueError(
                 f"`seed` is {self.seed}, but algorithm_config has {values['seed']!r}. Give one of the two."
             )
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValueError as error:  # what a config refuses is the user's mistake, whoever wrote the config
+            raise ValueError(str(error)) from error
 
     def make_checkpoints(self) -> Checkpoints | None:
         """Make the options of the checkpoints; None leaves them to the trainer."""
@@ -179,14 +184,18 @@ class RunConfig:
             return None
         from rl8x.checkpoint import Checkpoints
 
-        check_names_in(self.checkpoints, [field.name for field in dataclasses.fields(Checkpoints)], "`checkpoints`")
+        check_names_in(self.checkpoints, _names(Checkpoints), "`checkpoints`")
         return Checkpoints(**self.checkpoints)
 
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
-        """Build the environment and the algorithm."""
+        """Build the environment, where there is one, and the algorithm."""
         from rl8x.checkpoint.build import restored
 
-        return self.make_algorithm_config().build(self._env_maker(), **restored(self.env_kwargs, self.trusted))
+        config: Any = self.make_algorithm_config()
+        built: GenericAlgorithmBase[Any] = (
+            config.build(self._env_maker(), **restored(self.env_kwargs, self.trusted)) if self.env else config.build()
+        )
+        return built
 
     def make_trainer(self) -> Trainer:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
@@ -237,22 +246,51 @@ def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
     return {
         name.removesuffix("Config"): cls
         for name, cls in vars(algorithms).items()
-        if isinstance(cls, type) and issubclass(cls, AlgorithmConfig) and cls is not AlgorithmConfig
+        if isinstance(cls, type) and issubclass(cls, AlgorithmConfig) and not inspect.isabstract(cls)
     }
 
 
-def _algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
+def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
+    """Return the config class of an algorithm.
+
+    Args:
+        name: A built-in algorithm's name, or the dotted path of a config class.
+        trust: Whether the path may import any module.
+
+    Raises:
+        ValueError: If there is no such config class, or it may not be imported.
+    """
     known = algorithm_configs()
     if name.removesuffix("Config") in known:
         return known[name.removesuffix("Config")]
     if not is_dotted(name):
-        near = difflib.get_close_matches(name.upper(), known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        lowered = {each.lower(): each for each in known}
+        near = difflib.get_close_matches(name.lower(), lowered, n=1)
+        hint = f" Did you mean {lowered[near[0]]!r}?" if near else ""
         raise ValueError(f"no built-in algorithm {shortened(name)}; there are {', '.join(known)}.{hint}")
     cls = import_named(name, trust=trust)
     if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
         raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}.")
     return cls
+
+
+def _needs_env(cls: type[AlgorithmConfig]) -> bool:
+    """Whether `build` must be given an environment; algorithms that learn from data alone can do without."""
+    parameter = inspect.signature(cls.build).parameters.get("env")
+    return parameter is None or parameter.default is parameter.empty
+
+
+def _names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _aliases_of(hyperparameters: Collection[str]) -> dict[str, str]:
+    """Return rl8's names for hyperparameters of a config that has them, and not under rl8's names."""
+    return {
+        alias: name
+        for alias, name in _HYPERPARAMETER_ALIASES.items()
+        if name in hyperparameters and alias not in hyperparameters
+    }
 
 
 def renamed_keys(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,19 +308,32 @@ def _renamed(data: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, A
     return renamed
 
 
-def _unknown_key(name: str, names: list[str]) -> str:
+def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
+    """Put the bare name of a hyperparameter, as in `lr=3e-4`, where run files have it; other overrides stay.
+
+    Args:
+        override: In the form `key=value`.
+        cls: The algorithm's config class.
+    """
+    name = re.split(r"[.=]", override, maxsplit=1)[0].strip()
+    of_run = {*_names(RunConfig), *ALIASES}
+    hyperparameters = {*_names(cls), *_aliases_of(_names(cls))} - of_run
+    near = [] if name in of_run else difflib.get_close_matches(name, of_run | hyperparameters, n=1)
+    return f"algorithm_config.{override}" if near and near[0] in hyperparameters else override
+
+
+def _unknown_key(name: str, names: list[str], hyperparameters: list[str]) -> str:
+    if name in hyperparameters:
+        return f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`."
     near = difflib.get_close_matches(name, names, n=1)
-    for cls in algorithm_configs().values():
-        if name in {field.name for field in dataclasses.fields(cls)}:
-            return f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`."
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown key {shortened(name)}.{hint} Legal are {', '.join(names)}."
 
 
 def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
     """Check a value's type as far as `check_options` does not, and read `1e6` as a whole number where one is needed."""
-    kinds = str(field.type)
-    optional = kinds.endswith("None")
+    kinds = kind_of(field)
+    optional = field.default is None or kinds.endswith("None")
     if value is None and not optional:
         # a key without a value, such as `env_config:`
         if field.default_factory is not dataclasses.MISSING:

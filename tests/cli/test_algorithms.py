@@ -1,0 +1,249 @@
+"""Commands on algorithms that are not rl8x's: their options, help and run files come from their own config class."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import sys
+
+import pytest
+import yaml
+
+from rl8x.cli.main import main
+from rl8x.config import RunConfig
+from rl8x.importing import UntrustedError
+from rl8x.trainers import Trainer
+
+NUMBERS = itertools.count()
+# Without `from __future__ import annotations`, as a user may write it
+PACKAGE = '''
+import dataclasses
+
+from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase, PPOConfig
+from rl8x.algorithms.hyperparameters import option
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MyConfig(AlgorithmConfig):
+    """Replays what it has seen."""
+
+    capacity: int = option(10000, "Transitions that are kept.", low=1)
+    tau: float | None = option(None, "Share of the new weights.", low=0.0, high=1.0)
+    double: bool = option(True, "Whether there are two critics.")
+    critic: dict[str, int] = option({"width": 8}, "Sizes.")
+    model_cls: str = "mine"
+    checkpoints: int = option(3, "A name that a run has too.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.capacity == 13:
+            raise ValueError("`capacity` is unlucky.")
+
+    def build(self, env, **env_kwargs):
+        return Mine(self, env)
+
+
+class Mine(GenericAlgorithmBase):
+    def __init__(self, config, env):
+        self.config, self.env = config, env
+
+    def collect(self, *, env_config=None): ...
+    def step(self): ...
+    def evaluate(self, *, env_config=None, deterministic=True): ...
+    def validate(self): ...
+    def state_dict(self): ...
+    def load_state_dict(self, state): ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(MyConfig):
+    def build(self, env=None):
+        return Mine(self, env)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TunedConfig(PPOConfig):
+    bonus: float = option(0.5, "What curiosity adds.", low=0.0)
+'''
+SMALL = [
+    "--num-envs",
+    "4",
+    "--horizon",
+    "4",
+    "--no-tracking",
+    "--device",
+    "cpu",
+    "--progress",
+    "none",
+    "--eval-env",
+    "false",
+]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The name of a package in the working directory, which nothing has imported."""
+    name = f"mypackage_{next(NUMBERS)}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """What commands built, in place of a trainer."""
+    algorithms = []
+    monkeypatch.setattr(RunConfig, "make_trainer", lambda run: algorithms.append(run.make_algorithm()))
+    return algorithms
+
+
+def help_of(capsys, *words):
+    assert main([*words, "--help"]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def refusal(capsys, *words):
+    assert main(list(words)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+def test_options_are_fields_of_the_algorithms_own_config(package, built, capsys):
+    words = ["train", "Pendulum", "--algorithm", f"{package}.MyConfig", "--dry-run"]
+    assert (
+        main([*words, "--capacity", "5000", "--tau", "none", "--no-double", "--critic", "{width: 4}", "--seed", "3"])
+        == 0
+    )
+    run = yaml.safe_load(capsys.readouterr().out)
+    assert run["algorithm"] == f"{package}.MyConfig"
+    assert run["algorithm_config"] == {
+        "capacity": 5000,
+        "tau": None,
+        "double": False,
+        "critic": {"width": 4},
+        "seed": 3,
+    }
+    assert type(built[0]).__name__ == "Mine"
+    assert built[0].config.capacity == 5000
+    assert main([*words, "capacity=1e3", "critic.width=2", "model_cls=other", "algorithm_config.checkpoints=5"]) == 0
+    assert built[1].config.capacity == 1000
+    assert (built[1].config.critic, built[1].config.model_cls, built[1].config.checkpoints) == (
+        {"width": 2},
+        "other",
+        5,
+    )
+
+
+@pytest.mark.parametrize("place", ["option", "word", "file"])
+def test_the_algorithm_is_named_by_option_word_or_run_file(package, built, capsys, place):
+    name = f"{package}.MyConfig"
+    words = {"option": ["--algorithm", name], "word": [f"algorithm_cls={name}"], "file": ["-f", "run.json", "--trust"]}
+    with open("run.json", "w") as file:
+        json.dump({"algorithm": name, "algorithm_config": {"capacity": 7}}, file)
+    assert main(["train", "Pendulum", *words[place], "--tau", "0.5", "--dry-run"]) == 0
+    assert (built[0].config.tau, built[0].config.capacity) == (0.5, 7 if place == "file" else 10000)
+
+
+def test_an_option_names_another_algorithm_than_the_run_file(package, built):
+    with open("run.json", "w") as file:
+        json.dump({"algorithm": "others.Config", "algorithm_config": {"capacity": 7}}, file)
+    words = ["train", "Pendulum", "-f", "run.json", "--dry-run", "--algorithm", f"{package}.MyConfig"]
+    assert main(words) == 0
+    assert built[0].config.capacity == 7
+
+
+def test_a_run_file_needs_trust_for_its_algorithm(package, capsys):
+    with open("run.yaml", "w") as file:
+        file.write(f"env: Pendulum\nalgorithm: {package}.MyConfig\n")
+    for words in (["--capacity", "3"], ["--dry-run"], ["--help"]):
+        assert f"would import the module '{package}'" in refusal(capsys, "train", "-f", "run.yaml", *words)
+    with pytest.raises(UntrustedError):
+        RunConfig.from_file("run.yaml")
+    assert package not in sys.modules
+
+
+def test_help_lists_the_algorithms_options_in_groups_by_the_class_that_declares_them(package, capsys):
+    out = help_of(capsys, "train", "Pendulum", "--algorithm", f"{package}.MyConfig")
+    assert "Every algorithm: --num-envs" in out
+    assert "My: --capacity INTEGER Transitions that are kept. [default: 10000; >= 1]" in out
+    assert "--tau NUMBER Share of the new weights. [default: none; >= 0; <= 1]" in out
+    assert "--double / --no-double Whether there are two critics. [default: yes]" in out
+    assert "--critic MAPPING Sizes. [default: {'width': 8}]" in out
+    assert "--lr NUMBER" not in out
+    assert out.count("--checkpoints ") == 1  # the run's own
+    out = help_of(capsys, "train", "--algorithm", f"{package}.TunedConfig")
+    assert out.index("PPO: --model") < out.index("Tuned: --bonus")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lr", "1"], "No such option '--lr'"),
+        (["--capcity", "1"], "Did you mean '--capacity'?"),
+        (["capcity=1"], "MyConfig has no option 'capcity'. Nearest: capacity"),
+        (["--capacity", "0"], "`capacity` must be at least 1; got 0"),
+        (["--capacity", "many"], "`capacity` must be a whole number; got 'many'"),
+        (["--capacity", "13"], "`capacity` is unlucky."),
+        (["--critic", "3"], "`critic` must be a mapping of names to values; got 3"),
+        (["num_envs=2", "max_step=3"], "unknown key 'max_step'. Did you mean 'max_steps'?"),
+        (["--algorithm", "{package}.Mine"], "must name a subclass of rl8x.algorithms.AlgorithmConfig"),
+        (["--algorithm", "{package}.MyConfg"], "has no 'MyConfg'. Did you mean 'MyConfig'?"),
+    ],
+)
+def test_mistakes_name_the_algorithms_own_options(package, built, capsys, words, message):
+    words = [word.format(package=package) for word in words]
+    assert message in refusal(capsys, "train", "Pendulum", "--algorithm", f"{package}.MyConfig", *words)
+
+
+def test_a_hyperparameter_in_the_wrong_place_of_a_run_file_is_known_by_the_runs_algorithm(package):
+    sys.path.append(".")
+    with pytest.raises(ValueError, match=r"'capacity': it is a hyperparameter\. Put it under `algorithm_config`"):
+        RunConfig.from_dict({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "capacity": 3}, trust=True)
+    with pytest.raises(ValueError, match=r"unknown key 'lr'\. "):
+        RunConfig.from_dict({"env": "Pendulum", "algorithm": f"{package}.MyConfig", "lr": 3}, trust=True)
+
+
+def test_an_algorithm_without_an_environment_needs_no_env(package, built, capsys):
+    assert main(["train", "--algorithm", f"{package}.DataConfig", "--dry-run"]) == 0
+    assert built[0].env is None
+    assert "no environment is named" in refusal(capsys, "train", "--algorithm", f"{package}.MyConfig")
+
+
+def test_bench_has_the_options_of_the_algorithm_and_refuses_one_without_modes(package, capsys):
+    out = help_of(capsys, "bench", "Pendulum", f"algorithm={package}.MyConfig")
+    assert "--capacity INTEGER" in out
+    assert "--gamma" not in out
+    error = refusal(capsys, "bench", "Pendulum", f"algorithm={package}.MyConfig", "--capacity", "7")
+    assert "MyConfig has no `execution` and `precision`: there are no modes to compare." in error
+
+
+def test_bench_measures_an_algorithm_of_ones_own(package, monkeypatch, capsys):
+    bench = importlib.import_module("rl8x.cli.bench")
+    jobs = []
+    monkeypatch.setattr(bench, "_in_fresh_process", lambda job, timeout_s: jobs.append(job) or bench.measure(job))
+    words = ["num_envs=4", "horizon=4", "device=cpu", "tracking=false", "--modes", "eager", "--seconds", "0"]
+    assert main(["bench", "CartPole", "--algorithm", f"{package}.TunedConfig", "--bonus", "2", *words]) == 0
+    assert "Fastest: eager fp32" in capsys.readouterr().out
+    assert jobs[0]["run"]["algorithm_config"]["bonus"] == 2
+
+
+def test_a_run_is_resumed_with_the_options_of_its_own_config(package, capsys):
+    words = ["train", "CartPole", "--algorithm", f"{package}.TunedConfig", *SMALL, "checkpoints.directory=runs"]
+    assert main([*words, "--max-steps", "1", "--bonus", "0.25"]) == 0
+    del sys.modules[package]  # as in a process of its own
+    resume = ["resume", "runs", "--trust", "--progress", "none", "--max-steps", "2"]
+    assert "would import" in refusal(capsys, "resume", "runs", "--bonus", "0.75")
+    assert "Tuned: --bonus NUMBER What curiosity adds. [default: 0.5; >= 0]" in help_of(
+        capsys, "resume", "runs", "--trust"
+    )
+    assert "No such option '--bonsu'" in refusal(capsys, *resume, "--bonsu", "3")
+    assert "`bonus` must be at least 0; got -1" in refusal(capsys, *resume, "--bonus", "-1")
+    assert "name the run first: rl8x resume RUN --bonus" in refusal(capsys, "resume", "--bonus", "1", "runs")
+    assert "there is no run 'nothing'" in refusal(capsys, "resume", "nothing", "--bonus", "1")
+    assert main([*resume, "--bonus", "0.75", "lr=1e-4"]) == 0
+    config = Trainer.resume("runs", trust=True).algorithm.config
+    assert (config.bonus, config.lr) == (0.75, 1e-4)
