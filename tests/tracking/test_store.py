@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rl8x.tracking.location import locate
+from rl8x.tracking.mlflow_settings import quiet_thread, short_requests
 from rl8x.tracking.store import (
     MLflowStore,
     Point,
@@ -19,8 +20,6 @@ from rl8x.tracking.store import (
     RunSpec,
     StoreDownError,
     StoreRefusedError,
-    quiet_thread,
-    short_requests,
 )
 
 SPEC = RunSpec("abc", "e", None, "n", 1234)

@@ -1,6 +1,5 @@
 import contextlib
 import io
-import json
 import math
 import os
 import shutil
@@ -18,7 +17,8 @@ from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking import store_process as module
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.store import MLflowStore, Point, RunGoneError, RunSpec, StoreDownError, StoreRefusedError
-from rl8x.tracking.store_process import StoreProcess, serve
+from rl8x.tracking.store_process import StoreProcess
+from rl8x.tracking.store_server import encode, serve
 
 pytestmark = pytest.mark.store_process
 SPEC = RunSpec("a" * 32, "apart", None, "mine", 1000)
@@ -296,9 +296,6 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):
     assert process.wait(10) == 0
 
 
-NOWHERE = {"database": None, "artifact_root": None, "guarded": False}
-
-
 class Fake:
     def __init__(self, location, request_timeout_s):
         new = os.environ.get("RL8X_TEST") if location.uri == "v" else None
@@ -317,18 +314,18 @@ class Fake:
 def test_the_other_end_answers_in_order_and_survives_any_error():
     point = Point("a", math.nan, 1, 2)
     requests = [
-        (5, 0, "open", ({"uri": "u", **NOWHERE}, 3, sys.argv, dict(os.environ))),
+        (5, 0, "open", (Location("u"), 3, sys.argv, dict(os.environ))),
         (5, 1, "log_points", ("r", [point])),
         (5, 2, "log_points", ("r", [point, point])),
         (5, 3, "params", ("r",)),
         (5, 4, "nothing", ()),
-        (6, 0, "open", ({"uri": "v", **NOWHERE}, 4, sys.argv, {**os.environ, "RL8X_TEST": "new"})),
+        (6, 0, "open", (Location("v"), 4, sys.argv, {**os.environ, "RL8X_TEST": "new"})),
         (6, 5, "params", ("r",)),
         (5, 6, "close", ()),
     ]
     answers = []
-    lines = "\n".join(map(json.dumps, requests))
-    serve(io.BytesIO(f"{lines}\n[5, 7, ".encode()), lambda *answer: answers.append(answer), Fake)
+    lines = b"".join(map(encode, requests))
+    serve(io.BytesIO(lines + encode((5, 7, "params", ("r",)))[:-5]), lambda *answer: answers.append(answer), Fake)
     first = [(number, str(value)) for number, value in answers if number in (1, 2, 3, 4, 6)]
     assert first == [
         (1, "None"),

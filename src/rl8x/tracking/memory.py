@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rl8x.tracking.names import artifact_name, metric_step, metric_value
-from rl8x.tracking.protocol import STATUSES, Status, TrackingError
+from rl8x.tracking.protocol import Status, TrackingError, check_status
 
 
 class Row(NamedTuple):
@@ -24,7 +24,7 @@ class MemoryTracker:
     """Keeps one run in memory.
 
     `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names) and `status` (None before `start()`, then
-    "RUNNING", then what `finish` was told) can be read at any time. `start()` without `resume` begins anew.
+    "RUNNING", then what `finish` was given) can be read at any time. `start()` without `resume` begins anew.
     """
 
     def __init__(self) -> None:
@@ -137,8 +137,7 @@ class MemoryTracker:
         Raises:
             ValueError: `status` is none of FINISHED, FAILED, KILLED.
         """
-        if status not in STATUSES:
-            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
+        check_status(status)
         self._open = False
         if not self._keeps_status:
             self.status = status

@@ -1,4 +1,4 @@
-"""What the trainer asks of whatever keeps a run: the `Tracker` protocol, and the tracker that keeps nothing."""
+"""The `Tracker` protocol, which is all that the trainer asks of a tracker, and the tracker that keeps nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ STATUSES: tuple[Status, ...] = ("FINISHED", "FAILED", "KILLED")
 
 class TrackingError(ValueError):
     """A tracking store, run or spool cannot be used as asked; the message says what to do."""
+
+
+def check_status(status: str) -> None:
+    """Refuse a final status that MLflow does not have.
+
+    Raises:
+        ValueError: `status` is none of FINISHED, FAILED, KILLED.
+    """
+    if status not in STATUSES:
+        raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
 
 
 @runtime_checkable
@@ -75,48 +85,25 @@ class Tracker(Protocol):
         """Wait until all that was logged has arrived; False where it has not in time."""
 
     def finish(self, status: Status) -> None:
-        """End the run."""
+        """End the run.
+
+        Raises:
+            ValueError: `status` is none of FINISHED, FAILED, KILLED.
+        """
 
 
 class NullTracker:
-    """Keeps nothing."""
+    """A `Tracker` that keeps nothing."""
 
     run_id: str | None = None
     resume_handle: str | None = None
     location: str = "nowhere (tracking is off)"
 
-    def start(
-        self,
-        *,
-        params: Mapping[str, object],
-        tags: Mapping[str, str],
-        resume: str | None = None,
-        repeats: bool = True,
-        keeps_status: bool = False,
-    ) -> None:
+    def start(self, *args: object, **kwargs: object) -> None:
         """Do nothing."""
 
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Do nothing."""
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Do nothing."""
-
-    def describe(self, text: str) -> None:
-        """Do nothing."""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Do nothing."""
-
-    def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Do nothing."""
-
-    def log_text(self, text: str, artifact_file: str) -> None:
-        """Do nothing."""
+    log_params = set_tags = describe = log_metrics = log_artifact = log_text = finish = start
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Do nothing."""
+        """Return True: there is nothing to wait for."""
         return True
-
-    def finish(self, status: Status) -> None:
-        """Do nothing."""

@@ -6,7 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from rl8x.tracking.spool_files import REJECTED, Op, decode, encode, open_regular, replace_file
+from rl8x.tracking.secrets import hide
+from rl8x.tracking.spool_files import REJECTED, Op, decode, encode, open_regular, replace_file, without_secrets
 
 
 class Rejected:
@@ -17,10 +18,16 @@ class Rejected:
 
     Args:
         folder: The spool.
+
+    Attributes:
+        path: The file.
+        num_rows_lost: Rows that could not be written down.
+        num_others_lost: Other entries that could not.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / REJECTED
+        self.num_rows_lost = self.num_others_lost = 0
         self._entries = self._read()
 
     def __len__(self) -> int:
@@ -47,19 +54,19 @@ class Rejected:
             return [{"op": "rejected", "reason": reason, "rejected": {"op": "unreadable"}}]
         return [_entry(line) for line in dict.fromkeys(lines)]  # a kill may have left one twice
 
-    def add(self, op: Op, reason: str) -> bool:
-        """Set an op aside; False where it cannot be written down."""
+    def add(self, op: Op, reason: str) -> None:
+        """Set aside an op that the store does not take, so that the others can go on."""
         self.replaced_by(op)
-        entry = {"op": "rejected", "reason": reason, "rejected": op}
+        entry = {"op": "rejected", "reason": hide(reason), "rejected": without_secrets(op)}
         if entry in self._entries:
-            return True
+            return
         try:
             with os.fdopen(open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
                 file.write(encode(entry))
+            self._entries.append(entry)
         except OSError:
-            return False
-        self._entries.append(entry)
-        return True
+            self.num_rows_lost += op["op"] == "m"
+            self.num_others_lost += op["op"] != "m"
 
     def replaced_by(self, op: Op) -> None:
         """Drop what an op, which has arrived now, replaces."""

@@ -1,7 +1,18 @@
-"""What the files of a spool say, read with suspicion: they may be torn, edited, of another version or make."""
+"""The files of a spool, read without trust: they may be torn, edited, of another version or make.
+
+A spool is a folder:
+
+    ops.jsonl   one JSON object a line, in order: the header, then params, tags, metrics, artifacts, the final status
+    ack.json    how far the store has it, and the run's ID there; written beside and renamed
+    end.json    room for the final status and how many rows were lost, where the disk is full by then
+    files/      copies of artifacts that are still to be sent
+    lock        held by the process that writes or sends
+    rejected.jsonl   entries that the store does not take
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl8x.output import counted
+from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.names import readable
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import hide, hide_in_data
 
 OPS = "ops.jsonl"
 ACK = "ack.json"
@@ -23,6 +37,10 @@ _END_BYTES = 512
 _ODD_TEXT = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
 
 Op = dict[str, Any]
+
+
+class SpoolInUseError(TrackingError):
+    """Another process writes or sends the spool."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,32 @@ class Ack:
     attempted: bool = False
     resumed: bool = False
     finished: bool = False
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """What of a spool has not arrived.
+
+    Attributes:
+        num_rows: Rows on the disk, which `rl8x sync` can send.
+        num_others: Params, tags, artifacts and the status, on the disk too.
+        num_lost: Rows that only the memory of this process has, or that were dropped from it.
+        num_others_lost: Params, tags and artifacts that only the memory has.
+        num_rejected: Entries that the store does not take, which were set aside.
+    """
+
+    num_rows: int = 0
+    num_others: int = 0
+    num_lost: int = 0
+    num_others_lost: int = 0
+    num_rejected: int = 0
+
+    @property
+    def lost(self) -> str:
+        """Write what is lost in words; empty where nothing is."""
+        rows = counted(self.num_lost, "row", "rows") if self.num_lost else ""
+        others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
+        return " and ".join(filter(None, (rows, others)))
 
 
 def encode(op: Mapping[str, object]) -> bytes:
@@ -79,6 +123,16 @@ def _readable(data: Any) -> Any:
     return [_readable(value) for value in data] if isinstance(data, list | tuple) else data
 
 
+def without_secrets(op: Mapping[str, Any]) -> Op:
+    """Return an op without secrets. Rows are names and numbers, which are not looked at; files keep their names."""
+    kind = op["op"]
+    if kind in ("m", "artifact"):
+        return dict(op)
+    if kind in ("describe", "text") and isinstance(op.get("text"), str):
+        return {**op, "text": hide(op["text"])}
+    return dict(hide_in_data(op))
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """Open a file of a spool; returns its descriptor.
 
@@ -108,6 +162,21 @@ def check_plain(folder: Path) -> None:
                     raise TrackingError(f"the spool {folder} has {entry.name!r}, which is no plain file")
     except OSError as error:
         raise TrackingError(f"cannot open the spool {folder}: {error}") from error
+
+
+def check_is_no_copy(folder: Path, header: Op) -> None:
+    """Refuse the copy of a spool that a process still writes: what it sends would be sent twice, and end the run.
+
+    Raises:
+        SpoolInUseError: It is one.
+    """
+    lock = FileLock(Path(str(header.get("folder", folder))) / "lock")
+    with contextlib.suppress(OSError):
+        if not os.path.samefile(lock.path, folder / "lock") and is_locked(lock.path):
+            raise SpoolInUseError(
+                f"the spool {folder} is a copy of {lock.path.parent}, which is in use by {lock.owner()}; "
+                "try again when that has ended"
+            )
 
 
 _HEADER: dict[str, tuple[type, ...]] = {

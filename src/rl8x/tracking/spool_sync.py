@@ -14,13 +14,14 @@ from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.database import has_tables
 from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import Spool, SpoolInUseError
-from rl8x.tracking.spool_files import FILES, OPS, check_plain
-from rl8x.tracking.store import MLflowStore, RunMissingError, Store, StoreDownError, StoreRefusedError, quiet_thread
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import FILES, OPS, SpoolInUseError, check_plain
+from rl8x.tracking.store import MLflowStore, in_words
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def sync(
     to: str | None = None,
     *,
     allow: Callable[[Location], bool] = lambda location: False,
-    connect: Callable[[Location], Store] = MLflowStore,
+    connect: Callable[[Location], MLflowStore] = MLflowStore,
 ) -> SyncReport:
     """Send everything that waits in spools whose process is gone.
 
@@ -143,24 +144,9 @@ def _check_database(location: Location) -> None:
         )
 
 
-def _begin_anew_where_gone(sender: Sender) -> None:
-    """Send a run from its first row to a store that does not have it, such as a database in place of a deleted one."""
-    spool = sender.spool
-    if spool.ack.run_id is None:
-        return
-    try:
-        sender.store.check_run(spool.ack.run_id)
-    except StoreRefusedError as error:
-        raise StoreDownError(str(error)) from error
-    except RunMissingError:
-        if spool.ack.generation or spool.header.get("run_id"):  # the store alone had what came before
-            raise
-        spool.acknowledge(
-            0, run_id=None, run_name=None, name_is_free=False, attempted=False, resumed=False, finished=False
-        )
-
-
-def _sync_one(folder: Path, where: Callable[[Spool], Location], connect: Callable[[Location], Store]) -> SpoolReport:
+def _sync_one(
+    folder: Path, where: Callable[[Spool], Location], connect: Callable[[Location], MLflowStore]
+) -> SpoolReport:
     try:
         if _removed_empty(folder):
             return SpoolReport(folder, "sent", message="nothing was logged")
@@ -170,20 +156,20 @@ def _sync_one(folder: Path, where: Callable[[Spool], Location], connect: Callabl
     except Exception as error:  # whatever a folder has in it, the others are sent
         if not os.path.lexists(folder / OPS) and not unreadable(folder):
             return SpoolReport(folder, "busy", message="another process has just sent it")
-        return SpoolReport(folder, "failed", message=_in_words(error))
+        return SpoolReport(folder, "failed", message=in_words(error))
     sender = None
     message = ""
     try:
         location = where(spool)
         _check_database(location)
         sender = Sender(spool, lambda: connect(location), late=True)
-        _begin_anew_where_gone(sender)
+        sender.run.begin_anew_where_gone()
         sender.send_all()
         if not spool.ack.finished:
-            sender.finish_killed()
+            sender.run.finish_killed()
             spool.acknowledge(finished=True)
     except Exception as error:
-        message = _in_words(error)
+        message = in_words(error)
     finally:
         spool.close(remove=not message)
     rejected = spool.rejected
@@ -216,8 +202,3 @@ def _uri(spool: Spool) -> str:
     if "uri" not in spool.header:
         raise TrackingError(f"the spool {spool.folder} does not say where its run belongs: `rl8x sync --to URI`")
     return str(spool.header["uri"])
-
-
-def _in_words(error: Exception) -> str:
-    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
-    return str(error) if ours else f"{type(error).__name__}: {error}"

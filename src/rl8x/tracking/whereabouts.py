@@ -12,8 +12,7 @@ from rl8x.output import counted
 from rl8x.tracking.address import beside
 from rl8x.tracking.location import Location, is_default, mlruns_dir
 from rl8x.tracking.runs import HANDLE_PREFIX
-from rl8x.tracking.spool import Unsent
-from rl8x.tracking.spool_files import REJECTED, Ack
+from rl8x.tracking.spool_files import REJECTED, Ack, Unsent
 
 
 @dataclass(frozen=True)

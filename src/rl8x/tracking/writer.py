@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from rl8x.tracking.last_call import LastCall
+from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import StoreDownError, quiet_thread
+from rl8x.tracking.store import StoreDownError, in_words
 
 _log = logger(__name__)
 
@@ -242,11 +243,10 @@ class Writer:
                 self._arrived()  # also where there was nothing to send: the store has answered
                 if not self._spool.pending:
                     break
-        except StoreDownError as error:
-            return self._failed(str(error))
-        except Exception as error:  # ours, or one that the store should have turned: training goes on all the same
-            _log.debug("tracking: unexpected error", exc_info=True)
-            return self._failed(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            if not isinstance(error, StoreDownError):  # a mistake of rl8x: training goes on all the same
+                _log.debug("tracking: unexpected error", exc_info=True)
+            return self._failed(in_words(error))
         return self._interval_s
 
     def _arrived(self) -> None:
