@@ -186,7 +186,7 @@ def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, mlflow_c
     tracker.start(params={}, tags={})
     tracker.log_metrics({"a": 1.0}, 1)
     assert tracker.flush(60)
-    pid = tracker._writer._sender.store._process.popen.pid
+    pid = tracker._writer.sender.store._process.popen.pid
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr(module, "SILENT_S", 2)
     tracker.log_metrics({"a": 2.0}, 2)
@@ -259,7 +259,7 @@ def test_it_does_not_outlive_a_run_that_is_killed_nor_bring_mlflow_into_it(mlrun
         tracker.start(params={}, tags={})
         tracker.log_metrics({"a": 1.0}, 1)
         assert tracker.flush(60)
-        print("mlflow" in sys.modules, tracker._writer._sender.store._process.popen.pid, flush=True)
+        print("mlflow" in sys.modules, tracker._writer.sender.store._process.popen.pid, flush=True)
         if (forked := os.fork()) > 0:  # the child is there longer
             print(forked, flush=True)
         time.sleep(60)
@@ -286,7 +286,7 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):
         tracker.log_metrics({"a": step / 7}, step)
     tracker.log_text("hello", "note.txt")
     assert tracker.flush(60)
-    process = tracker._writer._sender.store._process.popen
+    process = tracker._writer.sender.store._process.popen
     assert process.pid != os.getpid()
     tracker.finish("FINISHED")
     run = mlflow_client.get_run(tracker.run_id)

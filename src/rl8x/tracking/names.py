@@ -39,9 +39,24 @@ def legal_name(name: str) -> str:
     if not legal:
         raise ValueError(f"a name must have at least one character that is not '/'; got {name!r}")
     if len(legal) > MAX_NAME_LENGTH:
-        digest = hashlib.sha256(readable(name).encode()).hexdigest()[:8]
-        legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest}"
+        legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest(readable(name))[:8]}"
     return legal
+
+
+def digest(text: str) -> str:
+    """Return sixteen letters that stand for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fitted(name: str, text: str) -> tuple[str, str | None]:
+    """Cut a param to what a store takes; returns it and the artifact that is to have the whole text, if it is cut."""
+    if len(text) <= MAX_PARAM_LENGTH:
+        return text, None
+    file = f"params/{name.replace(':', '_')}.txt"
+    if len(file.encode()) > 250:  # of a file's name, in bytes; param names may be longer
+        file = f"params/{digest(name)}.txt"
+    note = f" ... (the whole value is the artifact {file})"
+    return text[: MAX_PARAM_LENGTH - len(note)] + note, file
 
 
 class NameTable:

@@ -7,10 +7,21 @@ import os
 from pathlib import Path
 
 from rl8x.disk import replace_synced
-from rl8x.tracking.spool_files import OPS, Op, decode, open_regular, whole_lines
+from rl8x.tracking.spool_files import OPS, Op, decode, open_regular
 
 READ_BYTES = 1 << 20
 ROW = b'{"op":"m"'  # how the line of a row of metrics begins
+
+
+def whole_lines(fd: int, end: int) -> int:
+    """Return the length of the first `end` bytes of a file up to the last newline."""
+    while end > 0:
+        start = max(0, end - 65536)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 class OpsFile:
@@ -30,15 +41,11 @@ class OpsFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / OPS
         self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
-        self.end = whole_lines(self._fd)
+        self.end = whole_lines(self._fd, os.fstat(self._fd).st_size)
         os.ftruncate(self._fd, self.end)
 
     def write(self, line: bytes) -> None:
-        """Append a line, whole or not at all.
-
-        Raises:
-            OSError: The disk does not take it.
-        """
+        """Append a line, whole or not at all: then it raises `OSError`."""
         try:
             if os.pwrite(self._fd, line, self.end) != len(line):
                 raise OSError(28, "No space left on device")
@@ -99,11 +106,7 @@ class OpsFile:
         return None
 
     def copy_from(self, other: OpsFile) -> None:
-        """Make this file the same as another one.
-
-        Raises:
-            OSError: One cannot be read or the other not be written.
-        """
+        """Make this file the same as another one; raises `OSError` where one of the two cannot be used."""
         os.ftruncate(self._fd, 0)
         self.end = 0
         while self.end < other.end:
@@ -113,11 +116,7 @@ class OpsFile:
             self.write(data)
 
     def begin_anew(self, line: bytes) -> None:
-        """Replace the file by one that has a single line; after a power cut one of the two is there.
-
-        Raises:
-            OSError: It cannot be replaced, and is as it was.
-        """
+        """Replace the file by one with a single line, or raise `OSError`; after a power cut one of the two is there."""
         replace_synced(self.path, line, mode=0o600)
         fd = os.open(self.path, os.O_RDWR)
         os.close(self._fd)

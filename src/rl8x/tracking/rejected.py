@@ -109,3 +109,19 @@ def _keys(op: Op) -> set[tuple[str, str]]:
         case "tags" if isinstance(op.get("tags"), dict):
             return {("tag", name) for name in op["tags"]}
     return set()
+
+
+def name_of(op: Op) -> str:
+    """Name an entry in a message."""
+    match op:
+        case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
+            return f"the metric {next(iter(metrics))!r}"
+        case {"op": "params" | "tags" as kind} if isinstance(op.get(kind), dict) and len(op[kind]) == 1:
+            return f"the {kind[:-1]} {next(iter(op[kind]))!r:.100}"
+        case {"op": "text", "to": to}:
+            return f"the text {to!r:.100}"
+        case {"op": "artifact", "file": file}:
+            return f"the artifact {file!r:.100}"
+        case {"op": "open", "experiment": experiment, "run_name": name}:
+            return f"the run's name {name!r:.100}" if experiment is None else f"the experiment {experiment!r:.100}"
+    return f"an entry of the kind {op['op']!r:.100}"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
-from rl8x.tracking.entries import digest, fitted, name_of
 from rl8x.tracking.kept_files import check_kept, kept_path
 from rl8x.tracking.known_points import KnownPoints
-from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, legal_name, metric_step
+from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, digest, fitted, legal_name, metric_step
 from rl8x.tracking.protocol import STATUSES, TrackingError
+from rl8x.tracking.rejected import name_of
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
@@ -289,9 +289,9 @@ class Sender:
         present = self.store.params(self.run.id)
         new, changed, texts = {}, {}, []
         for name, given in op["params"].items():
-            value, text = fitted(name, str(given))
-            if text is not None:
-                texts.append(text)
+            value, file = fitted(name, str(given))
+            if file is not None:
+                texts.append({"op": "text", "to": file, "text": str(given)})
             if name not in present:
                 new[name] = value
             elif present[name] != value:  # MLflow raises on a changed value; a resumed run may well have one

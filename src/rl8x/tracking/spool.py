@@ -29,6 +29,7 @@ from rl8x.tracking.rejected import Rejected
 from rl8x.tracking.secrets import hide_in_data, logger
 from rl8x.tracking.spool_files import (
     ACK,
+    END,
     REJECTED,
     Op,
     SpoolInUseError,
@@ -41,7 +42,6 @@ from rl8x.tracking.spool_files import (
     read_end,
     read_header,
     replace_file,
-    reserve_end,
     without_secrets,
     write_end,
 )
@@ -63,9 +63,6 @@ class Spool:
         folder: The spool.
         header: Its first op.
         lock: The lock of a spool that is there; None makes one, in memory for as long as the disk refuses.
-
-    Raises:
-        OSError: A spool that is there cannot be read.
     """
 
     def __init__(self, folder: Path, header: Op, lock: FileLock | None) -> None:
@@ -225,7 +222,8 @@ class Spool:
             self._lock = lock
         file = OpsFile(self.folder)
         try:
-            reserve_end(self.folder)
+            if not (self.folder / END).exists():  # room for how the run ends, where the disk is full by then
+                write_end(self.folder, None)
             if not file.end:
                 file.write(encode(self.header))
         except OSError:
@@ -244,18 +242,16 @@ class Spool:
             if not self._file.is_deleted:
                 self._follow(self._file.moved_to)
                 return
+            file = None
             try:
                 if self._lock is not None:  # its file has gone with the folder
                     self._lock.release()
                     self._lock = None
                 file = self._make_file()
-            except OSError as error:
-                self._fail(error)
-                return
-            try:
                 file.copy_from(self._file)
             except OSError as error:
-                file.close()
+                if file is not None:
+                    file.close()
                 self._fail(error)
                 return
             self._file.close()
@@ -271,15 +267,7 @@ class Spool:
             _log.warning("tracking: the spool was moved to %s; rows go on to wait there", self.folder)
 
     def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
-        """Copy a file or folder into the spool; returns its path there.
-
-        Args:
-            source: What to copy.
-            besides: Folders in `source` that are left out, as all spools are.
-
-        Raises:
-            OSError: It cannot be read, or there is no room.
-        """
+        """Copy a file or folder into the spool, as `kept_files.keep` does; returns its path there."""
         with self._guard:
             self._last_number = number = max(self._last_number, kept_files.highest_number(self.folder)) + 1
         return kept_files.keep(self.folder, number, source, besides)

@@ -110,9 +110,9 @@ def decode(line: bytes) -> Op:
             op = _readable(op)
     except (ValueError, RecursionError):
         op = None
-    return (
-        op if isinstance(op, dict) and isinstance(op.get("op"), str) else {"op": "unreadable", "line": repr(line)[:500]}
-    )
+    if isinstance(op, dict) and isinstance(op.get("op"), str):
+        return op
+    return {"op": "unreadable", "line": repr(line)[:500]}
 
 
 def _readable(data: Any) -> Any:
@@ -134,10 +134,10 @@ def without_secrets(op: Mapping[str, Any]) -> Op:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file of a spool; returns its descriptor.
+    """Open a file of a spool, no pipe, which would never end, and no link, which may lead anywhere.
 
     Raises:
-        OSError: It cannot be opened, or is no file: a pipe would never end, a link may lead anywhere.
+        OSError: It cannot be opened, or is no plain file.
     """
     fd = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -180,15 +180,10 @@ def check_is_no_copy(folder: Path, header: Op) -> None:
 
 
 _HEADER: dict[str, tuple[type, ...]] = {
-    "spool_id": (str,),
-    "t": (int,),
-    "experiment": (str, type(None)),
-    "experiment_id": (str, type(None)),
-    "run_name": (str, type(None)),
-    "run_id": (str, type(None)),
-    "uri": (str,),
+    **dict.fromkeys(("spool_id", "uri"), (str,)),
+    **dict.fromkeys(("experiment", "experiment_id", "run_name", "run_id"), (str, type(None))),
+    **dict.fromkeys(("t", "generation"), (int,)),
     "owns": (bool,),
-    "generation": (int,),
 }
 
 
@@ -232,18 +227,8 @@ def read_ack(folder: Path) -> Ack:
     return ack if numbers and texts and flags and ack.run_id != "" else Ack()
 
 
-def reserve_end(folder: Path) -> None:
-    """Make room on the disk for how the run ends, to be used where the disk is full by then.
-
-    Raises:
-        OSError: There is no room.
-    """
-    if not (folder / END).exists():
-        write_end(folder, None)
-
-
 def write_end(folder: Path, op: Mapping[str, object] | None) -> None:
-    """Write how the run ended over the room that was reserved for it; None takes it away.
+    """Write how the run ended over the room that was reserved for it; None reserves it, or takes the end away.
 
     Raises:
         OSError: It cannot be written.
@@ -268,24 +253,8 @@ def read_end(folder: Path) -> Op | None:
     return op if op["op"] == "finish" and type(op.get("lost_rows")) is int else None
 
 
-def whole_lines(fd: int, end: int | None = None) -> int:
-    """Return the length of a file, or of its first `end` bytes, up to the last newline."""
-    position = os.fstat(fd).st_size if end is None else end
-    while position > 0:
-        start = max(0, position - 65536)
-        found = os.pread(fd, position - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
-
-
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file beside its place, which only its owner can read, and rename it into that.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a file beside its place, which only its owner can read, and rename it into that; else raise `OSError`."""
     beside = path.with_name(path.name + ".new")
     with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(data)

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any, cast
 
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import MLflowStore, StoreDownError
@@ -31,14 +31,9 @@ SILENT_S = 5  # without a beat: a store that is down
 KILL_S = 60  # without a beat: killed, so that the next call starts another
 _CALLS = frozenset(name for name in vars(MLflowStore) if not name.startswith("_")) | {"source_tags"}
 
-if TYPE_CHECKING:
-    _Calls = MLflowStore  # what answers at the other end: the same calls, of the same types
-else:
-    _Calls = object
 
-
-class StoreProcess(_Calls):
-    """A store whose calls are made by the process that all trackers share, which the first call starts.
+class StoreProcess:
+    """Has the calls of `MLflowStore`, made by the process that all trackers share, which the first call starts.
 
     A process that has ended, cannot be started or is silent is a store that is down: a later call starts another.
 
@@ -57,11 +52,6 @@ class StoreProcess(_Calls):
         if name not in _CALLS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return functools.partial(self._ask, name)
-
-    if TYPE_CHECKING:
-
-        def source_tags(self) -> dict[str, str]:
-            """Return the tags that say where the run comes from; the store need not be there."""
 
     def _ask(self, name: str, *args: Any) -> Any:
         global _shared
@@ -100,6 +90,7 @@ class _Process:
     def __init__(self) -> None:
         self.gone = False
         self.popen = _start()
+        self._stdin, self._stdout = cast("IO[bytes]", self.popen.stdin), cast("IO[bytes]", self.popen.stdout)
         self.channels: set[int] = set()
         self._numbers = itertools.count(1)
         self._guard = threading.Lock()
@@ -120,19 +111,13 @@ class _Process:
         return channel
 
     def ask(self, channel: int, name: str, args: tuple[Any, ...], timeout_s: float | None = None) -> Any:
-        """Make a call and wait for its answer.
-
-        Raises:
-            StoreDownError: The process is gone or silent, or the store is down.
-            StoreRefusedError: As the store says.
-        """
+        """Make a call and return its answer, or raise it; `StoreDownError` also where the process is gone or silent."""
         number = next(self._numbers)
         request = encode((channel, number, name, args))
-        box: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._guard:
             if self._trouble:
                 raise StoreDownError(self._trouble)
-            self._waiting[number] = box
+            box = self._waiting[number] = queue.SimpleQueue()
         self._requests.put(request)
         try:
             answer = box.get(timeout=timeout_s)  # without a time-out: `_receive` answers in the end
@@ -156,29 +141,23 @@ class _Process:
 
     def leave_to_parent(self) -> None:
         """Close this process's copies of the pipes, in a child that was forked from the process that owns them."""
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
         self.gone = True
-        self.popen.stdin.close()
-        self.popen.stdout.close()
+        self._stdin.close()
+        self._stdout.close()
         self.popen.returncode = 0  # not this process's to wait for
 
     def _send(self) -> None:
-        stdin = self.popen.stdin
-        assert stdin is not None
         with contextlib.suppress(OSError):  # it is gone, as `_receive` finds out too
             while (request := self._requests.get()) is not None:
                 rest = memoryview(request)
                 while rest:
-                    rest = rest[stdin.write(rest) :]
+                    rest = rest[self._stdin.write(rest) :]
         with contextlib.suppress(OSError):
-            stdin.close()
+            self._stdin.close()
 
     def _receive(self) -> None:
-        stdout = self.popen.stdout
-        assert stdout is not None
         poll = select.poll()
-        poll.register(stdout, select.POLLIN)
+        poll.register(self._stdout, select.POLLIN)
         data = b""
         # Counted in waits that ended without a beat: the clock also runs where this process itself was stopped.
         silent_s = 0
@@ -193,7 +172,7 @@ class _Process:
                 elif silent_s == KILL_S:
                     self.popen.kill()
                 continue
-            more = os.read(stdout.fileno(), 1 << 16)
+            more = os.read(self._stdout.fileno(), 1 << 16)
             if not more:
                 break
             silent_s, self._trouble = 0, ""
@@ -202,10 +181,10 @@ class _Process:
         self._fail(f"the process that talks to MLflow is gone (exit status {status})")
         self.gone = True
         self._requests.put(None)
-        stdout.close()
+        self._stdout.close()
 
     def _is_busy(self) -> bool:
-        """Say whether the process would run if it could, or reads a disk: its low priority may keep it for long."""
+        """Return whether the process would run if it could, or reads a disk: its low priority may keep it for long."""
         with contextlib.suppress(OSError):
             for file in Path(f"/proc/{self.popen.pid}/task").glob("*/stat"):
                 if file.read_text().rpartition(")")[2].split()[0] in "RD":
