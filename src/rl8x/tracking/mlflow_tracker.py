@@ -77,7 +77,7 @@ class MLflowTracker:
         self._sender: Sender | None = None
         self._writer: Writer | None = None  # while a run goes on
         self._outage = ""
-        self._metric_names = NameTable()
+        self._metric_names = NameTable("metric")
         self._last_time = 0
         self._pid = os.getpid()
 
@@ -154,7 +154,7 @@ class MLflowTracker:
         _check_installed()
         self._pid = os.getpid()
         self._outage = ""
-        self._metric_names = NameTable()
+        self._metric_names = NameTable("metric")
         first = [_params_op(params), _tags_op({**(self.tags or {}), **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
@@ -275,8 +275,7 @@ class MLflowTracker:
         if writer is None or spool is None:
             return True
         spool.sync_to_disk()
-        mark = spool.mark()
-        return writer.wait(lambda: spool.passed(mark), timeout_s, min(timeout_s, self.outage_timeout_s))
+        return writer.wait(spool.mark(), timeout_s, min(timeout_s, self.outage_timeout_s))
 
     def sync_to_disk(self) -> None:
         """Make what was logged survive a power cut; may be called by any thread."""
@@ -299,21 +298,10 @@ class MLflowTracker:
             TypeError: A value is no number, a name no string, or the step no integer.
             ValueError: Two names would become one, or the step does not fit into 64 bits.
         """
-        if not self._metric_names.plain(metrics):
-            metrics = self._renamed(metrics)
+        metrics = self._metric_names.legal(metrics)
         # `type(...) is float` spares most values the call
         row = {name: value if type(value) is float else metric_value(name, value) for name, value in metrics.items()}
         self._append({"op": "m", "t": self._now(), "s": metric_step(step), "m": row})
-
-    def _renamed(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        renamed = {}
-        for name, value in metrics.items():
-            new = name not in self._metric_names
-            legal = self._metric_names.add(name)
-            if new and legal != name:
-                _log.warning("tracking: the metric %r is logged as %r, which MLflow takes", name, legal)
-            renamed[legal] = value
-        return renamed
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
@@ -397,8 +385,7 @@ def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
 
 
 def _params_op(params: Mapping[str, object]) -> Op:
-    names = NameTable()
-    return {"op": "params", "params": {names.add(name): _text(value) for name, value in params.items()}}
+    return {"op": "params", "params": {name: _text(value) for name, value in NameTable().legal(params).items()}}
 
 
 def _text(value: object) -> str:

@@ -7,8 +7,13 @@ import operator
 import posixpath
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import logger
+
+_log = logger(__name__)
+_ValueT = TypeVar("_ValueT")
 
 MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
@@ -60,19 +65,23 @@ def fitted(name: str, text: str) -> tuple[str, str | None]:
 
 
 class NameTable:
-    """Remembers which legal name each given name got, and refuses two given names for one legal name."""
+    """Remembers which legal name each given name got, and refuses two given names for one legal name.
 
-    def __init__(self) -> None:
+    Args:
+        kind: What is named, for a warning at the first use of a name that is not legal; empty warns of none.
+    """
+
+    def __init__(self, kind: str = "") -> None:
+        self._kind = kind
         self._legal: dict[str, str] = {}
         self._given: dict[str, str] = {}
         self._plain: set[str] = set()
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._legal
-
-    def plain(self, names: Mapping[str, object]) -> bool:
-        """Say whether all names have been seen before and are legal as they are (the fast path of every row)."""
-        return names.keys() <= self._plain
+    def legal(self, named: Mapping[str, _ValueT]) -> Mapping[str, _ValueT]:
+        """Return values under the legal ones of their names; raises as `add`."""
+        if named.keys() <= self._plain:  # the fast path of every row
+            return named
+        return {self.add(name): value for name, value in named.items()}
 
     def add(self, name: str) -> str:
         """Return the legal name of `name`.
@@ -89,6 +98,8 @@ class NameTable:
         self._legal[name] = legal
         if legal == name:
             self._plain.add(name)
+        elif self._kind:
+            _log.warning("tracking: the %s %r is logged as %r, which MLflow takes", self._kind, name, legal)
         return legal
 
 

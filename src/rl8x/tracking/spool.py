@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -304,17 +304,11 @@ class Spool:
         times = [op["t"] for op, _ in self._file.read_last() if isinstance(op.get("t"), int)]
         return max(times, default=int(self.header["t"]))
 
-    def mark(self) -> tuple[int, int]:
-        """Return a mark of all that was appended so far, for `passed`."""
+    def mark(self) -> Callable[[], bool]:
+        """Return a function that returns whether all that was appended until now has been acknowledged."""
         with self._guard:
-            return self.ack.generation, -1 if self._memory or self._file is None else self._file.end
-
-    def passed(self, mark: tuple[int, int]) -> bool:
-        """Return whether all up to a mark has been acknowledged."""
-        generation, offset = mark
-        if not self.pending:
-            return True
-        return offset >= 0 and (self.ack.generation > generation or self.ack.offset >= offset)
+            mark = None if self._memory or self._file is None else (self.ack.generation, self._file.end)
+        return lambda: not self.pending or (mark is not None and (self.ack.generation, self.ack.offset) >= mark)
 
     def read(self) -> Sequence[tuple[Op, int | None]]:
         """Read ops from the first that is not acknowledged, about a megabyte of them.
