@@ -1,5 +1,4 @@
 import contextlib
-import io
 import math
 import os
 import shutil
@@ -18,7 +17,6 @@ from rl8x.tracking import store_process as module
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.store import MLflowStore, Point, RunGoneError, RunSpec, StoreDownError, StoreRefusedError
 from rl8x.tracking.store_process import StoreProcess
-from rl8x.tracking.store_server import encode, serve
 
 pytestmark = pytest.mark.store_process
 SPEC = RunSpec("a" * 32, "apart", None, "mine", 1000)
@@ -294,45 +292,3 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):
     assert run.data.tags["mlflow.source.name"] == sys.argv[0]
     assert [point[:2] for point in history(mlflow_client, tracker.run_id, "a")] == [(i, i / 7) for i in range(20)]
     assert process.wait(10) == 0
-
-
-class Fake:
-    def __init__(self, location, request_timeout_s):
-        new = os.environ.get("RL8X_TEST") if location.uri == "v" else None
-        self.opened = f"{location.uri}, {request_timeout_s}, {new}"
-        self.points = []
-
-    def log_points(self, run_id, points):
-        self.points += points
-        if len(self.points) > 2:
-            raise ZeroDivisionError("three")
-
-    def params(self, run_id):
-        return {"opened": self.opened}
-
-
-def test_the_other_end_answers_in_order_and_survives_any_error():
-    point = Point("a", math.nan, 1, 2)
-    requests = [
-        (5, 0, "open", (Location("u"), 3, sys.argv, dict(os.environ))),
-        (5, 1, "log_points", ("r", [point])),
-        (5, 2, "log_points", ("r", [point, point])),
-        (5, 3, "params", ("r",)),
-        (5, 4, "nothing", ()),
-        (6, 0, "open", (Location("v"), 4, sys.argv, {**os.environ, "RL8X_TEST": "new"})),
-        (6, 5, "params", ("r",)),
-        (5, 6, "close", ()),
-    ]
-    answers = []
-    lines = b"".join(map(encode, requests))
-    serve(io.BytesIO(lines + encode((5, 7, "params", ("r",)))[:-5]), lambda *answer: answers.append(answer), Fake)
-    first = [(number, str(value)) for number, value in answers if number in (1, 2, 3, 4, 6)]
-    assert first == [
-        (1, "None"),
-        (2, "ZeroDivisionError: three"),
-        (3, str({"opened": "u, 3, None"})),
-        (4, "AttributeError: 'Fake' object has no attribute 'nothing'"),
-        (6, "None"),
-    ]
-    assert dict(answers)[5] == {"opened": "v, 4, new"}
-    assert os.environ.pop("RL8X_TEST") == "new"

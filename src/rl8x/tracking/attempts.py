@@ -94,7 +94,7 @@ class Attempts:
             return error
         except _MALFORMED as error:
             return error
-        except Exception as error:  # whatever it is, also a mistake of our own
+        except Exception as error:  # also a mistake of rl8x
             _check(check)
             if self.failures < TRIES - 1:
                 raise NotNowError(in_words(error), of_entry=True) from error

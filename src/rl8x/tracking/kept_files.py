@@ -42,7 +42,7 @@ def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ())
             spools = [path.parent for path in spool.parent.glob(f"*/{OPS}")]
             left_out = {os.path.realpath(folder) for folder in (*besides, spool.parent, *spools)}
             shutil.copytree(source, target, ignore=lambda folder, names: _left_out(folder, names, left_out))
-            _rename_odd(target)
+            _rename_non_utf8(target)
         else:
             shutil.copyfile(source, target)
     except OSError:
@@ -58,7 +58,7 @@ def _left_out(folder: str, names: list[str], paths: set[str]) -> list[str]:
     return [name for name in names if os.path.realpath(here / name) in back]
 
 
-def _rename_odd(folder: Path) -> None:
+def _rename_non_utf8(folder: Path) -> None:
     """Rename what has a name in a folder that is not UTF-8, which no store takes."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*folders, *files):

@@ -31,7 +31,7 @@ class LastCall:
 
     - An exception came after the last row, out of the code that logged it: FAILED, or KILLED where it was a Ctrl-C.
       `sys.last_value` is what ended a script, a cell of a notebook or a line of an interpreter, and stays for good: an
-      earlier one, or one of another cell, says nothing of this run.
+      earlier one, or one of another cell, has nothing to do with this run.
     - A daemon thread is still in that code when the interpreter ends, which cuts it off: KILLED.
     """
 

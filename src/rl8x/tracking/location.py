@@ -36,7 +36,7 @@ class Location:
     guarded: bool = False
 
     def __post_init__(self) -> None:
-        """Make the secrets of the URI known, so that they are hidden in whatever MLflow says of it."""
+        """Make the secrets of the URI known, so that they are hidden in all messages of MLflow."""
         learn(self.uri)
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class Location:
 
 
 def mlruns_dir() -> Path:
-    """Name the folder that keeps runs and spools where the user chose no other; absolute, if there is such a path."""
+    """Return the folder that keeps runs and spools where the user chose no other; absolute, if there is such a path."""
     with contextlib.suppress(FileNotFoundError):
         return Path.cwd() / "mlruns"
     return Path("mlruns")  # the working directory was removed: nothing is there, and nothing can be made

@@ -69,7 +69,7 @@ class FileLock:
         return False
 
     def owner(self) -> str:
-        """Name the process that last took the lock."""
+        """Return the name of the process that last took the lock, for a message."""
         try:
             pid = self.path.read_text().strip()
         except (OSError, UnicodeDecodeError):

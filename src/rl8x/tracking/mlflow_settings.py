@@ -13,7 +13,7 @@ _quiet_threads: set[int] = set()
 
 _guard = threading.Lock()
 _users = 0
-_before: dict[str, str | None] = {}
+_set_here: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -28,18 +28,15 @@ def short_requests(timeout_s: int) -> Iterator[None]:
     settings["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # the URI may have a password in it
     with _guard:
         _users += 1
-        if _users == 1:
-            _before.clear()
-            _before.update({name: os.environ.get(name) for name in settings})
-            os.environ.update({name: value for name, value in settings.items() if _before[name] is None})
+        _set_here.update(settings.keys() - os.environ.keys())
+        os.environ.update({name: value for name, value in settings.items() if name not in os.environ})
     try:
         yield
     finally:
         with _guard:
             _users -= 1
-            if _users == 0:
-                for name in [name for name, value in _before.items() if value is None]:
-                    os.environ.pop(name, None)
+            while not _users and _set_here:
+                os.environ.pop(_set_here.pop(), None)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ class MLflowTracker:
     tracking URI, else in `mlruns/mlflow.db` in the working directory.
 
     Args:
-        experiment_name: Experiment of a new run; default what MLflow's environment variables say, else "rl8x".
+        experiment_name: Experiment of a new run; default that of MLflow's environment variables, else "rl8x".
         run_name: Name of a new run; MLflow makes one up by default.
         tracking_uri: Store to use instead of the user's.
         spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
@@ -83,33 +83,33 @@ class MLflowTracker:
 
     @property
     def run_id(self) -> str | None:
-        """Name the run in MLflow; None until the store has made it."""
+        """The ID of the run in MLflow; None until the store has made it."""
         spool = self._spool
         return None if spool is None else spool.ack.run_id or spool.header.get("run_id")
 
     @property
     def resume_handle(self) -> str | None:
-        """Name the run for `start(resume=...)`: its ID, or the spool's where the store has not made the run yet."""
+        """What `start(resume=...)` takes: the run's ID, or the spool's where the store has not made the run yet."""
         spool = self._spool
         return None if spool is None else self.run_id or f"{HANDLE_PREFIX}{spool.header['spool_id']}"
 
     @property
     def location(self) -> str:
-        """Say where runs are kept."""
+        """The address of the store, without secrets."""
         return (self._location or locate(self.tracking_uri)).shown
 
     @property
     def database(self) -> Path | None:
-        """Name the file that the last run is kept in; None where it is kept otherwise."""
+        """The file that the last run is kept in; None where it is kept otherwise."""
         return None if self._location is None else self._location.database
 
     @property
     def spool_folder(self) -> Path | None:
-        """Name the folder that has what is not in the store yet."""
+        """The folder with what is not in the store yet."""
         return None if self._spool is None else self._spool.folder
 
     def whereabouts(self) -> Whereabouts | None:
-        """Say where the last run is, what of it has not arrived, and why; None where there was none."""
+        """Describe where the last run is, what of it has not arrived, and why; None where there was none."""
         spool, location = self._spool, self._location
         if spool is None or location is None:
             return None
@@ -232,7 +232,7 @@ class MLflowTracker:
 
     @property
     def spool_root(self) -> Path:
-        """Name the folder for spools."""
+        """The folder for spools."""
         return Path(self.spool_dir).absolute() if self.spool_dir is not None else mlruns_dir() / "spool"
 
     def _header(self) -> Op:
@@ -372,7 +372,7 @@ def _check_installed() -> None:
 
 
 def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
-    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` is at it."""
+    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
     folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
     if folder is None:
         return None

@@ -33,15 +33,15 @@ class Tracker(Protocol):
 
     @property
     def run_id(self) -> str | None:
-        """Name the run in its store; None while there is none (yet)."""
+        """The ID of the run in its store; None while there is none (yet)."""
 
     @property
     def resume_handle(self) -> str | None:
-        """Name the run for `start(resume=...)`, also where the store has not given a `run_id` yet."""
+        """What `start(resume=...)` takes, also where the store has not given a `run_id` yet."""
 
     @property
     def location(self) -> str:
-        """Say where the run is kept, in words for a user."""
+        """Where the run is kept, in words for a user."""
 
     def start(
         self,
@@ -70,7 +70,7 @@ class Tracker(Protocol):
         """Set tags; a tag set before is replaced."""
 
     def describe(self, text: str) -> None:
-        """Describe the run, in Markdown; replaces what was said before, but no description that the user wrote."""
+        """Describe the run, in Markdown; replaces the one before, but none that the user wrote."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row of metrics at a step of the clock."""

@@ -40,7 +40,7 @@ class Rejected:
 
     @property
     def reason(self) -> str:
-        """Say why the first one was not taken; empty where there is none."""
+        """Why the first one was not taken; empty where there is none."""
         return str(self._entries[0]["reason"]) if self._entries else ""
 
     def _read(self) -> list[Op]:
@@ -98,7 +98,7 @@ def _entry(line: bytes) -> Op:
 
 
 def _keys(op: Op) -> set[tuple[str, str]]:
-    """Name what an op sets, where another op would set it anew."""
+    """List what an op sets, where another op would set it anew."""
     match op["op"]:
         case "finish" | "resume":
             return {("status", "")}
@@ -112,7 +112,7 @@ def _keys(op: Op) -> set[tuple[str, str]]:
 
 
 def name_of(op: Op) -> str:
-    """Name an entry in a message."""
+    """Return what an entry is called in a message."""
     match op:
         case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
             return f"the metric {next(iter(metrics))!r}"

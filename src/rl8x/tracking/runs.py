@@ -91,7 +91,7 @@ def check_run_exists(location: Location, run_id: str) -> None:
     Raises:
         TrackingError: The store has no such run.
     """
-    if location.database is not None and not has_run(location, run_id):  # of another kind the writer will say so
+    if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
         raise TrackingError(f"there is no run {run_id!r} in {location.shown}; find its ID by `rl8x ui`")
 
 

@@ -352,6 +352,6 @@ class Sender:
             end_time = metric_step(op["t"], "time")
             if status not in STATUSES:
                 raise ValueError(f"unknown status {status!r}")
-            if not self.run.is_over:  # where only this fails, what the op says of the spool holds all the same
+            if not self.run.is_over:  # where only this fails, the spool counts as finished
                 self._attempt(op, lambda: self.run.finish(status, end_time))
         return {"finished": True}

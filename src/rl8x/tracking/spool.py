@@ -123,7 +123,7 @@ class Spool:
         # Another generation: cut or killed between the two renames of compact(). Sending all again adds nothing.
         if self.ack.generation != generation or not file.has_line_end(self.ack.offset):
             self.ack = replace(self.ack, generation=generation, offset=0)
-            # On the disk before anything is appended: the old one would say that the new lines have arrived.
+            # On the disk before anything is appended: the old one would cover the new lines too.
             self._write_ack(synced=True)
         return file
 

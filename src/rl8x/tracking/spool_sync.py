@@ -137,14 +137,6 @@ def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
     return location
 
 
-def _check_database(location: Location) -> None:
-    if location.database is not None and not has_tables(location.database):
-        raise TrackingError(
-            f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
-            "makes a new one in its folder"
-        )
-
-
 def _sync_one(
     folder: Path,
     named: Location | None,
@@ -165,7 +157,11 @@ def _sync_one(
     message = ""
     try:
         location = named or _own_location(spool, allow)
-        _check_database(location)
+        if location.database is not None and not has_tables(location.database):
+            raise TrackingError(
+                f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
+                "makes a new one in its folder"
+            )
         sender = Sender(spool, lambda: connect(location), late=True)
         sender.run.begin_anew_where_gone()
         sender.send_all()

@@ -75,7 +75,7 @@ class RunName(NamedTuple):
 
 
 class RunStatus(NamedTuple):
-    """The status that a store has of a run, and when the run ended in milliseconds since 1970, if it says that."""
+    """The status that a store has of a run, and when the run ended in milliseconds since 1970, if it is known."""
 
     text: str
     end_time: int | None

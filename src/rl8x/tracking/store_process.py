@@ -102,7 +102,7 @@ class _Process:
             threading.Thread(target=work, name="rl8x-store", daemon=True).start()
 
     def open(self, location: Location, request_timeout_s: int) -> int:
-        """Open a channel. Where the store is, and any password in it, goes through the pipe."""
+        """Open a channel. The address of the store, with any password in it, goes through the pipe."""
         channel = next(self._numbers)
         self.channels.add(channel)
         # MLflow takes the run's source from the arguments, and credentials from the environment, as they are now.

@@ -63,7 +63,7 @@ class StoredRun:
 
     @property
     def owned(self) -> bool:
-        """Whether rl8x has begun the run, and not the user."""
+        """Whether rl8x began the run, and not the user."""
         return bool(self._spool.header.get("owns", True))
 
     def ensure(self, set_aside: Callable[[Op, Exception], None]) -> None:

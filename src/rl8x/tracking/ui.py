@@ -25,7 +25,7 @@ DEFAULT_PORT = 5000
 def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:
     """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
 
-    It runs under `ui_environment`, which says where the store is: every user of the machine can read a command.
+    It runs under `ui_environment`, which has the address of the store: every user of the machine can read a command.
 
     Args:
         tracking_uri: The store; default the one that `MLflowTracker` would use.
@@ -65,7 +65,7 @@ def _own_store(tracking_uri: str | None) -> Location:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened at, which MLflow would say in many lines, seconds later."""
+    """Refuse an address that cannot be listened at, for which MLflow needs many lines, seconds later."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
