@@ -15,11 +15,7 @@ class TrackingError(ValueError):
 
 
 def check_status(status: str) -> None:
-    """Refuse a final status that MLflow does not have.
-
-    Raises:
-        ValueError: `status` is none of FINISHED, FAILED, KILLED.
-    """
+    """Raise `ValueError` where a final status is none of FINISHED, FAILED, KILLED."""
     if status not in STATUSES:
         raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
 
@@ -85,11 +81,7 @@ class Tracker(Protocol):
         """Wait until all that was logged has arrived; False where it has not in time."""
 
     def finish(self, status: Status) -> None:
-        """End the run.
-
-        Raises:
-            ValueError: `status` is none of FINISHED, FAILED, KILLED.
-        """
+        """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
 
 
 class NullTracker:

@@ -45,11 +45,10 @@ class Sender:
 
     Args:
         spool: What to send.
-        connect: Makes the store, when it is first needed.
-        fresh: The spool has just been made, so that the store cannot have a run for it.
+        connect: As for `StoredRun`.
+        fresh: As for `StoredRun`.
         known: What the run had when it was resumed, where another spool of this process began with that.
-        late: The process that wrote the spool is gone, so that another one may have gone on with the run since, and
-            ended it: what that one wrote stays, and rows that it logged too are not logged again.
+        late: As for `StoredRun`; what another process wrote stays, and rows that it logged are not logged again.
 
     Attributes:
         run: The run in the store.

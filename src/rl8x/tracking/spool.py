@@ -20,31 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from rl8x.disk import replace_synced, sync_folder
-from rl8x.tracking import kept_files
+from rl8x.tracking import kept_files, spool_files
 from rl8x.tracking.location import make_mlruns
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.ops_file import OpsFile
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.rejected import Rejected
 from rl8x.tracking.secrets import hide_in_data, logger
-from rl8x.tracking.spool_files import (
-    ACK,
-    END,
-    REJECTED,
-    Op,
-    SpoolInUseError,
-    Unsent,
-    check_is_no_copy,
-    check_plain,
-    decode,
-    encode,
-    read_ack,
-    read_end,
-    read_header,
-    replace_file,
-    without_secrets,
-    write_end,
-)
+from rl8x.tracking.spool_files import ACK, END, Op, SpoolInUseError, Unsent, decode, encode
 from rl8x.tracking.waiting_lines import WaitingLines
 
 _log = logger(__name__)
@@ -68,7 +51,7 @@ class Spool:
     def __init__(self, folder: Path, header: Op, lock: FileLock | None) -> None:
         self.folder = folder
         self.header = header
-        self.ack = read_ack(folder)
+        self.ack = spool_files.read_ack(folder)
         self.rejected = Rejected(folder)
         self._lock = lock
         self._guard = threading.Lock()
@@ -102,13 +85,13 @@ class Spool:
             SpoolInUseError: Another process has it, or the one that it is a copy of.
             TrackingError: It is no spool, or has links in it.
         """
-        check_plain(folder)
+        spool_files.check_plain(folder)
         lock = FileLock(folder / "lock")
         try:
             if not lock.acquire(timeout_s):
                 raise SpoolInUseError(f"the spool {folder} is in use by {lock.owner()}; try again when that has ended")
-            header = read_header(folder)
-            check_is_no_copy(folder, header)
+            header = spool_files.read_header(folder)
+            spool_files.check_is_no_copy(folder, header)
             return cls(folder, header, lock)
         except OSError as error:
             lock.release()
@@ -129,7 +112,7 @@ class Spool:
 
     def _take_over_end(self) -> None:
         """Add what the process before wrote where it had no room for more: how it ended, and what it lost."""
-        ending = read_end(self.folder)
+        ending = spool_files.read_end(self.folder)
         if ending is None:
             return
         self._lost_before = ending.pop("lost_rows")
@@ -142,7 +125,7 @@ class Spool:
 
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op. A full or read-only disk never raises: lines wait in memory, bounded, until it takes them."""
-        line = encode(without_secrets(op))
+        line = encode(spool_files.without_secrets(op))
         with self._guard:
             if self._memory or self._file is None:
                 self._memory.add(line)
@@ -178,7 +161,7 @@ class Spool:
                 return
             lost = self._num_rows_lost + self._lost_before + self._memory.num_rows
             with contextlib.suppress(OSError):
-                write_end(self.folder, {**self._ending, "lost_rows": lost} if self._memory else None)
+                spool_files.write_end(self.folder, {**self._ending, "lost_rows": lost} if self._memory else None)
                 self._end_is_noted = bool(self._memory)
 
     def _write(self, line: bytes) -> int | None:
@@ -223,7 +206,7 @@ class Spool:
         file = OpsFile(self.folder)
         try:
             if not (self.folder / END).exists():  # room for how the run ends, where the disk is full by then
-                write_end(self.folder, None)
+                spool_files.write_end(self.folder, None)
             if not file.end:
                 file.write(encode(self.header))
         except OSError:
@@ -263,7 +246,7 @@ class Spool:
         if moved_to is not None and self._file is not None:
             self._file.path = moved_to
             self.folder = moved_to.parent
-            self.rejected.path = self.folder / REJECTED
+            self.rejected.path = self.folder / spool_files.REJECTED
             _log.warning("tracking: the spool was moved to %s; rows go on to wait there", self.folder)
 
     def keep_file(self, source: Path, besides: Collection[Path] = ()) -> str:
@@ -345,7 +328,7 @@ class Spool:
             if synced:
                 replace_synced(self.folder / ACK, data, mode=0o600)
             else:
-                replace_file(self.folder / ACK, data)
+                spool_files.replace_file(self.folder / ACK, data)
 
     def compact(self) -> None:
         """Begin the file anew where all of it has been acknowledged and it has grown large."""

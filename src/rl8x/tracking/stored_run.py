@@ -71,10 +71,6 @@ class StoredRun:
 
         Args:
             set_aside: Called with the op of a name or experiment that the store refuses.
-
-        Raises:
-            StoreDownError: The store does not work now.
-            StoreRefusedError: It refuses a call.
         """
         if self._spool.ack.run_id is None:
             run_id = self._spool.header.get("run_id")
@@ -138,7 +134,7 @@ class StoredRun:
         """Send all rows again to a store that does not have the run, such as a database in place of a deleted one.
 
         Raises:
-            StoreDownError: The store does not work now, or does not have the run, of which it alone had the beginning.
+            StoreDownError: It does not work now, or the spool has not all rows of the run.
         """
         ack = self._spool.ack
         if ack.run_id is None:
