@@ -253,11 +253,7 @@ class MLflowTracker:
         }
 
     def finish(self, status: Status) -> None:
-        """End the run: send what is left, but do not wait long for a store that is away.
-
-        Raises:
-            ValueError: `status` is none of FINISHED, FAILED, KILLED.
-        """
+        """End the run, as the protocol says: send what is left, but do not wait long for a store that is away."""
         check_status(status)
         writer = self._own_writer
         if writer is None:
@@ -340,11 +336,7 @@ class MLflowTracker:
         self._append({"op": "artifact", "file": file, "to": to})
 
     def log_text(self, text: str, artifact_file: str) -> None:
-        """Keep a text as the artifact `artifact_file`.
-
-        Raises:
-            TrackingError: `artifact_file` leads out of the run's artifacts.
-        """
+        """Keep a text as an artifact; raises `TrackingError` where its name leads out of the run's artifacts."""
         self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
 
     def _running(self) -> Spool:
