@@ -346,7 +346,7 @@ def test_lines_longer_than_one_read(tmp_path, monkeypatch):
 def test_the_end_has_room_on_a_full_disk(tmp_path):
     spool = Spool.create(tmp_path, header())
     spool.append(row(0))
-    spool._write = lambda line: None  # the disk is full, but not what has its room on it
+    spool._write = lambda line: False  # the disk is full, but not what has its room on it
     for step in range(1, 4):
         spool.append(row(step))
     finish = {"op": "finish", "status": "FAILED", "t": 9}
@@ -362,7 +362,7 @@ def test_the_end_has_room_on_a_full_disk(tmp_path):
 
 def test_rows_that_the_disk_takes_in_the_end_are_not_lost(tmp_path):
     spool = Spool.create(tmp_path, header())
-    spool._write = lambda line: None
+    spool._write = lambda line: False
     spool.append(row(0))
     spool.end({"op": "finish", "status": "FAILED", "t": 9})
     assert spool.unsent().num_lost == 1

@@ -131,7 +131,7 @@ class Spool:
                 self._memory.add(line)
                 if time.monotonic() - self._failed_at > _RETRY_S:
                     self._spill()
-            elif self._write(line) is None:
+            elif not self._write(line):
                 self._memory.add(line)
 
     def end(self, op: Op) -> None:
@@ -164,14 +164,14 @@ class Spool:
                 spool_files.write_end(self.folder, {**self._ending, "lost_rows": lost} if self._memory else None)
                 self._end_is_noted = bool(self._memory)
 
-    def _write(self, line: bytes) -> int | None:
-        """Write a line to the file; returns the offset after it, or None where the disk does not take it."""
+    def _write(self, line: bytes) -> int:
+        """Write a line to the file; returns the offset after it, or 0 where the disk does not take it."""
         assert self._file is not None
         try:
             self._file.write(line)
         except OSError as error:
             self._fail(error)
-            return None
+            return 0
         return self._file.end
 
     def _fail(self, error: OSError) -> None:

@@ -47,15 +47,15 @@ class WaitingLines:
             self.num_dropped += 1
         self._lines.append(line)
 
-    def move(self, write: Callable[[bytes], int | None]) -> None:
+    def move(self, write: Callable[[bytes], int]) -> None:
         """Move lines to the disk.
 
         Args:
-            write: Writes one line; returns the offset after it, or None where the disk does not take it.
+            write: Writes one line; returns the offset after it, or 0 where the disk does not take it.
         """
         while self._lines:
             offset = write(self._lines[0])
-            if offset is None:
+            if not offset:
                 return
             self._lines.popleft()
             if self._num_lent:
