@@ -76,7 +76,7 @@ def test_a_password_is_in_nothing_that_a_run_leaves(work, monkeypatch, capsys, m
     assert done.returncode == 1
     assert f"OSError: no answer of {shown}" in done.stderr  # the traceback of what is a bug, or the environment's
     assert f"did not reach {shown}" in done.stderr
-    assert "store_process" in (work / "commands.txt").read_text()
+    assert "store_server" in (work / "commands.txt").read_text()
     assert_hidden(done.stdout, done.stderr, *left_in(work).values())
 
     (spool,) = (work / "mlruns/spool").iterdir()

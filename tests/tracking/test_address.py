@@ -11,7 +11,8 @@ from tests.conftest import InProcess
 from rl8x.tracking import MLflowTracker, TrackingError, sync
 from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
-from rl8x.tracking.spool import Spool, read_header
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import read_header
 from rl8x.tracking.store import StoreDownError
 from tracking.fakes import FakeStore
 

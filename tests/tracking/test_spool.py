@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from rl8x.tracking import TrackingError
+from rl8x.tracking import TrackingError, kept_files, ops_file, waiting_lines
 from rl8x.tracking import spool as spool_module
-from rl8x.tracking.spool import Spool, SpoolInUseError, Unsent
-from rl8x.tracking.spool_files import read_header
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import SpoolInUseError, Unsent, read_header
 
 
 def header(spool_id="abc"):
@@ -21,7 +21,7 @@ def row(step):
 
 
 def steps(spool):
-    return [op["s"] for op, _ in spool.read().ops if op["op"] == "m"]
+    return [op["s"] for op, _ in spool.read() if op["op"] == "m"]
 
 
 def test_what_has_not_arrived_is_counted(tmp_path):
@@ -31,7 +31,7 @@ def test_what_has_not_arrived_is_counted(tmp_path):
     for step in range(3):
         spool.append(row(step))
     assert spool.unsent() == Unsent(3, 2)
-    spool.acknowledge(spool.read().ops[2][1])
+    spool.acknowledge(spool.read()[2][1])
     assert spool.unsent() == Unsent(2, 0)
     spool.close()
     assert spool.unsent() == Unsent(2, 0)
@@ -54,8 +54,8 @@ def test_secrets_are_not_kept(tmp_path, monkeypatch):
     ]
     for op in ops:
         spool.append(op)
-    spool.reject(ops[0], f"no {uri}")
-    assert [op for op, _ in spool.read().ops] == [
+    spool.rejected.add(ops[0], f"no {uri}")
+    assert [op for op, _ in spool.read()] == [
         {**header(), "uri": shown, "folder": str(spool.folder)},
         {"op": "tags", "tags": {"url": shown, "pages": [shown]}},
         {"op": "params", "params": {"token": "***", "lr": 0.1}},
@@ -72,9 +72,9 @@ def test_a_spool_is_for_its_owner(tmp_path, monkeypatch):
     try:
         spool = Spool.create(tmp_path / "spool", header())
         spool.append(row(0))
-        spool.acknowledge(spool.read().ops[-1][1])
+        spool.acknowledge(spool.read()[-1][1])
         spool.compact()
-        spool.reject(row(0), "refused")
+        spool.rejected.add(row(0), "refused")
     finally:
         os.umask(before)
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in spool.folder.iterdir()}
@@ -86,7 +86,7 @@ def test_what_is_appended_is_read(tmp_path):
     spool = Spool.create(tmp_path, header())
     for step in range(3):
         spool.append(row(step))
-    ops = spool.read().ops
+    ops = spool.read()
     assert [op for op, _ in ops] == [{**header(), "folder": str(spool.folder)}, row(0), row(1), row(2)]
     assert ops[-1][1] == os.path.getsize(spool.folder / "ops.jsonl")
     spool.acknowledge(ops[1][1], run_id="r")
@@ -95,7 +95,7 @@ def test_what_is_appended_is_read(tmp_path):
     again = Spool.open(spool.folder)
     assert again.ack.run_id == "r"
     assert steps(again) == [1, 2]
-    again.acknowledge(again.read().ops[-1][1])
+    again.acknowledge(again.read()[-1][1])
     assert not again.pending
     again.close(remove=True)
     assert not spool.folder.exists()
@@ -104,7 +104,7 @@ def test_what_is_appended_is_read(tmp_path):
 def test_nan_and_infinity_survive(tmp_path):
     spool = Spool.create(tmp_path, header())
     spool.append({"op": "m", "t": 1, "s": 1, "m": {"n": float("nan"), "i": float("inf"), "j": float("-inf")}})
-    metrics = spool.read().ops[1][0]["m"]
+    metrics = spool.read()[1][0]["m"]
     assert metrics["n"] != metrics["n"]
     assert (metrics["i"], metrics["j"]) == (float("inf"), float("-inf"))
     spool.close()
@@ -132,14 +132,14 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
         file.write(b"\x00\x00garbage\n[1]\n")
     spool = Spool.open(spool.folder)
     spool.append(row(1))
-    assert [op["op"] for op, _ in spool.read().ops] == ["open", "unreadable", "unreadable", "m"]
+    assert [op["op"] for op, _ in spool.read()] == ["open", "unreadable", "unreadable", "m"]
     spool.close()
 
 
 def test_an_unreadable_acknowledgement_means_none(tmp_path):
     spool = Spool.create(tmp_path, header())
     spool.append(row(0))
-    spool.acknowledge(spool.read().ops[-1][1], run_id="r")
+    spool.acknowledge(spool.read()[-1][1], run_id="r")
     spool.close()
     (spool.folder / "ack.json").write_text('{"offs')
     again = Spool.open(spool.folder)
@@ -205,11 +205,11 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, caplog):
 def test_lines_in_memory_are_sent_from_there(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     spool = Spool.create(tmp_path, header())
-    spool.acknowledge(spool.read().ops[-1][1])
+    spool.acknowledge(spool.read()[-1][1])
     disk.full = True
     for step in range(3):
         spool.append(row(step))
-    assert [(op["s"], offset) for op, offset in spool.read().ops] == [(0, None), (1, None), (2, None)]
+    assert [(op["s"], offset) for op, offset in spool.read()] == [(0, None), (1, None), (2, None)]
     spool.acknowledge(lines=2)
     spool.give_back()
     assert steps(spool) == [2]
@@ -217,7 +217,7 @@ def test_lines_in_memory_are_sent_from_there(tmp_path, monkeypatch):
     spool.append(row(3))  # row 2 goes to the disk with it while it is being sent
     spool.acknowledge(lines=1)
     spool.give_back()
-    [(op, offset)] = spool.read().ops
+    [(op, offset)] = spool.read()
     assert (op, offset) == (row(3), os.path.getsize(spool.folder / "ops.jsonl"))
     spool.acknowledge(offset)
     assert not spool.pending
@@ -241,13 +241,13 @@ def test_lines_that_go_to_the_disk_before_a_lost_answer_are_sent_again(tmp_path,
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(spool_module, "MAX_MEMORY_LINES", 3)
+    monkeypatch.setattr(waiting_lines, "MAX_MEMORY_LINES", 3)
     (tmp_path / "blocked").write_text("a file where the folder should be")
     spool = Spool.create(tmp_path / "blocked", header())
     spool.append({"op": "params", "params": {}})
     for step in range(5):
         spool.append(row(step))
-    assert [op["op"] for op, _ in spool.read().ops] == ["params", "m", "m"]
+    assert [op["op"] for op, _ in spool.read()] == ["params", "m", "m"]
     assert steps(spool) == [3, 4]
     assert spool.unsent() == Unsent(num_lost=5, num_others_lost=1)  # three rows dropped, two still in memory
     assert len(caplog.records) == 2
@@ -262,10 +262,10 @@ def test_a_large_spool_begins_anew(tmp_path, monkeypatch):
     mark = spool.mark()
     spool.compact()
     assert len(steps(spool)) == 30  # nothing acknowledged: nothing goes
-    spool.acknowledge(spool.read().ops[-1][1], run_id="r")
+    spool.acknowledge(spool.read()[-1][1], run_id="r")
     spool.compact()
     assert os.path.getsize(spool.folder / "ops.jsonl") < 1000
-    assert spool.passed(mark)
+    assert mark()
     assert not spool.pending
     spool.append(row(10))
     assert steps(spool) == [10]
@@ -319,7 +319,7 @@ def test_syncing_covers_what_was_appended_and_the_folders_that_lead_there(tmp_pa
     spool.sync_to_disk()
     folders = [spool.folder, tmp_path / "spool", tmp_path]
     assert synced == [path.stat().st_ino for path in (spool.folder / "ops.jsonl", *folders)]
-    spool.acknowledge(spool.read().ops[-1][1])
+    spool.acknowledge(spool.read()[-1][1])
     synced.clear()
     spool.compact()  # another file, which a cut must not leave empty, and its name
     spool.sync_to_disk()
@@ -330,13 +330,13 @@ def test_syncing_covers_what_was_appended_and_the_folders_that_lead_there(tmp_pa
 
 
 def test_lines_longer_than_one_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(spool_module, "READ_BYTES", 64)
+    monkeypatch.setattr(ops_file, "READ_BYTES", 64)
     spool = Spool.create(tmp_path, header())
     spool.append({"op": "text", "to": "x", "text": "y" * 1000})
     spool.append(row(1))
     seen = []
     while spool.pending:
-        ops = spool.read().ops
+        ops = spool.read()
         seen += [op["op"] for op, _ in ops]
         spool.acknowledge(ops[-1][1])
     assert seen == ["open", "text", "m"]
@@ -355,7 +355,7 @@ def test_the_end_has_room_on_a_full_disk(tmp_path):
     spool.close()
     for _ in range(2):  # the second finds it among the ops
         again = Spool.open(spool.folder)
-        ops = [op for op, _ in again.read().ops]
+        ops = [op for op, _ in again.read()]
         assert ops[1:] == [row(0), {"op": "tags", "tags": {"rl8x.lost_rows": "3"}}, finish]
         again.close()
 
@@ -370,7 +370,7 @@ def test_rows_that_the_disk_takes_in_the_end_are_not_lost(tmp_path):
     spool.close()
     assert spool.unsent() == Unsent(1, 2)
     again = Spool.open(spool.folder)
-    assert [op["op"] for op, _ in again.read().ops] == ["open", "m", "finish"]
+    assert [op["op"] for op, _ in again.read()] == ["open", "m", "finish"]
     again.close()
 
 
@@ -382,7 +382,7 @@ def test_half_a_copy_of_an_artifact_does_not_stay(tmp_path, monkeypatch):
         target.write_text("wei")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(spool_module.shutil, "copyfile", fails)
+    monkeypatch.setattr(kept_files.shutil, "copyfile", fails)
     with pytest.raises(OSError, match="No space"):
         spool.keep_file(tmp_path / "policy")
     assert list((spool.folder / "files").iterdir()) == []
@@ -393,7 +393,7 @@ def test_a_spool_that_is_deleted_under_its_owner_is_written_anew(tmp_path):
     root = tmp_path / "mlruns/spool"
     spool = Spool.create(root, header())
     spool.append(row(0))
-    spool.acknowledge(spool.read().ops[0][1], run_id="r")
+    spool.acknowledge(spool.read()[0][1], run_id="r")
     spool.look_after()
     shutil.rmtree(tmp_path / "mlruns")
     spool.append(row(1))
@@ -439,8 +439,8 @@ def test_a_spool_that_is_moved_under_its_owner_is_followed(tmp_path):
     spool.look_after()
     assert spool.folder == moved
     spool.append(row(1))
-    spool.acknowledge(spool.read().ops[-1][1], run_id="r")
-    spool.reject(row(0), "refused")
+    spool.acknowledge(spool.read()[-1][1], run_id="r")
+    spool.rejected.add(row(0), "refused")
     assert {path.name for path in moved.iterdir()} == {"ops.jsonl", "ack.json", "end.json", "rejected.jsonl", "lock"}
     assert not (tmp_path / "mlruns").exists()
     spool.close()

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rl8x.tracking.location import locate
+from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.store import (
     MLflowStore,
     Point,
@@ -19,8 +20,6 @@ from rl8x.tracking.store import (
     RunSpec,
     StoreDownError,
     StoreRefusedError,
-    quiet_thread,
-    short_requests,
 )
 
 SPEC = RunSpec("abc", "e", None, "n", 1234)
@@ -151,15 +150,6 @@ def test_no_server_at_all():
     store = MLflowStore(locate("http://127.0.0.1:9"), request_timeout_s=1)
     with pytest.raises(StoreDownError):
         store.create_run(SPEC)
-
-
-def test_short_requests_keeps_what_the_user_set(monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    with short_requests(3), short_requests(9):
-        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
-        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
-    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
 
 
 class Answering(BaseHTTPRequestHandler):

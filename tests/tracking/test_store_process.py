@@ -1,6 +1,4 @@
 import contextlib
-import io
-import json
 import math
 import os
 import shutil
@@ -18,7 +16,7 @@ from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking import store_process as module
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.store import MLflowStore, Point, RunGoneError, RunSpec, StoreDownError, StoreRefusedError
-from rl8x.tracking.store_process import StoreProcess, serve
+from rl8x.tracking.store_process import StoreProcess
 
 pytestmark = pytest.mark.store_process
 SPEC = RunSpec("a" * 32, "apart", None, "mine", 1000)
@@ -186,7 +184,7 @@ def test_the_end_of_a_run_names_a_stopped_process_and_the_spool(mlruns, mlflow_c
     tracker.start(params={}, tags={})
     tracker.log_metrics({"a": 1.0}, 1)
     assert tracker.flush(60)
-    pid = tracker._writer._sender.store._process.popen.pid
+    pid = tracker._writer.sender.store._process.popen.pid
     os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr(module, "SILENT_S", 2)
     tracker.log_metrics({"a": 2.0}, 2)
@@ -259,7 +257,7 @@ def test_it_does_not_outlive_a_run_that_is_killed_nor_bring_mlflow_into_it(mlrun
         tracker.start(params={}, tags={})
         tracker.log_metrics({"a": 1.0}, 1)
         assert tracker.flush(60)
-        print("mlflow" in sys.modules, tracker._writer._sender.store._process.popen.pid, flush=True)
+        print("mlflow" in sys.modules, tracker._writer.sender.store._process.popen.pid, flush=True)
         if (forked := os.fork()) > 0:  # the child is there longer
             print(forked, flush=True)
         time.sleep(60)
@@ -286,7 +284,7 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):
         tracker.log_metrics({"a": step / 7}, step)
     tracker.log_text("hello", "note.txt")
     assert tracker.flush(60)
-    process = tracker._writer._sender.store._process.popen
+    process = tracker._writer.sender.store._process.popen
     assert process.pid != os.getpid()
     tracker.finish("FINISHED")
     run = mlflow_client.get_run(tracker.run_id)
@@ -294,48 +292,3 @@ def test_a_run_arrives_whole_and_its_process_ends(mlruns, mlflow_client):
     assert run.data.tags["mlflow.source.name"] == sys.argv[0]
     assert [point[:2] for point in history(mlflow_client, tracker.run_id, "a")] == [(i, i / 7) for i in range(20)]
     assert process.wait(10) == 0
-
-
-NOWHERE = {"database": None, "artifact_root": None, "guarded": False}
-
-
-class Fake:
-    def __init__(self, location, request_timeout_s):
-        new = os.environ.get("RL8X_TEST") if location.uri == "v" else None
-        self.opened = f"{location.uri}, {request_timeout_s}, {new}"
-        self.points = []
-
-    def log_points(self, run_id, points):
-        self.points += points
-        if len(self.points) > 2:
-            raise ZeroDivisionError("three")
-
-    def params(self, run_id):
-        return {"opened": self.opened}
-
-
-def test_the_other_end_answers_in_order_and_survives_any_error():
-    point = Point("a", math.nan, 1, 2)
-    requests = [
-        (5, 0, "open", ({"uri": "u", **NOWHERE}, 3, sys.argv, dict(os.environ))),
-        (5, 1, "log_points", ("r", [point])),
-        (5, 2, "log_points", ("r", [point, point])),
-        (5, 3, "params", ("r",)),
-        (5, 4, "nothing", ()),
-        (6, 0, "open", ({"uri": "v", **NOWHERE}, 4, sys.argv, {**os.environ, "RL8X_TEST": "new"})),
-        (6, 5, "params", ("r",)),
-        (5, 6, "close", ()),
-    ]
-    answers = []
-    lines = "\n".join(map(json.dumps, requests))
-    serve(io.BytesIO(f"{lines}\n[5, 7, ".encode()), lambda *answer: answers.append(answer), Fake)
-    first = [(number, str(value)) for number, value in answers if number in (1, 2, 3, 4, 6)]
-    assert first == [
-        (1, "None"),
-        (2, "ZeroDivisionError: three"),
-        (3, str({"opened": "u, 3, None"})),
-        (4, "AttributeError: 'Fake' object has no attribute 'nothing'"),
-        (6, "None"),
-    ]
-    assert dict(answers)[5] == {"opened": "v, 4, new"}
-    assert os.environ.pop("RL8X_TEST") == "new"

@@ -99,7 +99,7 @@ def test_a_store_that_is_away_from_the_start(make, store):
     spool, writer = make()
     spool.append(row(0))
     assert not drain(spool, writer, 0.1)
-    assert writer.down
+    assert writer.reason
     assert store.runs == {}
     store.down = False
     assert drain(spool, writer)

@@ -248,7 +248,7 @@ def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns,
 
     write = Spool._write
     monkeypatch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
-    monkeypatch.setattr(Spool, "_write", lambda spool, line: spool._end < 9000 and write(spool, line))
+    monkeypatch.setattr(Spool, "_write", lambda spool, line: spool._file.end < 9000 and write(spool, line))
     words = "train CartPole --num-envs 2 --horizon 4 --max-steps 12 --progress none model_config.hidden_sizes=[4]"
     assert main(words.split()) == 3
     lost, kept, sends = capsys.readouterr().out.splitlines()[-4:-1]

@@ -20,7 +20,7 @@ _BESIDE = re.compile(r"\.\./\.\./([^/\0]+)")
 
 
 def beside(folder: Path, database: Path | None) -> str | None:
-    """Name a database relative to a run's folder: `../../mlflow.db` for `<root>/spool/<id>` and `<root>/mlflow.db`.
+    """Return a database's path from a run's folder: `../../mlflow.db` for `<root>/spool/<id>` and `<root>/mlflow.db`.
 
     None where it lies elsewhere: the two do not move together then.
     """
@@ -35,7 +35,7 @@ def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> L
     Args:
         folder: The spool, or the folder of checkpoints.
         uri: Address of the store when the record was made, without its password.
-        record: Has `database`, what `beside` said then.
+        record: Has `database`, the result of `beside` then.
 
     Returns:
         The database beside, unless only the one at the address is there; else the store at the address.
@@ -58,7 +58,7 @@ def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> L
 
 
 def is_users_own(location: Location, folder: Path) -> bool:
-    """Say whether a store that a run's folder names lies beside it, or is the one that training would use here."""
+    """Return whether a store that a run's folder names lies beside it, or is the one that training would use here."""
     if beside(folder, location.database) is not None:
         return True
     with contextlib.suppress(TrackingError):

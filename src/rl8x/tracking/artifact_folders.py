@@ -32,7 +32,7 @@ class ArtifactFolders:
     def prepare(self, run_id: str, uri: str) -> None:
         """Check, before anything is written, that a run's artifacts go to a folder of this store.
 
-        Where they lay beside a database that was moved or copied since, the run is told that they lie beside it here:
+        Where they lay beside a database that was moved or copied since, the database gets their path beside it here:
         MLflow's page then finds those that were moved with it as well.
 
         Args:
@@ -42,14 +42,18 @@ class ArtifactFolders:
         Raises:
             OSError: The folder is not there, or not one that artifacts may go to.
         """
-        _forget(run_id)
+        from mlflow.tracking._tracking_service import utils
+
+        # MLflow shall ask again where they are: another store of this process may be a copy.
+        utils._artifact_repos_cache.pop(run_id, None)
         folder = _local(uri)
         if run_id in self._ready or (folder is None and not self._guarded):
             return
         here = self._database.parent
         if folder is not None and self._was_left_behind(folder, run_id):
             folder = here / ROOT / run_id / "artifacts"
-            self._tell(run_id, folder.as_uri())
+            with contextlib.closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
+                connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
         if self._guarded and (folder is None or not _real(folder).is_relative_to(_real(here))):
             raise PermissionError(
                 f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
@@ -60,15 +64,14 @@ class ArtifactFolders:
         self._ready.add(run_id)
 
     def _was_left_behind(self, folder: Path, run_id: str) -> bool:
-        """Say whether a folder belongs to the place from which this database was moved or copied."""
+        """Return whether a folder belongs to the place from which this database was moved or copied."""
         root = folder.parents[1]
-        if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts") or _same(root.parent, self._database.parent):
+        if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts"):
             return False
+        with contextlib.suppress(OSError):
+            if os.path.samefile(root.parent, self._database.parent):
+                return False
         return not root.exists() or (root.parent / self._database.name).exists()
-
-    def _tell(self, run_id: str, uri: str) -> None:
-        with contextlib.closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
-            connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (uri, run_id))
 
 
 def _local(uri: str) -> Path | None:
@@ -79,18 +82,5 @@ def _local(uri: str) -> Path | None:
     return path if path.is_absolute() else None
 
 
-def _same(one: Path, other: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.samefile(one, other)
-    return False
-
-
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
-
-
-def _forget(run_id: str) -> None:
-    """Have MLflow ask again where a run's artifacts are: another store of this process may be a copy."""
-    from mlflow.tracking._tracking_service import utils
-
-    utils._artifact_repos_cache.pop(run_id, None)

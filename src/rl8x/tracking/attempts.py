@@ -1,11 +1,11 @@
-"""Tell an entry that a store does not take from a store that takes nothing now, and find the one among many."""
+"""Distinguish an entry that a store does not take from a store that takes nothing now, and find it among many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rl8x.tracking.store import StoreDownError, StoreRefusedError
+from rl8x.tracking.store import StoreDownError, StoreRefusedError, in_words
 
 TRIES = 3
 # An entry that is not as it should be raises these in our own code, today and tomorrow.
@@ -58,35 +58,26 @@ class Attempts:
         Raises:
             NotNowError: The store does not work now, or it is too soon to blame an item.
         """
-        given_up: list[tuple[_ItemT, Exception]] = []
         self._checked = False
-        self._send(items, call, given_up, check)
+        given_up: list[tuple[_ItemT, Exception]] = []
+        parts = [items] if items else []
+        while parts:
+            part = parts.pop()
+            error = self._error_of(call, part, check)
+            if len(part) > 1 and error is not None:
+                half = len(part) // 2
+                parts += [part[half:], part[:half]]
+                continue
+            for _ in range(TRIES - 1):
+                if error is None or isinstance(error, _MALFORMED):
+                    break
+                error = self._error_of(call, part, check)
+            if error is not None:
+                given_up.append((part[0], error))
         if given_up:
             _check(check)  # that it was not the store which went away among these calls
         for item, error in given_up:
             give_up(item, error)
-
-    def _send(
-        self,
-        items: Sequence[_ItemT],
-        call: Callable[[Sequence[_ItemT]], None],
-        given_up: list[tuple[_ItemT, Exception]],
-        check: Callable[[], None],
-    ) -> None:
-        if not items:
-            return
-        for tries in range(1, TRIES + 1):
-            error = self._error_of(call, items, check)
-            if error is None:
-                return
-            if len(items) > 1:
-                break
-            if tries == TRIES or isinstance(error, _MALFORMED):
-                given_up.append((items[0], error))
-                return
-        half = len(items) // 2
-        self._send(items[:half], call, given_up, check)
-        self._send(items[half:], call, given_up, check)
 
     def _error_of(
         self, call: Callable[[Sequence[_ItemT]], None], items: Sequence[_ItemT], check: Callable[[], None]
@@ -103,11 +94,10 @@ class Attempts:
             return error
         except _MALFORMED as error:
             return error
-        except Exception as error:  # whatever it is, also a mistake of our own
+        except Exception as error:  # also a mistake of rl8x
             _check(check)
             if self.failures < TRIES - 1:
-                text = str(error) if isinstance(error, StoreDownError) else f"{type(error).__name__}: {error}"
-                raise NotNowError(text, of_entry=True) from error
+                raise NotNowError(in_words(error), of_entry=True) from error
             return error
         return None
 

@@ -44,16 +44,14 @@ def merge_log(database: Path) -> None:
 
     Where another process is writing, the log stays until that one is done.
     """
-    if has_tables(database):
-        with (
-            contextlib.suppress(sqlite3.Error),
-            contextlib.closing(sqlite3.connect(database, timeout=0.5)) as connection,
-        ):
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if not has_tables(database):
+        return
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database, timeout=0.5)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 class DatabaseFile:
-    """The file of a database, told from another one that has taken its place.
+    """The file of a database, distinguished from another one that has taken its place.
 
     A process that has a file open goes on writing to it after it was deleted, and MLflow keeps files open.
 
@@ -70,12 +68,14 @@ class DatabaseFile:
         self._identity = _identity(database)
         for other, file in list(self._opened.items()):
             if not file.is_there():
-                _close_files(other)
+                engine = _store_class()._engine_map.get(other)
+                if engine is not None:
+                    engine.dispose()
                 del self._opened[other]
         self._opened[uri] = self
 
     def is_there(self) -> bool:
-        """Say whether its path still leads to it."""
+        """Return whether its path still leads to it."""
         return _identity(self._path) == self._identity
 
 
@@ -86,25 +86,21 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def _close_files(uri: str) -> None:
-    from mlflow.store.tracking import sqlalchemy_store
+def _store_class() -> Any:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    engine = sqlalchemy_store.SqlAlchemyStore._engine_map.get(uri)
-    if engine is not None:
-        engine.dispose()
+    return SqlAlchemyStore
 
 
 def has_tables(database: Path) -> bool:
-    """Say whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
+    """Return whether a file has anything in it; an empty one is what an interrupted `touch` or connect leaves."""
     with contextlib.suppress(OSError):
         return database.stat().st_size > 0
     return False
 
 
 def _make(database: Path, artifact_root: Path) -> None:
-    from mlflow.store.tracking import sqlalchemy_store
-
-    make_store: Any = sqlalchemy_store.SqlAlchemyStore
+    make_store = _store_class()
     uri = f"sqlite:///{database}"
     make_store(uri, str(artifact_root)).engine.dispose()
     make_store._engine_map.pop(uri, None)  # the file is about to have another name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from rl8x.tracking.store import Point, Store
+from rl8x.tracking.store import MLflowStore, Point
 
 
 class KnownPoints:
@@ -19,43 +19,37 @@ class KnownPoints:
     """
 
     def __init__(self, run_id: str, last_steps: Mapping[str, int]) -> None:
-        self.run_id = run_id
+        self._run_id = run_id
         self._last = last_steps
         self._left: dict[str, Counter[int]] = {}
-        self._unsent: list[Point] = []
+        self._taken: list[Point] = []  # known points of rows that have not been acknowledged
 
-    def take(self, point: Point, store: Store) -> bool:
-        """Say whether the run had this point, which counts as repeated then.
+    def new(self, points: Sequence[Point], store: MLflowStore) -> list[Point]:
+        """Return those points that the run did not have; each of the others counts as repeated from now on.
 
-        A metric's history is read only where it may matter.
+        A metric's history is read only where it may matter. Where one cannot be read, no point counts as repeated.
         """
-        if point.name not in self._last or point.step > self._last[point.name]:
-            return False
-        if point.name not in self._left:
-            self._left[point.name] = Counter(store.logged_steps(self.run_id, point.name))
-        known = self._left[point.name][point.step] > 0
-        if known:
-            self._left[point.name][point.step] -= 1
-            self._unsent.append(point)
-        return known
+        for point in points:
+            if self._may_repeat(point) and point.name not in self._left:
+                self._left[point.name] = Counter(store.logged_steps(self._run_id, point.name))
+        new = []
+        for point in points:
+            if self._may_repeat(point) and self._left[point.name][point.step] > 0:
+                self._left[point.name][point.step] -= 1
+                self._taken.append(point)
+            else:
+                new.append(point)
+        return new
 
-    def new(self, points: Sequence[Point], store: Store) -> list[Point]:
-        """Return those points that the run did not have; where one cannot be looked up, none counts as repeated."""
-        begin = len(self._unsent)
-        try:
-            return [point for point in points if not self.take(point, store)]
-        except Exception:
-            for point in self._unsent[begin:]:
-                self._left[point.name][point.step] += 1
-            del self._unsent[begin:]
-            raise
+    def _may_repeat(self, point: Point) -> bool:
+        return point.step <= self._last.get(point.name, point.step - 1)
 
     def confirm(self) -> None:
         """Note that the rows which were compared have been acknowledged: they will not be compared again."""
-        self._unsent = []
+        self._taken = []
 
-    def forget_unsent(self) -> None:
+    def put_back(self) -> None:
         """Put back what was taken for rows that have not been acknowledged, and are read again."""
-        for point in self._unsent:
+        for point in self._taken:
             self._left[point.name][point.step] += 1
-        self._unsent = []
+        self._taken = []

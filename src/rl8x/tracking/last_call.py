@@ -1,4 +1,4 @@
-"""How a run ended that nobody has ended: told from who logged last, and what became of that one."""
+"""How a run ended that the user's code has not ended, inferred from the code that logged last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl8x.tracking.protocol import Status
 
 
 class _Call(NamedTuple):
-    """Who logged.
+    """A call that logged something.
 
     Attributes:
         code: What ran in this place: see `_place`.
@@ -27,11 +27,11 @@ class _Call(NamedTuple):
 
 
 class LastCall:
-    """Remembers who logged last, and says how the run ended: FINISHED, unless that one was interrupted.
+    """Remembers the code that logged last; the run is FINISHED, unless that code was interrupted.
 
     - An exception came after the last row, out of the code that logged it: FAILED, or KILLED where it was a Ctrl-C.
       `sys.last_value` is what ended a script, a cell of a notebook or a line of an interpreter, and stays for good: an
-      earlier one, or one of another cell, says nothing of this run.
+      earlier one, or one of another cell, has nothing to do with this run.
     - A daemon thread is still in that code when the interpreter ends, which cuts it off: KILLED.
     """
 
@@ -40,12 +40,12 @@ class LastCall:
         self.note()
 
     def note(self) -> None:
-        """Remember the caller as the last one who logged."""
+        """Remember the caller as the code that logged last."""
         thread = weakref.ref(threading.current_thread())
         self._call = _Call(_place(sys._getframe(1)), thread, id(getattr(sys, "last_value", None)))
 
     def look(self) -> None:
-        """Remember an exception that has interrupted the one who logged last, before another takes its place."""
+        """Remember an exception that has interrupted the code which logged last, before another takes its place."""
         call, error = self._call, getattr(sys, "last_value", None)
         if error is None or id(error) == call.error_id:
             return
@@ -56,11 +56,7 @@ class LastCall:
             self._error = (call, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
     def status(self, *, at_exit: bool) -> Status:
-        """Say how the run ended.
-
-        Args:
-            at_exit: Whether the interpreter ends now, and with it its daemon threads.
-        """
+        """Return how the run ended; `at_exit` where the interpreter ends now, and with it its daemon threads."""
         self.look()
         call, thread = self._call, self._call.thread()
         if self._error is not None and self._error[0] is call:

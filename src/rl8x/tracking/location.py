@@ -36,7 +36,7 @@ class Location:
     guarded: bool = False
 
     def __post_init__(self) -> None:
-        """Make the secrets of the URI known, so that they are hidden in whatever MLflow says of it."""
+        """Make the secrets of the URI known, so that they are hidden in all messages of MLflow."""
         learn(self.uri)
 
     def __repr__(self) -> str:
@@ -45,17 +45,17 @@ class Location:
 
     @property
     def remote(self) -> bool:
-        """Say whether it is reached by HTTP."""
+        """Whether it is reached by HTTP."""
         return urlsplit(self.uri).scheme in ("http", "https") or self.uri.startswith("databricks")
 
     @property
     def shown(self) -> str:
-        """Write the URI without its secrets; in every process the same."""
+        """The URI without its secrets; in every process the same."""
         return hide_in_uris(self.uri)
 
 
 def mlruns_dir() -> Path:
-    """Name the folder that keeps runs and spools where the user chose no other; absolute, if there is such a path."""
+    """Return the folder that keeps runs and spools where the user chose no other; absolute, if there is such a path."""
     with contextlib.suppress(FileNotFoundError):
         return Path.cwd() / "mlruns"
     return Path("mlruns")  # the working directory was removed: nothing is there, and nothing can be made
@@ -99,7 +99,7 @@ def locate(tracking_uri: str | None = None) -> Location:
 
 
 def is_default(location: Location) -> bool:
-    """Say whether a command of rl8x that is started in this folder finds a store without being told its URI."""
+    """Return whether a command of rl8x that is started in this folder finds a store without its URI."""
     # In a process that has MLflow the variable may have been set by mlflow.set_tracking_uri(), which the shell has not.
     uri = None if "mlflow" in sys.modules else os.environ.get("MLFLOW_TRACKING_URI")
     with contextlib.suppress(TrackingError):
@@ -121,11 +121,7 @@ def _default_location() -> Location:
 
 
 def _check_password(uri: str, scheme: str) -> None:
-    """Refuse a password whose characters make another address of the URI, which error texts would then show in parts.
-
-    Raises:
-        TrackingError: It would.
-    """
+    """Refuse a password whose characters make another address of the URI, which error texts would then show."""
     if scheme in ("http", "https"):
         try:
             readable = urlsplit(uri).port != 0
@@ -169,11 +165,7 @@ def _file_store(uri: str) -> Location:
 
 
 def make_mlruns(folder: Path) -> None:
-    """Make a folder for runs that git ignores; an existing one is left as it is.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Make a folder for runs that git ignores, or raise `OSError`; an existing one is left as it is."""
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(folder / ".gitignore", "x") as file:
@@ -181,11 +173,7 @@ def make_mlruns(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder can be written, or made; leaves no trace.
-
-    Raises:
-        OSError: It cannot.
-    """
+    """Raise `OSError` where a folder cannot be written, or made; leaves no trace."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     with tempfile.TemporaryFile(dir=folder):  # asking for permissions would not know of read-only disks
@@ -193,7 +181,7 @@ def check_writable(folder: Path) -> None:
 
 
 def with_password(uri: str) -> str:
-    """Put back what was hidden in a URI, from the one that the user set, or one that this process was given before.
+    """Put back what was hidden in a URI, from the one that the user set, or one that this process had before.
 
     Raises:
         TrackingError: There is none, or another one.
@@ -201,9 +189,7 @@ def with_password(uri: str) -> str:
     if not is_hidden(uri):
         return uri
     mine = user_tracking_uri()
-    if mine is not None and not is_hidden(mine) and hide_in_uris(mine) == uri:
-        return mine
-    known = recall(uri)
+    known = mine if mine is not None and not is_hidden(mine) and hide_in_uris(mine) == uri else recall(uri)
     if known is not None:
         return known
     raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI to the whole URI")

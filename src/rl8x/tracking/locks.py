@@ -63,13 +63,13 @@ class FileLock:
             return True
 
     def _is_there(self, fd: int) -> bool:
-        """Say whether the path still names an open file: its folder may have been removed by the one before."""
+        """Return whether the path still names an open file: its folder may have been removed by the last owner."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(fd), os.stat(self.path))
         return False
 
     def owner(self) -> str:
-        """Name the process that last took the lock."""
+        """Return the name of the process that last took the lock, for a message."""
         try:
             pid = self.path.read_text().strip()
         except (OSError, UnicodeDecodeError):
@@ -84,9 +84,10 @@ class FileLock:
                     os.ftruncate(self._fd, 0)
                 if fcntl is not None:  # closing would not do where a library of C has forked
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
-                self._close()
+                self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the file of a lock that is held: in a forked child, where the parent goes on holding it."""
         assert self._fd is not None
         os.close(self._fd)
         self._fd = None
@@ -103,21 +104,18 @@ class FileLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Say whether a process holds the lock on a file; makes and changes none."""
-    try:
+    """Return whether a process holds the lock on a file; makes and changes none."""
+    with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except OSError:
-        return False
-    try:
-        return not _lock(fd, shared=True)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+        try:
+            return not _lock(fd, shared=True)
+        finally:
+            os.close(fd)
+    return False
 
 
 def was_left(path: Path) -> bool:
-    """Say whether the process that last held the lock on a file ended without giving it back, as a killed one does."""
+    """Return whether the last process with the lock on a file ended without giving it back, as a killed one does."""
     with contextlib.suppress(OSError):
         return path.stat().st_size > 0 and not is_locked(path)
     return False
@@ -135,7 +133,7 @@ def _lock(fd: int, *, shared: bool) -> bool:
 
 def _close_in_child() -> None:
     for lock in list(_held):
-        lock._close()
+        lock.close()
     _held_guard.release()
 
 

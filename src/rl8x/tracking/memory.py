@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rl8x.tracking.names import artifact_name, metric_step, metric_value
-from rl8x.tracking.protocol import STATUSES, Status, TrackingError
+from rl8x.tracking.protocol import Status, TrackingError, check_status
 
 
 class Row(NamedTuple):
@@ -21,11 +21,13 @@ class Row(NamedTuple):
 
 
 class MemoryTracker:
-    """Keeps one run in memory.
+    """A `Tracker` that keeps one run in memory.
 
     `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names) and `status` (None before `start()`, then
-    "RUNNING", then what `finish` was told) can be read at any time. `start()` without `resume` begins anew.
+    "RUNNING", then what `finish` was given) can be read at any time. `start()` without `resume` begins anew.
     """
+
+    location: str = "memory"
 
     def __init__(self) -> None:
         self._clear()
@@ -44,13 +46,8 @@ class MemoryTracker:
 
     @property
     def resume_handle(self) -> str | None:
-        """Name the run for `start(resume=...)`."""
+        """The ID of the run."""
         return self.run_id
-
-    @property
-    def location(self) -> str:
-        """Say where the run is kept."""
-        return "memory"
 
     def start(
         self,
@@ -100,22 +97,16 @@ class MemoryTracker:
         if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")
         at = metric_step(step)
-        row = {k: metric_value(k, v) for k, v in metrics.items() if not self._repeated((at, k))}
+        row = {name: metric_value(name, v) for name, v in metrics.items() if not self._is_repeated((at, name))}
         if row:
             self.rows.append(Row(at, row))
 
-    def _repeated(self, point: tuple[int, str]) -> bool:
-        known = self._known[point] > 0
-        if known:
-            self._known[point] -= 1
-        return known
+    def _is_repeated(self, point: tuple[int, str]) -> bool:
+        self._known[point] -= 1
+        return self._known[point] >= 0
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep the name that the file would have.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-        """
+        """Keep the name that the file would have; raises `FileNotFoundError` where there is no such file."""
         if not Path(path).exists():
             raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
         name = Path(path).name
@@ -128,17 +119,12 @@ class MemoryTracker:
         self.artifacts.append(name)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Do nothing: all is here."""
+        """Return True: all is here."""
         return True
 
     def finish(self, status: Status) -> None:
-        """End the run.
-
-        Raises:
-            ValueError: `status` is none of FINISHED, FAILED, KILLED.
-        """
-        if status not in STATUSES:
-            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
+        """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
+        check_status(status)
         self._open = False
         if not self._keeps_status:
             self.status = status

@@ -8,18 +8,20 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import cast
 
 from rl8x.tracking.address import beside, is_users_own, recorded_location
 from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
-from rl8x.tracking.protocol import STATUSES, Status, TrackingError
+from rl8x.tracking.protocol import Status, TrackingError, check_status
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, Op
-from rl8x.tracking.store import DEFAULT_EXPERIMENT
+from rl8x.tracking.store import DEFAULT_EXPERIMENT, MLflowStore
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import Writer
@@ -29,6 +31,7 @@ _log = logger(__name__)
 _BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be through with the run's spool
 
 
+@dataclass(eq=False, repr=False)
 class MLflowTracker:
     """Keeps one run in MLflow; nothing that was logged is lost, and training never waits for the store.
 
@@ -38,7 +41,7 @@ class MLflowTracker:
     tracking URI, else in `mlruns/mlflow.db` in the working directory.
 
     Args:
-        experiment_name: Experiment of a new run; default what MLflow's environment variables say, else "rl8x".
+        experiment_name: Experiment of a new run; default that of MLflow's environment variables, else "rl8x".
         run_name: Name of a new run; MLflow makes one up by default.
         tracking_uri: Store to use instead of the user's.
         spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
@@ -55,69 +58,59 @@ class MLflowTracker:
         resumed_spool: Where the spool of the run to resume was last, if not in `spool_dir`.
     """
 
-    def __init__(
-        self,
-        experiment_name: str | None = None,
-        run_name: str | None = None,
-        tracking_uri: str | None = None,
-        spool_dir: str | os.PathLike[str] | None = None,
-        tags: Mapping[str, str] | None = None,
-        *,
-        finish_timeout_s: float = 30.0,
-        outage_timeout_s: float = 5.0,
-        request_timeout_s: int = 10,
-        interval_s: float = 1.0,
-    ) -> None:
-        self._experiment_name = experiment_name
-        self._run_name = run_name
-        self._tracking_uri = tracking_uri
-        self._spool_dir = spool_dir
+    experiment_name: str | None = None
+    run_name: str | None = None
+    tracking_uri: str | None = None
+    spool_dir: str | os.PathLike[str] | None = None
+    tags: Mapping[str, str] | None = None
+    _: KW_ONLY
+    finish_timeout_s: float = 30.0
+    outage_timeout_s: float = 5.0
+    request_timeout_s: int = 10
+    interval_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Begin without a run."""
         self.resumed_spool: Path | None = None
-        self._tags = dict(tags or {})
-        self._finish_timeout_s = finish_timeout_s
-        self._outage_timeout_s = outage_timeout_s
-        self._request_timeout_s = request_timeout_s
-        self._interval_s = interval_s
         self._location: Location | None = None
-        self._spool: Spool | None = None
-        self._last_spool: Spool | None = None
+        self._spool: Spool | None = None  # of the last run
         self._sender: Sender | None = None
-        self._writer: Writer | None = None
+        self._writer: Writer | None = None  # while a run goes on
         self._outage = ""
-        self._metric_names = NameTable()
+        self._metric_names = NameTable("metric")
         self._last_time = 0
         self._pid = os.getpid()
 
     @property
     def run_id(self) -> str | None:
-        """Name the run in MLflow; None until the store has made it."""
-        spool = self._last_spool
+        """The ID of the run in MLflow; None until the store has made it."""
+        spool = self._spool
         return None if spool is None else spool.ack.run_id or spool.header.get("run_id")
 
     @property
     def resume_handle(self) -> str | None:
-        """Name the run for `start(resume=...)`: its ID, or the spool's where the store has not made the run yet."""
-        spool = self._last_spool
+        """What `start(resume=...)` takes: the run's ID, or the spool's where the store has not made the run yet."""
+        spool = self._spool
         return None if spool is None else self.run_id or f"{HANDLE_PREFIX}{spool.header['spool_id']}"
 
     @property
     def location(self) -> str:
-        """Say where runs are kept."""
-        return (self._location or locate(self._tracking_uri)).shown
+        """The address of the store, without secrets."""
+        return (self._location or locate(self.tracking_uri)).shown
 
     @property
     def database(self) -> Path | None:
-        """Name the file that the last run is kept in; None where it is kept otherwise."""
+        """The file that the last run is kept in; None where it is kept otherwise."""
         return None if self._location is None else self._location.database
 
     @property
     def spool_folder(self) -> Path | None:
-        """Name the folder that has what is not in the store yet."""
-        return None if self._last_spool is None else self._last_spool.folder
+        """The folder with what is not in the store yet."""
+        return None if self._spool is None else self._spool.folder
 
     def whereabouts(self) -> Whereabouts | None:
-        """Say where the last run is, what of it has not arrived, and why; None where there was none."""
-        spool, location = self._last_spool, self._location
+        """Describe where the last run is, what of it has not arrived, and why; None where there was none."""
+        spool, location = self._spool, self._location
         if spool is None or location is None:
             return None
         return Whereabouts(location, spool.ack, spool.unsent(), spool.folder, self._outage)
@@ -131,7 +124,7 @@ class MLflowTracker:
             TrackingError: It is of no known kind, or a file where nothing can be written.
         """
         _check_installed()
-        location = locate(self._tracking_uri)
+        location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
             try:
                 check_writable(folder)
@@ -150,54 +143,47 @@ class MLflowTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with one; returns at once, and what takes time happens in the writer's thread.
-
-        Args:
-            params: Hyperparameters, by name.
-            tags: Tags of the run, by name.
-            resume: `resume_handle` of a run to go on with.
-            repeats: Whether what follows may repeat what that run has; what it has is then not logged again.
-            keeps_status: Whether that run is over, and its status stays as it is.
+        """Begin a run, or go on with one, as the protocol says; what takes time happens in the writer's thread.
 
         Raises:
             RuntimeError: A run has been started and not finished.
             TrackingError: The store cannot be used, or the run to resume is not there or still being written.
         """
-        if self._spool is not None:
+        if self._writer is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
         _check_installed()
         self._pid = os.getpid()
         self._outage = ""
-        self._metric_names = NameTable()
-        first = [_params_op(params), _tags_op({**self._tags, **tags})]
+        self._metric_names = NameTable("metric")
+        first = [_params_op(params), _tags_op({**(self.tags or {}), **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
-        spool, fresh = self._open_spool(resume, self._last_spool if going_on else None)
+        known = self._sender.known if going_on and self._sender is not None else None
+        self._spool = spool = self._open_spool(resume, self._spool if going_on else None)
         assert self._location is not None
         if resume is not None:
-            spool.append({"op": "resume", "t": self._now(), "repeats": repeats, "keeps_status": keeps_status})
+            first.insert(0, {"op": "resume", "t": self._now(), "repeats": repeats, "keeps_status": keeps_status})
         for op in first:
             spool.append(op)
-        self._spool = self._last_spool = spool
-        store = StoreProcess(self._location, request_timeout_s=self._request_timeout_s)
-        own_tags = set(first[1]["tags"])
-        prepare = (lambda: _add_source_tags(spool, store, own_tags)) if fresh and spool.header["owns"] else None
-        known = self._sender.known if going_on and self._sender is not None else None
-        self._sender = sender = Sender(spool, lambda: store, fresh=fresh, known=known)
         location = self._location
+        process = StoreProcess(location, request_timeout_s=self.request_timeout_s)
+        fresh = resume is None
+        own_tags = set(first[-1]["tags"])
+        store = cast("MLflowStore", process)  # it has the same calls
+        self._sender = Sender(spool, lambda: store, fresh=fresh, known=known)
         self._writer = Writer(
-            sender,
+            self._sender,
             location.shown,
             owner=self,
             keeps_status=keeps_status,
-            finish_timeout_s=self._finish_timeout_s,
-            outage_timeout_s=self._outage_timeout_s,
-            interval_s=self._interval_s,
-            prepare=prepare,
-            release=store.close,
+            finish_timeout_s=self.finish_timeout_s,
+            outage_timeout_s=self.outage_timeout_s,
+            interval_s=self.interval_s,
+            prepare=(lambda: _add_source_tags(spool, process, own_tags)) if fresh and spool.header["owns"] else None,
+            release=process.close,
             sync_command=lambda: Whereabouts(location, spool.ack, spool.unsent(), spool.folder).sync_command,
         )
 
-    def _open_spool(self, resume: str | None, before: Spool | None) -> tuple[Spool, bool]:
+    def _open_spool(self, resume: str | None, before: Spool | None) -> Spool:
         """Make the spool of a new run, or open or make the one of a run to resume.
 
         Args:
@@ -206,20 +192,19 @@ class MLflowTracker:
         """
         root = self.spool_root
         header = self._header()
-        active = None if resume is not None else user_run_id(self._tracking_uri)
+        active = user_run_id(self.tracking_uri) if resume is None else None
         if active is not None:
             run_id, uri = active
             self._location = locate(uri)
-            return Spool.create(root, self._addressed(root, {**header, "run_id": run_id, "owns": False})), True
-        roots = [root] if self.resumed_spool is None else [self.resumed_spool.parent, root]
-        old = None if resume is None else _reopened(roots, resume)
-        if old is not None:
-            spool = old
-            self._location = self._location_of(spool)
-            fresh = False
+            header |= {"run_id": run_id, "owns": False}
         else:
+            roots = [root] if self.resumed_spool is None else [self.resumed_spool.parent, root]
+            old = None if resume is None else _reopened(roots, resume)
+            if old is not None:
+                self._location = self._location_of(old)
+                return old
             if before is None or self._location is None:
-                self._location = locate(self._tracking_uri)
+                self._location = locate(self.tracking_uri)
             else:
                 header["owns"] = before.header["owns"]
             if resume is not None and resume.startswith(HANDLE_PREFIX):
@@ -227,39 +212,32 @@ class MLflowTracker:
             elif resume is not None:
                 check_run_exists(self._location, resume)
                 header["run_id"] = resume
-            spool = Spool.create(root, self._addressed(root, header))
-            fresh = resume is None
-        return spool, fresh
-
-    def _addressed(self, root: Path, header: Op) -> Op:
-        """Add to the header of a new spool where the run is kept."""
-        assert self._location is not None
         database = beside(root / str(header["spool_id"]), self._location.database)
-        return {**header, "uri": self._location.shown, "database": database}
+        return Spool.create(root, {**header, "uri": self._location.shown, "database": database})
 
     def _location_of(self, spool: Spool) -> Location:
         """Find the store for a spool that is there: the one that the user chose, else the one that it was made for."""
-        chosen = self._tracking_uri or user_tracking_uri()
+        chosen = self.tracking_uri or user_tracking_uri()
         if chosen is not None:
             return locate(chosen)
         try:
             location = recorded_location(spool.folder, str(spool.header["uri"]), spool.header)
-            if is_users_own(location, spool.folder):
-                return location
+            if not is_users_own(location, spool.folder):
+                shown = location.shown
+                raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
         except TrackingError:
             spool.close()
             raise
-        spool.close()
-        raise TrackingError(f"the run was kept in {location.shown}: to go on with it there, name it by tracking_uri")
+        return location
 
     @property
     def spool_root(self) -> Path:
-        """Name the folder for spools."""
-        return Path(self._spool_dir).absolute() if self._spool_dir is not None else mlruns_dir() / "spool"
+        """The folder for spools."""
+        return Path(self.spool_dir).absolute() if self.spool_dir is not None else mlruns_dir() / "spool"
 
     def _header(self) -> Op:
-        name = self._experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
-        chosen_store = self._tracking_uri or user_tracking_uri()
+        name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        chosen_store = self.tracking_uri or user_tracking_uri()
         experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if name is None and chosen_store else None
         return {
             "op": "open",
@@ -268,24 +246,19 @@ class MLflowTracker:
             "t": self._now(),
             "experiment": name or DEFAULT_EXPERIMENT,
             "experiment_id": experiment_id or None,
-            "run_name": self._run_name,
+            "run_name": self.run_name,
             "owns": True,
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
 
     def finish(self, status: Status) -> None:
-        """End the run: send what is left, but do not wait long for a store that is away.
-
-        Raises:
-            ValueError: `status` is none of FINISHED, FAILED, KILLED.
-        """
-        if status not in STATUSES:
-            raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
-        if self._spool is None or self._writer is None or os.getpid() != self._pid:
+        """End the run, as the protocol says: send what is left, but do not wait long for a store that is away."""
+        check_status(status)
+        writer = self._own_writer
+        if writer is None:
             return
-        writer = self._writer
-        self._spool = self._writer = None
+        self._writer = None
         writer.end(status, self._now())
         try:
             writer.finish()
@@ -294,17 +267,21 @@ class MLflowTracker:
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""
-        if self._spool is None or self._writer is None or os.getpid() != self._pid:
+        writer, spool = self._own_writer, self._spool
+        if writer is None or spool is None:
             return True
-        spool = self._spool
         spool.sync_to_disk()
-        mark = spool.mark()
-        return self._writer.wait(lambda: spool.passed(mark), timeout_s, min(timeout_s, self._outage_timeout_s))
+        return writer.wait(spool.mark(), timeout_s, min(timeout_s, self.outage_timeout_s))
 
     def sync_to_disk(self) -> None:
         """Make what was logged survive a power cut; may be called by any thread."""
-        if self._spool is not None and os.getpid() == self._pid:
+        if self._own_writer is not None and self._spool is not None:
             self._spool.sync_to_disk()
+
+    @property
+    def _own_writer(self) -> Writer | None:
+        """The writer; None in a forked child, which has a copy of this object, but the run is its parent's."""
+        return self._writer if os.getpid() == self._pid else None
 
     # Logging.
 
@@ -317,22 +294,10 @@ class MLflowTracker:
             TypeError: A value is no number, a name no string, or the step no integer.
             ValueError: Two names would become one, or the step does not fit into 64 bits.
         """
-        if not self._metric_names.plain(metrics):
-            metrics = self._renamed(metrics)
-        row = {
-            name: value if type(value) is float else metric_value(name, value) for name, value in metrics.items()
-        }  # `type(...) is float` spares most values the call
+        metrics = self._metric_names.legal(metrics)
+        # `type(...) is float` spares most values the call
+        row = {name: value if type(value) is float else metric_value(name, value) for name, value in metrics.items()}
         self._append({"op": "m", "t": self._now(), "s": metric_step(step), "m": row})
-
-    def _renamed(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        renamed = {}
-        for name, value in metrics.items():
-            new = name not in self._metric_names
-            legal = self._metric_names.add(name)
-            if new and legal != name:
-                _log.warning("tracking: the metric %r is logged as %r, which MLflow takes", name, legal)
-            renamed[legal] = value
-        return renamed
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
@@ -371,23 +336,18 @@ class MLflowTracker:
         self._append({"op": "artifact", "file": file, "to": to})
 
     def log_text(self, text: str, artifact_file: str) -> None:
-        """Keep a text as the artifact `artifact_file`.
-
-        Raises:
-            TrackingError: `artifact_file` leads out of the run's artifacts.
-        """
+        """Keep a text as an artifact; raises `TrackingError` where its name leads out of the run's artifacts."""
         self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
 
     def _running(self) -> Spool:
-        if self._spool is None:
+        if self._writer is None or self._spool is None:
             raise RuntimeError("the tracker has no run; call start() first")
         return self._spool
 
     def _append(self, op: Op) -> None:
         self._running()
-        assert self._writer is not None
-        if os.getpid() == self._pid:  # a forked child has a copy of this object, but the run is its parent's
-            self._writer.append(op)
+        if self._own_writer is not None:
+            self._own_writer.append(op)
 
     def _now(self) -> int:
         """Return milliseconds since 1970, always more than before.
@@ -404,7 +364,7 @@ def _check_installed() -> None:
 
 
 def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
-    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` is at it."""
+    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
     folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
     if folder is None:
         return None
@@ -417,8 +377,7 @@ def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
 
 
 def _params_op(params: Mapping[str, object]) -> Op:
-    names = NameTable()
-    return {"op": "params", "params": {names.add(name): _text(value) for name, value in params.items()}}
+    return {"op": "params", "params": {name: _text(value) for name, value in NameTable().legal(params).items()}}
 
 
 def _text(value: object) -> str:
@@ -434,6 +393,6 @@ def _tags_op(tags: Mapping[str, str]) -> Op:
 
 
 def _add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:
-    """Say in tags which script and commit the run came from. Takes seconds: it is called in the writer's thread."""
+    """Add tags with the script and commit of the run. Takes seconds: it is called in the writer's thread."""
     tags = {name: text for name, text in store.source_tags().items() if name not in taken}
     spool.append({"op": "tags", "tags": tags})

@@ -7,8 +7,13 @@ import operator
 import posixpath
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import logger
+
+_log = logger(__name__)
+_ValueT = TypeVar("_ValueT")
 
 MAX_NAME_LENGTH = 250
 MAX_PARAM_LENGTH = 6000
@@ -39,25 +44,44 @@ def legal_name(name: str) -> str:
     if not legal:
         raise ValueError(f"a name must have at least one character that is not '/'; got {name!r}")
     if len(legal) > MAX_NAME_LENGTH:
-        digest = hashlib.sha256(readable(name).encode()).hexdigest()[:8]
-        legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest}"
+        legal = f"{legal[: MAX_NAME_LENGTH - 9]}-{digest(readable(name))[:8]}"
     return legal
 
 
-class NameTable:
-    """Remembers which legal name each given name got, and refuses two given names for one legal name."""
+def digest(text: str) -> str:
+    """Return sixteen letters that stand for a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def __init__(self) -> None:
+
+def fitted(name: str, text: str) -> tuple[str, str | None]:
+    """Cut a param to what a store takes; returns it and the artifact that is to have the whole text, if it is cut."""
+    if len(text) <= MAX_PARAM_LENGTH:
+        return text, None
+    file = f"params/{name.replace(':', '_')}.txt"
+    if len(file.encode()) > 250:  # of a file's name, in bytes; param names may be longer
+        file = f"params/{digest(name)}.txt"
+    note = f" ... (the whole value is the artifact {file})"
+    return text[: MAX_PARAM_LENGTH - len(note)] + note, file
+
+
+class NameTable:
+    """Remembers which legal name each given name got, and refuses two given names for one legal name.
+
+    Args:
+        kind: What is named, for a warning at the first use of a name that is not legal; empty warns of none.
+    """
+
+    def __init__(self, kind: str = "") -> None:
+        self._kind = kind
         self._legal: dict[str, str] = {}
         self._given: dict[str, str] = {}
         self._plain: set[str] = set()
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._legal
-
-    def plain(self, names: Mapping[str, object]) -> bool:
-        """Say whether all names have been seen before and are legal as they are (the fast path of every row)."""
-        return names.keys() <= self._plain
+    def legal(self, named: Mapping[str, _ValueT]) -> Mapping[str, _ValueT]:
+        """Return values under the legal ones of their names; raises as `add`."""
+        if named.keys() <= self._plain:  # the fast path of every row
+            return named
+        return {self.add(name): value for name, value in named.items()}
 
     def add(self, name: str) -> str:
         """Return the legal name of `name`.
@@ -74,6 +98,8 @@ class NameTable:
         self._legal[name] = legal
         if legal == name:
             self._plain.add(name)
+        elif self._kind:
+            _log.warning("tracking: the %s %r is logged as %r, which MLflow takes", self._kind, name, legal)
         return legal
 
 

@@ -1,4 +1,4 @@
-"""What the trainer asks of whatever keeps a run: the `Tracker` protocol, and the tracker that keeps nothing."""
+"""The `Tracker` protocol, which is all that the trainer asks of a tracker, and the tracker that keeps nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ class TrackingError(ValueError):
     """A tracking store, run or spool cannot be used as asked; the message says what to do."""
 
 
+def check_status(status: str) -> None:
+    """Raise `ValueError` where a final status is none of FINISHED, FAILED, KILLED."""
+    if status not in STATUSES:
+        raise ValueError(f"status must be one of {', '.join(STATUSES)}; got {status!r}")
+
+
 @runtime_checkable
 class Tracker(Protocol):
     """Keeps the params, metrics, tags and artifacts of one run.
@@ -23,15 +29,15 @@ class Tracker(Protocol):
 
     @property
     def run_id(self) -> str | None:
-        """Name the run in its store; None while there is none (yet)."""
+        """The ID of the run in its store; None while there is none (yet)."""
 
     @property
     def resume_handle(self) -> str | None:
-        """Name the run for `start(resume=...)`, also where the store has not given a `run_id` yet."""
+        """What `start(resume=...)` takes, also where the store has not given a `run_id` yet."""
 
     @property
     def location(self) -> str:
-        """Say where the run is kept, in words for a user."""
+        """Where the run is kept, in words for a user."""
 
     def start(
         self,
@@ -60,7 +66,7 @@ class Tracker(Protocol):
         """Set tags; a tag set before is replaced."""
 
     def describe(self, text: str) -> None:
-        """Describe the run, in Markdown; replaces what was said before, but no description that the user wrote."""
+        """Describe the run, in Markdown; replaces the one before, but none that the user wrote."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row of metrics at a step of the clock."""
@@ -75,48 +81,21 @@ class Tracker(Protocol):
         """Wait until all that was logged has arrived; False where it has not in time."""
 
     def finish(self, status: Status) -> None:
-        """End the run."""
+        """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
 
 
 class NullTracker:
-    """Keeps nothing."""
+    """A `Tracker` that keeps nothing."""
 
     run_id: str | None = None
     resume_handle: str | None = None
     location: str = "nowhere (tracking is off)"
 
-    def start(
-        self,
-        *,
-        params: Mapping[str, object],
-        tags: Mapping[str, str],
-        resume: str | None = None,
-        repeats: bool = True,
-        keeps_status: bool = False,
-    ) -> None:
+    def start(self, *args: object, **kwargs: object) -> None:
         """Do nothing."""
 
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Do nothing."""
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Do nothing."""
-
-    def describe(self, text: str) -> None:
-        """Do nothing."""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Do nothing."""
-
-    def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Do nothing."""
-
-    def log_text(self, text: str, artifact_file: str) -> None:
-        """Do nothing."""
+    log_params = set_tags = describe = log_metrics = log_artifact = log_text = finish = start
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Do nothing."""
+        """Return True: there is nothing to wait for."""
         return True
-
-    def finish(self, status: Status) -> None:
-        """Do nothing."""

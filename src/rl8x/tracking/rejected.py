@@ -6,7 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from rl8x.tracking.spool_files import REJECTED, Op, decode, encode, open_regular, replace_file
+from rl8x.tracking.secrets import hide
+from rl8x.tracking.spool_files import REJECTED, Op, decode, encode, open_regular, replace_file, without_secrets
 
 
 class Rejected:
@@ -17,10 +18,16 @@ class Rejected:
 
     Args:
         folder: The spool.
+
+    Attributes:
+        path: The file.
+        num_rows_lost: Rows that could not be written down.
+        num_others_lost: Other entries that could not.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / REJECTED
+        self.num_rows_lost = self.num_others_lost = 0
         self._entries = self._read()
 
     def __len__(self) -> int:
@@ -33,7 +40,7 @@ class Rejected:
 
     @property
     def reason(self) -> str:
-        """Say why the first one was not taken; empty where there is none."""
+        """Why the first one was not taken; empty where there is none."""
         return str(self._entries[0]["reason"]) if self._entries else ""
 
     def _read(self) -> list[Op]:
@@ -47,19 +54,19 @@ class Rejected:
             return [{"op": "rejected", "reason": reason, "rejected": {"op": "unreadable"}}]
         return [_entry(line) for line in dict.fromkeys(lines)]  # a kill may have left one twice
 
-    def add(self, op: Op, reason: str) -> bool:
-        """Set an op aside; False where it cannot be written down."""
+    def add(self, op: Op, reason: str) -> None:
+        """Set aside an op that the store does not take, so that the others can go on."""
         self.replaced_by(op)
-        entry = {"op": "rejected", "reason": reason, "rejected": op}
+        entry = {"op": "rejected", "reason": hide(reason), "rejected": without_secrets(op)}
         if entry in self._entries:
-            return True
+            return
         try:
             with os.fdopen(open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
                 file.write(encode(entry))
+            self._entries.append(entry)
         except OSError:
-            return False
-        self._entries.append(entry)
-        return True
+            self.num_rows_lost += op["op"] == "m"
+            self.num_others_lost += op["op"] != "m"
 
     def replaced_by(self, op: Op) -> None:
         """Drop what an op, which has arrived now, replaces."""
@@ -91,7 +98,7 @@ def _entry(line: bytes) -> Op:
 
 
 def _keys(op: Op) -> set[tuple[str, str]]:
-    """Name what an op sets, where another op would set it anew."""
+    """List what an op sets, where another op would set it anew."""
     match op["op"]:
         case "finish" | "resume":
             return {("status", "")}
@@ -102,3 +109,19 @@ def _keys(op: Op) -> set[tuple[str, str]]:
         case "tags" if isinstance(op.get("tags"), dict):
             return {("tag", name) for name in op["tags"]}
     return set()
+
+
+def name_of(op: Op) -> str:
+    """Return what an entry is called in a message."""
+    match op:
+        case {"op": "m", "m": {**metrics}} if len(metrics) == 1:
+            return f"the metric {next(iter(metrics))!r}"
+        case {"op": "params" | "tags" as kind} if isinstance(op.get(kind), dict) and len(op[kind]) == 1:
+            return f"the {kind[:-1]} {next(iter(op[kind]))!r:.100}"
+        case {"op": "text", "to": to}:
+            return f"the text {to!r:.100}"
+        case {"op": "artifact", "file": file}:
+            return f"the artifact {file!r:.100}"
+        case {"op": "open", "experiment": experiment, "run_name": name}:
+            return f"the run's name {name!r:.100}" if experiment is None else f"the experiment {experiment!r:.100}"
+    return f"an entry of the kind {op['op']!r:.100}"

@@ -74,12 +74,12 @@ def spool_folders(root: Path) -> list[Path]:
 
 
 def unreadable(folder: Path) -> bool:
-    """Say whether nobody can tell what is in a folder."""
+    """Return whether a folder is there that this user cannot read."""
     return folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK)
 
 
 def last_change(folder: Path) -> float:
-    """Return when a spool was last written, in seconds since 1970; 0 where that cannot be told."""
+    """Return when a spool was last written, in seconds since 1970; 0 where that is not known."""
     with contextlib.suppress(OSError):
         return (folder / OPS).lstat().st_mtime
     return 0.0
@@ -91,21 +91,20 @@ def check_run_exists(location: Location, run_id: str) -> None:
     Raises:
         TrackingError: The store has no such run.
     """
-    if location.database is not None and not has_run(location, run_id):  # of another kind the writer will say so
+    if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
         raise TrackingError(f"there is no run {run_id!r} in {location.shown}; find its ID by `rl8x ui`")
 
 
 def has_run(location: Location, handle: str) -> bool:
-    """Say whether an sqlite store has a run, by its ID or its spool's; makes none, and does not import mlflow."""
-    rows: list[object] = []
-    spool_id = handle.removeprefix(HANDLE_PREFIX)
+    """Return whether an sqlite store has a run, by its ID or its spool's; makes none, and does not import mlflow."""
+    if location.database is None:
+        return False
     query = "SELECT 1 FROM runs WHERE run_uuid = ? UNION SELECT 1 FROM tags WHERE key = ? AND value = ?"
-    if location.database is not None:
-        with contextlib.suppress(sqlite3.Error):
-            uri = f"{location.database.as_uri()}?mode=ro"
-            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as connection:
-                rows = connection.execute(query, (handle, SPOOL_TAG, spool_id)).fetchall()
-    return bool(rows)
+    values = (handle, SPOOL_TAG, handle.removeprefix(HANDLE_PREFIX))
+    uri = f"{location.database.as_uri()}?mode=ro"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
+        return database.execute(query, values).fetchone() is not None
+    return False
 
 
 def find_run(run: str, tracking_uri: str | None = None, *, experiment_name: str | None = None) -> FoundRun:

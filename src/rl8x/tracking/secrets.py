@@ -89,12 +89,12 @@ def hide_in_words(words: Iterable[str]) -> list[str]:
 
 
 def is_hidden(text: str) -> bool:
-    """Whether something was taken out of a URI here."""
+    """Return whether something was taken out of a URI here."""
     return _HIDDEN_IN_URI.search(text) is not None
 
 
 def find_hidden(data: Any, name: str) -> str | None:
-    """Say where in plain data something was taken out of a text, as in `env_kwargs.url`; None where nowhere."""
+    """Return where in plain data something was taken out of a text, as in `env_kwargs.url`; None where nowhere."""
     if isinstance(data, str):
         return name if _HIDDEN_IN_DATA.search(data) else None
     parts: list[tuple[Any, str]] = []
@@ -178,13 +178,9 @@ def _secrets() -> Iterator[tuple[str, str]]:
 def _forms(secret: str) -> set[str]:
     """Return how a secret may be written: as it is, decoded, encoded, with the escapes of Python and JSON."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
-    encoded = {encode(text) for text in plain for encode in (quote, _quote_all, quote_plus)}
+    encoded = {form for text in plain for form in (quote(text), quote(text, safe=""), quote_plus(text))}
     lower = {re.sub("%..", lambda match: match[0].lower(), text) for text in encoded}
     return plain | encoded | lower | {escape(text)[1:-1] for text in plain for escape in (repr, json.dumps)}
-
-
-def _quote_all(text: str) -> str:
-    return quote(text, safe="")
 
 
 def _working_directory() -> str:

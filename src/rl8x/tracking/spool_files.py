@@ -1,7 +1,18 @@
-"""What the files of a spool say, read with suspicion: they may be torn, edited, of another version or make."""
+"""The files of a spool, read without trust: they may be torn, edited, of another version or make.
+
+A spool is a folder:
+
+    ops.jsonl   one JSON object a line, in order: the header, then params, tags, metrics, artifacts, the final status
+    ack.json    how far the store has it, and the run's ID there; written beside and renamed
+    end.json    room for the final status and how many rows were lost, where the disk is full by then
+    files/      copies of artifacts that are still to be sent
+    lock        held by the process that writes or sends
+    rejected.jsonl   entries that the store does not take
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl8x.output import counted
+from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.names import readable
 from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.secrets import hide, hide_in_data
 
 OPS = "ops.jsonl"
 ACK = "ack.json"
@@ -23,6 +37,10 @@ _END_BYTES = 512
 _ODD_TEXT = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
 
 Op = dict[str, Any]
+
+
+class SpoolInUseError(TrackingError):
+    """Another process writes or sends the spool."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,32 @@ class Ack:
     finished: bool = False
 
 
+@dataclass(frozen=True)
+class Unsent:
+    """What of a spool has not arrived.
+
+    Attributes:
+        num_rows: Rows on the disk, which `rl8x sync` can send.
+        num_others: Params, tags, artifacts and the status, on the disk too.
+        num_lost: Rows that only the memory of this process has, or that were dropped from it.
+        num_others_lost: Params, tags and artifacts that only the memory has.
+        num_rejected: Entries that the store does not take, which were set aside.
+    """
+
+    num_rows: int = 0
+    num_others: int = 0
+    num_lost: int = 0
+    num_others_lost: int = 0
+    num_rejected: int = 0
+
+    @property
+    def lost(self) -> str:
+        """Write what is lost in words; empty where nothing is."""
+        rows = counted(self.num_lost, "row", "rows") if self.num_lost else ""
+        others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
+        return " and ".join(filter(None, (rows, others)))
+
+
 def encode(op: Mapping[str, object]) -> bytes:
     """Write an op as one line; text that no store takes is escaped, so that it can be read there."""
     line = json.dumps(op, separators=(",", ":")).encode()
@@ -66,9 +110,9 @@ def decode(line: bytes) -> Op:
             op = _readable(op)
     except (ValueError, RecursionError):
         op = None
-    return (
-        op if isinstance(op, dict) and isinstance(op.get("op"), str) else {"op": "unreadable", "line": repr(line)[:500]}
-    )
+    if isinstance(op, dict) and isinstance(op.get("op"), str):
+        return op
+    return {"op": "unreadable", "line": repr(line)[:500]}
 
 
 def _readable(data: Any) -> Any:
@@ -79,11 +123,21 @@ def _readable(data: Any) -> Any:
     return [_readable(value) for value in data] if isinstance(data, list | tuple) else data
 
 
+def without_secrets(op: Mapping[str, Any]) -> Op:
+    """Return an op without secrets. Rows are names and numbers, which are not looked at; files keep their names."""
+    kind = op["op"]
+    if kind in ("m", "artifact"):
+        return dict(op)
+    if kind in ("describe", "text") and isinstance(op.get("text"), str):
+        return {**op, "text": hide(op["text"])}
+    return dict(hide_in_data(op))
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file of a spool; returns its descriptor.
+    """Open a file of a spool, no pipe, which would never end, and no link, which may lead anywhere.
 
     Raises:
-        OSError: It cannot be opened, or is no file: a pipe would never end, a link may lead anywhere.
+        OSError: It cannot be opened, or is no plain file.
     """
     fd = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -110,16 +164,26 @@ def check_plain(folder: Path) -> None:
         raise TrackingError(f"cannot open the spool {folder}: {error}") from error
 
 
+def check_is_no_copy(folder: Path, header: Op) -> None:
+    """Refuse the copy of a spool that a process still writes: what it sends would be sent twice, and end the run.
+
+    Raises:
+        SpoolInUseError: It is one.
+    """
+    lock = FileLock(Path(str(header.get("folder", folder))) / "lock")
+    with contextlib.suppress(OSError):
+        if not os.path.samefile(lock.path, folder / "lock") and is_locked(lock.path):
+            raise SpoolInUseError(
+                f"the spool {folder} is a copy of {lock.path.parent}, which is in use by {lock.owner()}; "
+                "try again when that has ended"
+            )
+
+
 _HEADER: dict[str, tuple[type, ...]] = {
-    "spool_id": (str,),
-    "t": (int,),
-    "experiment": (str, type(None)),
-    "experiment_id": (str, type(None)),
-    "run_name": (str, type(None)),
-    "run_id": (str, type(None)),
-    "uri": (str,),
+    **dict.fromkeys(("spool_id", "uri"), (str,)),
+    **dict.fromkeys(("experiment", "experiment_id", "run_name", "run_id"), (str, type(None))),
+    **dict.fromkeys(("t", "generation"), (int,)),
     "owns": (bool,),
-    "generation": (int,),
 }
 
 
@@ -163,18 +227,8 @@ def read_ack(folder: Path) -> Ack:
     return ack if numbers and texts and flags and ack.run_id != "" else Ack()
 
 
-def reserve_end(folder: Path) -> None:
-    """Make room on the disk for how the run ends, to be used where the disk is full by then.
-
-    Raises:
-        OSError: There is no room.
-    """
-    if not (folder / END).exists():
-        write_end(folder, None)
-
-
 def write_end(folder: Path, op: Mapping[str, object] | None) -> None:
-    """Write how the run ended over the room that was reserved for it; None takes it away.
+    """Write how the run ended over the room that was reserved for it; None reserves it, or takes the end away.
 
     Raises:
         OSError: It cannot be written.
@@ -199,24 +253,8 @@ def read_end(folder: Path) -> Op | None:
     return op if op["op"] == "finish" and type(op.get("lost_rows")) is int else None
 
 
-def whole_lines(fd: int, end: int | None = None) -> int:
-    """Return the length of a file, or of its first `end` bytes, up to the last newline."""
-    position = os.fstat(fd).st_size if end is None else end
-    while position > 0:
-        start = max(0, position - 65536)
-        found = os.pread(fd, position - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
-
-
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file beside its place, which only its owner can read, and rename it into that.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a file beside its place, which only its owner can read, and rename it into that; else raise `OSError`."""
     beside = path.with_name(path.name + ".new")
     with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(data)

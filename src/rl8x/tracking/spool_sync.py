@@ -10,17 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from rl8x.output import counted
 from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.database import has_tables
 from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import Spool, SpoolInUseError
-from rl8x.tracking.spool_files import FILES, OPS, check_plain
-from rl8x.tracking.store import MLflowStore, RunMissingError, Store, StoreDownError, StoreRefusedError, quiet_thread
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import FILES, OPS, SpoolInUseError, check_plain
+from rl8x.tracking.store import MLflowStore, in_words
+
+Outcome = Literal["sent", "busy", "failed"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class SpoolReport:
     """
 
     folder: Path
-    outcome: Literal["sent", "busy", "failed"]
+    outcome: Outcome
     run_id: str | None = None
     num_rows: int = 0
     message: str = ""
@@ -81,7 +85,7 @@ class SyncReport:
             return "nothing to send"
         head = f"{self.num_sent} sent, {self.num_failed} failed, {self.num_busy} busy"
         if self.num_rejected:
-            head += f", {self.num_rejected} {'entry' if self.num_rejected == 1 else 'entries'} set aside"
+            head += f", {counted(self.num_rejected, 'entry', 'entries')} set aside"
         return "\n".join([*map(str, self.spools), head])
 
 
@@ -90,12 +94,12 @@ def sync(
     to: str | None = None,
     *,
     allow: Callable[[Location], bool] = lambda location: False,
-    connect: Callable[[Location], Store] = MLflowStore,
+    connect: Callable[[Location], MLflowStore] = MLflowStore,
 ) -> SyncReport:
     """Send everything that waits in spools whose process is gone.
 
-    A run whose process ended without a word gets the status KILLED, unless the store has it as ended by now. Sending
-    again what had arrived adds nothing. No database is made. A run that the store does not have, of which the spool has
+    A run whose process was killed gets the status KILLED, unless the store has it as ended by now. Sending again what
+    had arrived adds nothing. No database is made. A run that the store does not have, of which the spool has
     all, is sent from its first row.
 
     Args:
@@ -113,21 +117,19 @@ def sync(
     if spool_dir is not None and not root.is_dir():
         raise TrackingError(f"there is no folder {root} with spools to send")
     named = None if to is None else locate(to)
-    where = lambda spool: named or _own_location(spool, allow)  # noqa: E731
     with quiet_thread():
-        return SyncReport([_sync_one(folder, where, connect) for folder in spool_folders(root.absolute())])
+        return SyncReport([_sync_one(folder, named, allow, connect) for folder in spool_folders(root.absolute())])
 
 
 def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
-    """Find the store that a run was meant for.
-
-    Raises:
-        TrackingError: It is one that the user has not named.
-    """
-    location = recorded_location(spool.folder, _uri(spool), spool.header)
-    if user_tracking_uri() is None and is_users_own(location, spool.folder):
+    """Find the store that a run was meant for, unless it is one that the user has not named."""
+    if "uri" not in spool.header:
+        raise TrackingError(f"the spool {spool.folder} does not say where its run belongs: `rl8x sync --to URI`")
+    location = recorded_location(spool.folder, str(spool.header["uri"]), spool.header)
+    own = is_users_own(location, spool.folder)
+    if own and user_tracking_uri() is None:
         return replace(location, guarded=location.database is not None)
-    if not is_users_own(location, spool.folder) and not allow(location):
+    if not own and not allow(location):
         raise TrackingError(
             f"it names the store {location.shown}, which you have not: if its rows shall go there, `rl8x sync --yes`, "
             "else `rl8x sync --to URI`"
@@ -135,32 +137,12 @@ def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
     return location
 
 
-def _check_database(location: Location) -> None:
-    if location.database is not None and not has_tables(location.database):
-        raise TrackingError(
-            f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
-            "makes a new one in its folder"
-        )
-
-
-def _begin_anew_where_gone(sender: Sender) -> None:
-    """Send a run from its first row to a store that does not have it, such as a database in place of a deleted one."""
-    spool = sender.spool
-    if spool.ack.run_id is None:
-        return
-    try:
-        sender.store.check_run(spool.ack.run_id)
-    except StoreRefusedError as error:
-        raise StoreDownError(str(error)) from error
-    except RunMissingError:
-        if spool.ack.generation or spool.header.get("run_id"):  # the store alone had what came before
-            raise
-        spool.acknowledge(
-            0, run_id=None, run_name=None, name_is_free=False, attempted=False, resumed=False, finished=False
-        )
-
-
-def _sync_one(folder: Path, where: Callable[[Spool], Location], connect: Callable[[Location], Store]) -> SpoolReport:
+def _sync_one(
+    folder: Path,
+    named: Location | None,
+    allow: Callable[[Location], bool],
+    connect: Callable[[Location], MLflowStore],
+) -> SpoolReport:
     try:
         if _removed_empty(folder):
             return SpoolReport(folder, "sent", message="nothing was logged")
@@ -170,34 +152,38 @@ def _sync_one(folder: Path, where: Callable[[Spool], Location], connect: Callabl
     except Exception as error:  # whatever a folder has in it, the others are sent
         if not os.path.lexists(folder / OPS) and not unreadable(folder):
             return SpoolReport(folder, "busy", message="another process has just sent it")
-        return SpoolReport(folder, "failed", message=_in_words(error))
+        return SpoolReport(folder, "failed", message=in_words(error))
     sender = None
     message = ""
     try:
-        location = where(spool)
-        _check_database(location)
+        location = named or _own_location(spool, allow)
+        if location.database is not None and not has_tables(location.database):
+            raise TrackingError(
+                f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
+                "makes a new one in its folder"
+            )
         sender = Sender(spool, lambda: connect(location), late=True)
-        _begin_anew_where_gone(sender)
+        sender.run.begin_anew_where_gone()
         sender.send_all()
         if not spool.ack.finished:
-            sender.finish_killed()
+            sender.run.finish_killed()
             spool.acknowledge(finished=True)
     except Exception as error:
-        message = _in_words(error)
+        message = in_words(error)
     finally:
         spool.close(remove=not message)
     rejected = spool.rejected
+    outcome: Outcome = "failed" if message or rejected else "sent"
     if not message and rejected:
-        what = "1 entry" if len(rejected) == 1 else f"{len(rejected)} entries"
+        what = counted(len(rejected), "entry", "entries")
         message = f"{what} could not be logged, see {rejected.path}: {rejected.reason}"
     elif not message and folder.exists():
-        return SpoolReport(folder, "sent", spool.ack.run_id, sender.num_rows if sender else 0, "it cannot be removed")
-    num_rows = sender.num_rows if sender is not None else 0
-    return SpoolReport(folder, "failed" if message else "sent", spool.ack.run_id, num_rows, message, len(rejected))
+        message = "it cannot be removed"
+    return SpoolReport(folder, outcome, spool.ack.run_id, sender.num_rows if sender else 0, message, len(rejected))
 
 
 def _removed_empty(folder: Path) -> bool:
-    """Remove a spool to which nothing was written before its process was killed; says whether it was one."""
+    """Remove a spool to which nothing was written before its process was killed; returns whether it was one."""
     ops, lock = folder / OPS, FileLock(folder / "lock")
     if not stat.S_ISREG(ops.lstat().st_mode) or ops.lstat().st_size or os.path.lexists(folder / FILES):
         return False
@@ -210,14 +196,3 @@ def _removed_empty(folder: Path) -> bool:
         return not folder.exists()
     finally:
         lock.release()
-
-
-def _uri(spool: Spool) -> str:
-    if "uri" not in spool.header:
-        raise TrackingError(f"the spool {spool.folder} does not say where its run belongs: `rl8x sync --to URI`")
-    return str(spool.header["uri"])
-
-
-def _in_words(error: Exception) -> str:
-    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
-    return str(error) if ours else f"{type(error).__name__}: {error}"

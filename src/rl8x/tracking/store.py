@@ -1,21 +1,20 @@
-"""The calls that a run needs of its store, and MLflow behind them. Nothing here retries: the one who sends decides."""
+"""The calls to MLflow that a run needs, with two kinds of errors. Nothing here retries: the caller decides."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import re
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from rl8x.output import described
 from rl8x.tracking.artifact_folders import ArtifactFolders
 from rl8x.tracking.database import DatabaseFile, ensure_database
 from rl8x.tracking.location import Location
+from rl8x.tracking.mlflow_settings import short_requests
+from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, showable
 
 DEFAULT_EXPERIMENT = "rl8x"
@@ -41,6 +40,12 @@ class RunGoneError(StoreDownError):
 
 class RunMissingError(RunGoneError):
     """The store has never had the run, or has it no more."""
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an error of tracking says, and of any other error its type as well."""
+    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
+    return str(error) if ours else described(error)
 
 
 class Point(NamedTuple):
@@ -70,121 +75,10 @@ class RunName(NamedTuple):
 
 
 class RunStatus(NamedTuple):
-    """The status that a store has of a run, and when the run ended in milliseconds since 1970, if it says that."""
+    """The status that a store has of a run, and when the run ended in milliseconds since 1970, if it is known."""
 
     text: str
     end_time: int | None
-
-
-class Store(Protocol):
-    """A place for runs. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else."""
-
-    def find_runs(self, spec: RunSpec) -> list[str]:
-        """List the runs that were made for a spool, the oldest first."""
-
-    def create_run(self, spec: RunSpec) -> str:
-        """Make a run and return its ID."""
-
-    def delete_run(self, run_id: str) -> None:
-        """Delete a run."""
-
-    def check_run(self, run_id: str) -> None:
-        """Raise `RunGoneError` unless the run is there and active."""
-
-    def run_name(self, run_id: str) -> RunName:
-        """Read a run's name."""
-
-    def status(self, run_id: str) -> RunStatus:
-        """Read a run's status."""
-
-    def log_points(self, run_id: str, points: Sequence[Point]) -> None:
-        """Log at most 1000 points: all or none."""
-
-    def params(self, run_id: str) -> dict[str, str]:
-        """Read a run's params."""
-
-    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Log at most 100 new params."""
-
-    def tags(self, run_id: str) -> dict[str, str]:
-        """Read a run's tags."""
-
-    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Set at most 100 tags."""
-
-    def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
-        """Copy a file or folder to the run's artifacts."""
-
-    def log_text(self, run_id: str, text: str, name: str) -> None:
-        """Write a text to the run's artifacts."""
-
-    def set_status(self, run_id: str, status: str, end_time: int | None) -> None:
-        """Set a run's status."""
-
-    def last_steps(self, run_id: str) -> dict[str, int]:
-        """Read the last step of each metric that a run has."""
-
-    def logged_steps(self, run_id: str, name: str) -> list[int]:
-        """Read the steps at which a run has a metric, one for each point."""
-
-
-_guard = threading.Lock()
-_users = 0
-_before: dict[str, str | None] = {}
-
-
-@contextlib.contextmanager
-def short_requests(timeout_s: int) -> Iterator[None]:
-    """Let MLflow's HTTP calls end after one try of `timeout_s`, in silence, for as long as the context lasts.
-
-    MLflow reads these settings from the environment at each call and offers no argument for them. A setting that the
-    user made stays. A call by another thread in the same moment sees ours too; it then fails sooner than it would.
-    """
-    global _users
-    settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
-    settings["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # the URI may have a password in it
-    with _guard:
-        _users += 1
-        if _users == 1:
-            _before.clear()
-            _before.update({name: os.environ.get(name) for name in settings})
-            os.environ.update({name: value for name, value in settings.items() if _before[name] is None})
-    try:
-        yield
-    finally:
-        with _guard:
-            _users -= 1
-            if _users == 0:
-                for name in [name for name, value in _before.items() if value is None]:
-                    os.environ.pop(name, None)
-
-
-class _Quiet(logging.Filter):
-    """Keeps MLflow from logging a traceback for each failure of our threads: we log one line for each outage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.threads: set[int] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.thread not in self.threads
-
-
-_quiet = _Quiet()
-_NOISY = ("mlflow.store.db.utils", "mlflow.utils.rest_utils", "urllib3.connectionpool", "mlflow.utils.git_utils")
-
-
-@contextlib.contextmanager
-def quiet_thread() -> Iterator[None]:
-    """Silence MLflow's own report of failures in this thread."""
-    me = threading.get_ident()
-    for name in _NOISY:
-        logging.getLogger(name).addFilter(_quiet)
-    _quiet.threads.add(me)
-    try:
-        yield
-    finally:
-        _quiet.threads.discard(me)
 
 
 def source_tags() -> dict[str, str]:
@@ -195,7 +89,12 @@ def source_tags() -> dict[str, str]:
 
 
 class MLflowStore:
-    """A `Store` on MLflow's client, with an explicit URI. Building it imports mlflow and may create the database."""
+    """The runs of one MLflow store. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else.
+
+    Args:
+        location: The store. Building this imports mlflow and may create the database.
+        request_timeout_s: Seconds after which an HTTP request counts as failed.
+    """
 
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
         self._location = location
@@ -230,6 +129,7 @@ class MLflowStore:
             )
 
     def _tried(self, function: Callable[..., _ReturnT], *args: Any, extra_time_s: int = 0, **kwargs: Any) -> _ReturnT:
+        """Make a call and turn whatever it raises into one of the two errors of a store."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -237,20 +137,19 @@ class MLflowStore:
                 return function(*args, **kwargs)
             with short_requests(self._timeout_s + extra_time_s):
                 return function(*args, **kwargs)
-        except MlflowException as error:
-            text = self._explained(error) or _short(error)
-            if _refuses(error):
-                raise StoreRefusedError(text) from showable(error)
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunMissingError(text) from showable(error)
-            raise StoreDownError(text) from showable(error)
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
-            raise StoreDownError(self._explained(error) or f"{type(error).__name__}: {_short(error)}") from showable(
-                error
-            )
+            kind: type[Exception] = StoreDownError
+            text = f"{type(error).__name__}: {_short(error)}"
+            if isinstance(error, MlflowException):
+                text = _short(error)
+                if _refuses(error):
+                    kind = StoreRefusedError
+                elif error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    kind = RunMissingError
+            raise kind(self._explained(error) or text) from showable(error)
 
     def _explained(self, error: Exception) -> str | None:
-        """Say in one line what is wrong with a database and what to do, where an error says that of one."""
+        """Explain in one line an error of a database, with what to do; None for any other error."""
         schemas = re.search(r"schema \(found version (\w+), but expected (\w+)\)", str(error))
         if schemas is not None:
             return (
@@ -261,10 +160,12 @@ class MLflowStore:
             return f"{self._location.database} is damaged or no database: move it away, and `rl8x ui` makes a new one"
         return None
 
+    def _run(self, run_id: str) -> Any:
+        return self._call(self._client.get_run, run_id)
+
     def find_runs(self, spec: RunSpec) -> list[str]:
         """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
-        query = f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'"
-        runs = self.search([experiment.experiment_id for experiment in self.experiments()], query)
+        runs = self._search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: RunSpec) -> str:
@@ -277,7 +178,7 @@ class MLflowStore:
         return self._named(run.info.run_id)
 
     def _named(self, answer: Any) -> str:
-        """Return an ID that a server has given; the answer of a proxy that MLflow's client takes for one has none."""
+        """Return the ID in an answer; a proxy's answer, which MLflow's client takes for the server's, has none."""
         if not answer:
             raise StoreDownError("what was made has no ID in the answer")
         return str(answer)
@@ -305,21 +206,20 @@ class MLflowStore:
 
     def check_run(self, run_id: str) -> None:
         """Raise `RunGoneError` unless the run is there and active."""
-        run = self._call(self._client.get_run, run_id)
+        run = self._run(run_id)
         if run.info.lifecycle_stage != "active":
             raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> RunName:
         """Read a run's name."""
-        name = str(self._call(self._client.get_run, run_id).info.run_name or "")
+        name = str(self._run(run_id).info.run_name or "")
         if not name or "'" in name:
             return RunName(name, False)
-        experiment_ids = [experiment.experiment_id for experiment in self.experiments()]
-        return RunName(name, len(self.search(experiment_ids, f"attributes.run_name = '{name}'")) == 1)
+        return RunName(name, len(self._search_everywhere(f"attributes.run_name = '{name}'")) == 1)
 
     def status(self, run_id: str) -> RunStatus:
         """Read a run's status."""
-        info = self._call(self._client.get_run, run_id).info
+        info = self._run(run_id).info
         return RunStatus(str(info.status), info.end_time)
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
@@ -330,7 +230,7 @@ class MLflowStore:
 
     def params(self, run_id: str) -> dict[str, str]:
         """Read a run's params."""
-        return dict(self._call(self._client.get_run, run_id).data.params)
+        return dict(self._run(run_id).data.params)
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
@@ -340,7 +240,7 @@ class MLflowStore:
 
     def tags(self, run_id: str) -> dict[str, str]:
         """Read a run's tags."""
-        return dict(self._call(self._client.get_run, run_id).data.tags)
+        return dict(self._run(run_id).data.tags)
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
@@ -362,7 +262,7 @@ class MLflowStore:
         self._check_taken(run_id, has_all)
 
     def _check_taken(self, run_id: str, is_there: Callable[[Any], bool]) -> None:
-        """Look whether a server has what it was given: MLflow's client takes an empty answer of a proxy for a yes.
+        """Check that a server has what it was sent: MLflow's client takes an empty answer of a proxy for success.
 
         Raises:
             StoreDownError: It does not.
@@ -371,7 +271,7 @@ class MLflowStore:
             return
         for wait_s in _LOOK_AGAIN_S:
             time.sleep(wait_s)
-            if is_there(self._call(self._client.get_run, run_id)):
+            if is_there(self._run(run_id)):
                 return
         raise StoreDownError("what was sent was answered as if it had been taken, and is not there")
 
@@ -391,9 +291,9 @@ class MLflowStore:
         self._call(self._client.log_text, run_id, text, name)
 
     def _find_artifacts(self, run_id: str) -> None:
-        """See to it that a run's artifacts go to the store's own folder, and that none is made in a wrong place."""
+        """Check that a run's artifacts go to the store's own folder, and that no folder is made elsewhere."""
         if self._artifacts is not None:
-            uri = str(self._call(self._client.get_run, run_id).info.artifact_uri)
+            uri = str(self._run(run_id).info.artifact_uri)
             try:
                 self._artifacts.prepare(run_id, uri)
             except (OSError, sqlite3.Error) as error:
@@ -409,7 +309,7 @@ class MLflowStore:
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
-        data = self._call(self._client.get_run, run_id).data
+        data = self._run(run_id).data
         steps = {point.key: int(point.step) for point in getattr(data, "_metric_objs", ())}
         return {name: steps.get(name, 2**63) for name in data.metrics}
 
@@ -425,13 +325,16 @@ class MLflowStore:
         """Search for runs, the newest first."""
         return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
 
+    def _search_everywhere(self, query: str) -> list[Any]:
+        return self.search([experiment.experiment_id for experiment in self.experiments()], query)
+
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
         self._call(self._client.set_experiment_tag, experiment_id, name, value)
 
 
 def _refuses(error: Any) -> bool:
-    """Say whether MLflow itself refuses what was sent, for ever.
+    """Return whether MLflow itself will never take what was sent.
 
     A proxy or a gate before it answers with a page of HTML or JSON of its own, which MLflow's client turns into an
     error of the same class, with a code made of the HTTP status.

@@ -25,7 +25,7 @@ DEFAULT_PORT = 5000
 def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:
     """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
 
-    It runs under `ui_environment`, which says where the store is: every user of the machine can read a command.
+    It runs under `ui_environment`, which has the address of the store: every user of the machine can read a command.
 
     Args:
         tracking_uri: The store; default the one that `MLflowTracker` would use.
@@ -45,14 +45,8 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
     """Return the environment for `ui_command`: the store, and no workers for jobs that rl8x has no use for.
 
     Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says. No module of the working directory is
-    taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is told another folder,
-    such as the one where it is itself.
-
-    Args:
-        tracking_uri: The store; default the one that `MLflowTracker` would use.
-
-    Raises:
-        TrackingError: The store is a server, which has a UI of its own, or cannot be used.
+    taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is given another folder,
+    such as the one where it is itself. Argument and error are as those of `ui_command`.
     """
     settings = {
         "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
@@ -71,7 +65,7 @@ def _own_store(tracking_uri: str | None) -> Location:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened at, which MLflow would say in many lines, seconds later."""
+    """Refuse an address that cannot be listened at, for which MLflow needs many lines, seconds later."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
@@ -86,10 +80,7 @@ def _check_address(host: str, port: int) -> None:
 def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
-    Args:
-        tracking_uri: The store; default the one that `MLflowTracker` would use.
-        host: Address at which `serve_ui` will listen.
-        port: Port at which it will.
+    Arguments are as those of `ui_command`.
 
     Returns:
         The link to the runs, and whether a server is there already: the one that keeps them.
@@ -113,9 +104,9 @@ def serve_ui(
     """Serve the UI until it is interrupted; returns its exit status.
 
     Args:
-        tracking_uri: The store; default the one that `MLflowTracker` would use.
-        host: Address to listen at.
-        port: Port to listen at.
+        tracking_uri: As for `ui_command`.
+        host: As for `ui_command`.
+        port: As for `ui_command`.
         link: Opened in a browser, where there is one, as soon as the server answers.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a user is told of a run when it ends: where it is, what of it has not arrived, and how to send that."""
+"""The last lines on a run for its user: where it is, what of it has not arrived, and how to send that."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from rl8x.output import counted
 from rl8x.tracking.address import beside
 from rl8x.tracking.location import Location, is_default, mlruns_dir
 from rl8x.tracking.runs import HANDLE_PREFIX
-from rl8x.tracking.spool import Unsent
-from rl8x.tracking.spool_files import REJECTED, Ack
+from rl8x.tracking.spool_files import REJECTED, Ack, Unsent
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Whereabouts:
         return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
 
     def is_found_by(self, folder: Path) -> bool:
-        """Say whether a command that is started here and told a folder of the run may use the store without asking."""
+        """Return whether a command that is started here on a folder of the run may use the store without asking."""
         return beside(folder.absolute(), self.location.database) is not None or is_default(self.location)
 
     def _ui_command(self) -> str:

@@ -9,13 +9,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 from rl8x.tracking.last_call import LastCall
+from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import StoreDownError, quiet_thread
+from rl8x.tracking.store import StoreDownError, in_words
 
 _log = logger(__name__)
 
@@ -24,6 +25,7 @@ LONGEST_WAIT_S = 30.0
 FIRST_CONTACT_S = 60.0  # importing mlflow and making a new database take this long on a slow, busy computer
 
 
+@dataclass(eq=False)
 class Writer:
     """Sends a spool from a daemon thread, every `interval_s` where there is something to send.
 
@@ -43,31 +45,22 @@ class Writer:
         sync_command: Writes the command that sends what is left.
     """
 
-    def __init__(
-        self,
-        sender: Sender,
-        location: str,
-        *,
-        owner: object = None,
-        keeps_status: bool = False,
-        finish_timeout_s: float = 30.0,
-        outage_timeout_s: float = 5.0,
-        interval_s: float = 1.0,
-        prepare: Callable[[], None] | None = None,
-        release: Callable[[], None] = lambda: None,
-        sync_command: Callable[[], str] = lambda: "rl8x sync",
-    ) -> None:
-        self._sender = sender
-        self._spool: Spool = sender.spool
-        self._location = location
+    sender: Sender
+    location: str
+    owner: InitVar[object] = None
+    _: KW_ONLY
+    keeps_status: bool = False
+    finish_timeout_s: float = 30.0
+    outage_timeout_s: float = 5.0
+    interval_s: float = 1.0
+    prepare: Callable[[], None] | None = None
+    release: Callable[[], None] = lambda: None
+    sync_command: Callable[[], str] = lambda: "rl8x sync"
+
+    def __post_init__(self, owner: object) -> None:
+        """Start the thread."""
+        self._spool = self.sender.spool
         self._owner = None if owner is None else weakref.ref(owner)
-        self._keeps_status = keeps_status
-        self._finish_timeout_s = finish_timeout_s
-        self._outage_timeout_s = outage_timeout_s
-        self._interval_s = interval_s
-        self._prepare = prepare
-        self._release = release
-        self._sync_command = sync_command
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._appending = threading.Lock()
@@ -78,13 +71,17 @@ class Writer:
         self._reason = ""
         self._settled = False
         self._answered_at = time.monotonic()
-        sender.on_arrival = self._arrived
+        self.sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
         for other in list(_working):
-            other._last_call.look()  # an error that ended that run is soon followed by another try
+            other.look()  # an error that ended that run is soon followed by another try
         if owner is not None:
             _working.add(self)
         self._thread.start()
+
+    def look(self) -> None:
+        """Remember an exception that has interrupted the code which logged last."""
+        self._last_call.look()
 
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op to the spool; none of a thread that still runs when the run has been ended at exit."""
@@ -98,7 +95,7 @@ class Writer:
         """Write the end of the run to the spool, once.
 
         Args:
-            status: How it ended; None leaves that to be told from who logged last, when the interpreter ends.
+            status: How it ended; None, when the interpreter ends, leaves that to `LastCall`.
             time_ms: When it ended, in milliseconds since 1970.
         """
         with self._appending:
@@ -106,18 +103,13 @@ class Writer:
                 return
             self._ended = True
             status = status or self._last_call.status(at_exit=True)
-            self._spool.end({"op": "finish", "status": None if self._keeps_status else status, "t": time_ms})
+            self._spool.end({"op": "finish", "status": None if self.keeps_status else status, "t": time_ms})
         self._wake.set()
 
     @property
-    def down(self) -> bool:
-        """Say whether the last try failed."""
-        return self._failures > 0
-
-    @property
     def reason(self) -> str:
-        """Say why the last try failed; empty where it has not."""
-        return self._reason if self.down else ""
+        """Why the last try failed; empty where it has not."""
+        return self._reason if self._failures else ""
 
     def wait(
         self,
@@ -128,7 +120,7 @@ class Writer:
         first_contact_s: float = 0.0,
         begin: float | None = None,
     ) -> bool:
-        """Send without delay until `done`; says whether that came in time.
+        """Send without delay until `done`; False where that does not come in time.
 
         Args:
             done: What is waited for.
@@ -142,17 +134,16 @@ class Writer:
         with self._progress:
             while not done():
                 bound = timeout_s if self._settled else timeout_s + first_contact_s
-                if time.monotonic() - begin >= bound or self._is_away(outage_timeout_s, begin):
-                    return False
-                if not self._thread.is_alive():
+                away = self._is_away(outage_timeout_s, begin)
+                if time.monotonic() - begin >= bound or away or not self._thread.is_alive():
                     return False
                 self._wake.set()
-                self._progress.wait(0.2 if self.down else 0.05)
+                self._progress.wait(0.2 if self._failures else 0.05)
         return True
 
     def _is_away(self, timeout_s: float, begin: float = 0.0) -> bool:
-        """Say whether the store has been down for so long, counted from `begin` at the earliest."""
-        return self.down and time.monotonic() - max(begin, self._answered_at) >= timeout_s
+        """Return whether the store has been down for so long, counted from `begin` at the earliest."""
+        return self._failures > 0 and time.monotonic() - max(begin, self._answered_at) >= timeout_s
 
     def finish(self, begin: float | None = None) -> None:
         """Send what is left of a run that has ended, but do not wait long for a store that is away; end the thread.
@@ -161,36 +152,26 @@ class Writer:
             begin: As for `wait`.
         """
         try:
-            self.wait(
-                self._all_arrived,
-                self._finish_timeout_s,
-                self._outage_timeout_s,
-                first_contact_s=FIRST_CONTACT_S,
-                begin=begin,
-            )
-        finally:  # a second Ctrl-C ends the waiting, not the thread's duty to give the spool back
+            timeouts = (self.finish_timeout_s, self.outage_timeout_s)
+            self.wait(self._all_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin)
+        finally:  # a second Ctrl-C ends the waiting, but the thread still gives the spool back
             _working.discard(self)
             self.stop()
             self._spool.look_after()  # where the thread hangs in a request
             self._spool.note_end()
-        self._tell_rest()
+        self._warn_of_rest()
 
     def _all_arrived(self) -> bool:
         return not self._spool.pending
 
-    def _tell_rest(self) -> None:
+    def _warn_of_rest(self) -> None:
         lost = self._spool.unsent().lost
         if lost:
-            _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", lost, self._location)
+            _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", lost, self.location)
         elif not self._all_arrived():
             why = f" ({self.reason})" if self.reason else ""
-            _log.warning(
-                "tracking: not all of the run has reached %s%s; it is in %s, and `%s` sends it",
-                self._location,
-                why,
-                self._spool.folder,
-                self._sync_command(),
-            )
+            rest = f"it is in {self._spool.folder}, and `{self.sync_command()}` sends it"
+            _log.warning("tracking: not all of the run has reached %s%s; %s", self.location, why, rest)
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """End the thread. One that hangs in a request is left to itself; it gives the spool back when it is through."""
@@ -212,12 +193,12 @@ class Writer:
                 self._settled = True
                 with self._progress:
                     self._progress.notify_all()
-                if collected and (self._all_arrived() or self._is_away(self._outage_timeout_s)):
-                    self._tell_rest()
+                if collected and (self._all_arrived() or self._is_away(self.outage_timeout_s)):
+                    self._warn_of_rest()
                     break
             self._spool.look_after()
             self._spool.close(remove=self._spool.ack.finished and not self._spool.pending)
-            self._release()
+            self.release()
             _working.discard(self)
 
     def _pause(self, wait_s: float) -> None:
@@ -226,33 +207,32 @@ class Writer:
         while True:
             self._spool.look_after()
             left = end - time.monotonic()
-            if left <= 0 or self._wake.wait(min(left, self._interval_s)):
+            if left <= 0 or self._wake.wait(min(left, self.interval_s)):
                 return
 
     def _send(self) -> float:
         """Send all that is pending; returns how long to wait before the next look."""
-        if not self.down:
+        if not self._failures:
             self._answered_at = time.monotonic()  # or would have, had it been asked
         try:
-            if self._prepare is not None:
-                self._prepare()
-                self._prepare = None
+            if self.prepare is not None:
+                self.prepare()
+                self.prepare = None
             while not self._stopping:
-                self._sender.send_some()
+                self.sender.send_some()
                 self._arrived()  # also where there was nothing to send: the store has answered
                 if not self._spool.pending:
                     break
-        except StoreDownError as error:
-            return self._failed(str(error))
-        except Exception as error:  # ours, or one that the store should have turned: training goes on all the same
-            _log.debug("tracking: unexpected error", exc_info=True)
-            return self._failed(f"{type(error).__name__}: {error}")
-        return self._interval_s
+        except Exception as error:
+            if not isinstance(error, StoreDownError):  # a mistake of rl8x: training goes on all the same
+                _log.debug("tracking: unexpected error", exc_info=True)
+            return self._failed(in_words(error))
+        return self.interval_s
 
     def _arrived(self) -> None:
         if self._failures:
             self._failures = 0
-            _log.info("tracking: %s takes rows again; what waited is being sent", self._location)
+            _log.info("tracking: %s takes rows again; what waited is being sent", self.location)
         self._settled = True
         self._answered_at = time.monotonic()
         with self._progress:
@@ -261,12 +241,8 @@ class Writer:
     def _failed(self, reason: str) -> float:
         reason = hide(reason)
         if not self._failures:
-            _log.warning(
-                "tracking: %s does not take rows (%s); training goes on and rows wait in %s",
-                self._location,
-                reason,
-                self._spool.folder,
-            )
+            rest = f"training goes on and rows wait in {self._spool.folder}"
+            _log.warning("tracking: %s does not take rows (%s); %s", self.location, reason, rest)
         self._failures += 1
         self._reason = reason
         longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._failures - 1, 10))

@@ -19,7 +19,7 @@ from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, Tr
 from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.location import locate, user_tracking_uri
 from rl8x.tracking.runs import has_run
-from rl8x.tracking.sender import RESUMED_TAG
+from rl8x.tracking.stored_run import RESUMED_TAG
 
 if TYPE_CHECKING:
     from rl8x.trainers.trainer import GenericTrainerBase

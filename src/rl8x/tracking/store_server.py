@@ -1,0 +1,139 @@
+"""The process that talks to MLflow: it answers the calls that `rl8x.tracking.store_process` sends through a pipe.
+
+Each channel (the store of one tracker) has a thread of its own, so that a slow server holds up no other run. An answer
+has the number of its request. A beat every second lets the other end notice that this process was stopped or hangs.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from rl8x.output import described
+from rl8x.tracking.database import merge_log
+from rl8x.tracking.location import Location
+from rl8x.tracking.mlflow_settings import quiet_thread
+from rl8x.tracking.secrets import hide, learn
+from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError, source_tags
+
+END_S = 1.0  # how long to wait for a process, or a channel, that was asked to end
+BEAT = b"\n"
+# Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
+_NICENESS = 10
+
+_Answer = Callable[[int, Any], None]
+_Inbox = queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]]
+_importing = threading.Lock()  # modules that import each other are seen half made by a second thread
+
+
+def encode(message: tuple[Any, ...]) -> bytes:
+    """Write a request or an answer as one line."""
+    return base64.b64encode(pickle.dumps(message)) + b"\n"
+
+
+def decode(line: bytes) -> Any:
+    """Read a line of `encode`, which only the process at the other end of the pipe can have written."""
+    return pickle.loads(base64.b64decode(line))
+
+
+def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowStore] = MLflowStore) -> None:
+    """Answer calls until they end.
+
+    Args:
+        requests: A line of `encode` for each: channel, number, name and arguments; "open" makes a channel.
+        answer: Takes a request's number and a value or exception; any thread calls it.
+        connect: Makes the store of a channel, at the first call that needs it.
+    """
+    channels: dict[int, _Inbox] = {}
+    threads: list[threading.Thread] = []
+    environment: Mapping[str, str] | None = None
+    for line in requests:
+        if not line.endswith(b"\n"):  # cut, as the process that asks was killed
+            break
+        channel, number, name, args = decode(line)
+        if name != "open":
+            channels[channel].put((number, name, args))
+            continue
+        location, timeout_s, sys.argv, wanted = args
+        learn(location.uri)  # as making a `Location` does, but not unpickling it
+        _adopt(wanted, wanted if environment is None else environment)
+        environment = wanted
+        channels[channel] = queue.SimpleQueue()
+        make = functools.partial(connect, location, request_timeout_s=timeout_s)
+        work = (channels[channel], answer, location, make)
+        threads.append(threading.Thread(target=_serve_channel, args=work, daemon=True))
+        threads[-1].start()
+    for inbox in channels.values():
+        inbox.put((0, "close", ()))
+    end = time.monotonic() + END_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+def _adopt(wanted: Mapping[str, str], before: Mapping[str, str]) -> None:
+    """Change the environment as the other process has changed its own since another channel was opened."""
+    for name in before.keys() - wanted.keys():
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in wanted.items() if before.get(name) != value})
+
+
+def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: Callable[[], MLflowStore]) -> None:
+    store: MLflowStore | None = None
+    with quiet_thread():
+        while True:
+            number, name, args = inbox.get()
+            try:
+                if name == "close":
+                    if store is not None and location.database is not None:
+                        merge_log(location.database)  # which the end of this process, being sudden, would not do
+                    answer(number, None)
+                    return
+                if name == "source_tags":
+                    with _importing:
+                        answer(number, source_tags())
+                    continue
+                if store is None:
+                    with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
+                        import mlflow.entities  # noqa: F401
+                    store = connect()
+                answer(number, getattr(store, name)(*args))
+            except (StoreDownError, StoreRefusedError) as error:
+                answer(number, type(error)(hide(str(error))))
+            except Exception as error:  # whatever it is, the training process gets it as an outage and goes on
+                answer(number, StoreDownError(hide(described(error))))
+
+
+def main(parent: int) -> None:
+    """Serve on the standard streams; what MLflow prints goes nowhere.
+
+    Args:
+        parent: The process that asks. This one ends with it, also where its pipes stay open in other hands.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    guard = threading.Lock()
+
+    def write(line: bytes) -> None:
+        with guard:
+            answers.write(line)
+            answers.flush()
+
+    def beat() -> None:
+        while os.getppid() == parent:
+            write(BEAT)
+            time.sleep(1.0)
+        os._exit(0)
+
+    threading.Thread(target=beat, daemon=True).start()
+    os.nice(_NICENESS)
+    serve(sys.stdin.buffer, lambda number, value: write(encode((number, value))))
+    os._exit(0)  # at once: MLflow's own threads are not waited for
