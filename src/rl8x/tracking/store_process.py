@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import os
 import queue
 import select
@@ -25,7 +26,7 @@ from typing import IO, Any, cast
 
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import MLflowStore, StoreDownError
-from rl8x.tracking.store_server import END_S, decode, encode
+from rl8x.tracking.store_server import END_S, encode, result_of
 
 SILENT_S = 5  # without a beat: a store that is down
 KILL_S = 60  # without a beat: killed, so that the next call starts another
@@ -95,7 +96,7 @@ class _Process:
         self._numbers = itertools.count(1)
         self._guard = threading.Lock()
         self._trouble = ""
-        self._waiting: dict[int, queue.SimpleQueue[Any]] = {}
+        self._waiting: dict[int, queue.SimpleQueue[list[Any] | StoreDownError]] = {}
         # A write blocks where the process is stopped: a thread of its own may wait for that, a caller may not.
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         for work in (self._send, self._receive):
@@ -125,9 +126,9 @@ class _Process:
             raise StoreDownError("no answer in time") from None
         finally:
             self._waiting.pop(number, None)
-        if isinstance(answer, Exception):
+        if isinstance(answer, StoreDownError):
             raise answer
-        return answer
+        return result_of(name, *answer)
 
     def end(self) -> None:
         """End the process: by closing its requests, or by a kill where it does not read them."""
@@ -195,7 +196,7 @@ class _Process:
         """Give each whole answer to the call that waits for it; returns what is left."""
         *lines, rest = data.split(b"\n")
         for line in filter(None, lines):
-            number, answer = decode(line)
+            number, *answer = json.loads(line)
             box = self._waiting.pop(number, None)
             if box is not None:
                 box.put(answer)

@@ -6,24 +6,36 @@ has the number of its request. A beat every second lets the other end notice tha
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import dataclasses
 import functools
+import json
 import os
-import pickle
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 from rl8x.output import described
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import Location
 from rl8x.tracking.mlflow_settings import quiet_thread
-from rl8x.tracking.secrets import hide, learn
-from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError, source_tags
+from rl8x.tracking.secrets import hide
+from rl8x.tracking.store import (
+    MLflowStore,
+    Point,
+    RunGoneError,
+    RunMissingError,
+    RunName,
+    RunSpec,
+    RunStatus,
+    StoreDownError,
+    StoreRefusedError,
+    source_tags,
+)
 
 END_S = 1.0  # how long to wait for a process, or a channel, that was asked to end
 BEAT = b"\n"
@@ -31,18 +43,52 @@ BEAT = b"\n"
 _NICENESS = 10
 
 _Answer = Callable[[int, Any], None]
-_Inbox = queue.SimpleQueue[tuple[int, str, tuple[Any, ...]]]
+_Inbox = queue.SimpleQueue[tuple[int, str, list[Any]]]
 _importing = threading.Lock()  # modules that import each other are seen half made by a second thread
 
 
+# A request is a line of JSON (channel, number, name, arguments), and so is an answer (number, name of an error, value).
+
+_ERRORS = {error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError, RunMissingError)}
+_RESULTS: dict[str, Callable[..., Any]] = {"run_name": RunName, "status": RunStatus}
+
+
 def encode(message: tuple[Any, ...]) -> bytes:
-    """Write a request or an answer as one line."""
-    return base64.b64encode(pickle.dumps(message)) + b"\n"
+    """Write a request or an answer as one line; a `Location` becomes a dict, a path text."""
+    return json.dumps(message, default=_plain).encode() + b"\n"
 
 
-def decode(line: bytes) -> Any:
-    """Read a line of `encode`, which only the process at the other end of the pipe can have written."""
-    return pickle.loads(base64.b64decode(line))
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if isinstance(value, Location) else os.fspath(value)
+
+
+def result_of(name: str, error: str | None, value: Any) -> Any:
+    """Return what a call of `MLflowStore` returned, from its answer.
+
+    Raises:
+        StoreDownError: The store is down.
+        StoreRefusedError: As the store says.
+    """
+    if error is not None:
+        raise _ERRORS[error](value)
+    return _RESULTS[name](*value) if name in _RESULTS else value
+
+
+def _typed(name: str, args: list[Any]) -> list[Any]:
+    """Return the arguments of a call as they were before JSON made plain lists and texts of them."""
+    match name:
+        case "find_runs" | "create_run":
+            return [RunSpec(*args[0])]
+        case "log_points":
+            return [args[0], [Point(*point) for point in args[1]]]
+        case "log_artifact":
+            return [args[0], Path(args[1]), args[2]]
+    return args
+
+
+def _location(data: dict[str, Any]) -> Location:
+    paths = {name: None if data[name] is None else Path(data[name]) for name in ("database", "artifact_root")}
+    return Location(**{**data, **paths})
 
 
 def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowStore] = MLflowStore) -> None:
@@ -59,12 +105,12 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
     for line in requests:
         if not line.endswith(b"\n"):  # cut, as the process that asks was killed
             break
-        channel, number, name, args = decode(line)
+        channel, number, name, args = json.loads(line)
         if name != "open":
             channels[channel].put((number, name, args))
             continue
-        location, timeout_s, sys.argv, wanted = args
-        learn(location.uri)  # as making a `Location` does, but not unpickling it
+        data, timeout_s, sys.argv, wanted = args
+        location = _location(data)
         _adopt(wanted, wanted if environment is None else environment)
         environment = wanted
         channels[channel] = queue.SimpleQueue()
@@ -73,7 +119,7 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
         threads.append(threading.Thread(target=_serve_channel, args=work, daemon=True))
         threads[-1].start()
     for inbox in channels.values():
-        inbox.put((0, "close", ()))
+        inbox.put((0, "close", []))
     end = time.monotonic() + END_S
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
@@ -105,7 +151,7 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
                     with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
                         import mlflow.entities  # noqa: F401
                     store = connect()
-                answer(number, getattr(store, name)(*args))
+                answer(number, getattr(store, name)(*_typed(name, args)))
             except (StoreDownError, StoreRefusedError) as error:
                 answer(number, type(error)(hide(str(error))))
             except Exception as error:  # whatever it is, the training process gets it as an outage and goes on
@@ -127,6 +173,10 @@ def main(parent: int) -> None:
             answers.write(line)
             answers.flush()
 
+    def answer(number: int, value: Any) -> None:
+        failed = isinstance(value, Exception)
+        write(encode((number, type(value).__name__, str(value)) if failed else (number, None, value)))
+
     def beat() -> None:
         while os.getppid() == parent:
             write(BEAT)
@@ -135,5 +185,5 @@ def main(parent: int) -> None:
 
     threading.Thread(target=beat, daemon=True).start()
     os.nice(_NICENESS)
-    serve(sys.stdin.buffer, lambda number, value: write(encode((number, value))))
+    serve(sys.stdin.buffer, answer)
     os._exit(0)  # at once: MLflow's own threads are not waited for
