@@ -15,12 +15,13 @@ from benchmarks.fault_tools import begin, child, config, database_template, ende
 from benchmarks.servers import free_port, kill_server, start_server
 from rl8x.envs import CartPole
 from rl8x.tracking import MLflowTracker
+from rl8x.tracking.spool_sync import sync
 from rl8x.trainers import Trainer
 
 
 def several(tries: int) -> dict[str, Any]:
     """Train in 8 processes on one database at once."""
-    failed = lost = doubled = 0
+    failed = lost = doubled = waiting = 0
     with database_template() as template, scratch(template) as root:
         assert ended(child(lambda: train(root, tracked=True))) == 0, "the run alone failed"
         expected = len(rows(root)[0])
@@ -30,13 +31,14 @@ def several(tries: int) -> dict[str, Any]:
                     child(lambda n=n, other=other: begin(other / f"checkpoints-{n}", tracker(other))) for n in range(8)
                 ]
                 failed += sum(ended(pid) != 0 for pid in pids)
+                waiting += _synced(other)
                 with contextlib.closing(sqlite3.connect(other / "mlruns" / "mlflow.db")) as database:
                     query = "SELECT COUNT(*), COUNT(DISTINCT key || '@' || step) FROM metrics GROUP BY run_uuid"
                     found = database.execute(query).fetchall()
                 lost += 8 * expected - sum(unique for _, unique in found)
                 doubled += sum(total - unique for total, unique in found)
     ok = not failed and not lost and not doubled
-    figures = {"failed": failed, "rows_lost": lost, "rows_doubled": doubled}
+    figures = {"failed": failed, "rows_lost": lost, "rows_doubled": doubled, "spools_synced": waiting}
     return {"fault": "8 processes on one sqlite store", "tries": tries, "ok": ok, **figures}
 
 
@@ -55,6 +57,7 @@ def server(tries: int) -> dict[str, Any]:
                 process = _server_of(root, port)
             (root / "enough").touch()
             code = ended(pid)
+            waiting = _synced(root)
         finally:
             kill_server(process)
         seen = json.loads((root / "seen.json").read_text())
@@ -64,10 +67,20 @@ def server(tries: int) -> dict[str, Any]:
             "rows": len(actual),
             "rows_lost": lost,
             "rows_doubled": doubled,
+            "spools_synced": waiting,
             "max_delay_ms": seen["max_delay_ms"],
         }
     ok = code == 0 and not lost and not doubled and seen["max_delay_ms"] < 50
     return {"fault": "server killed and restarted at random", "tries": tries, "ok": ok, **figures}
+
+
+def _synced(root: Path) -> int:
+    """Send what has not arrived within the time that a run waits at its end; return of how many spools."""
+    spools = [path for place in ("spool", "mlruns/spool") for path in (root / place).glob("*") if path.is_dir()]
+    if spools:
+        with contextlib.chdir(root):
+            sync(spools[0].parent, allow=lambda _: True)
+    return len(spools)
 
 
 def _train_until_told(root: Path, port: int) -> None:

@@ -47,10 +47,13 @@ def captures(monkeypatch):
 def build(env=CartPole, *, mode="graph", **options):
     """Build PPO whose execution is set from outside: a CPU refuses the mode 'graph'."""
     defaults = {"num_envs": 8, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    defaults["execution"] = "eager" if mode == "eager" else "compile"
     algorithm = PPOConfig(**{**defaults, "sgd_minibatch_size": 16, "num_sgd_iters": 2, **options}).build(env)
     algorithm.execution.mode = mode
     algorithm.execution.host_looks = mode == "eager"
-    algorithm.collector.stepper.captures_env = mode == "graph" and algorithm.env.capturable
+    if mode == "graph":
+        stepper = algorithm.collector.stepper
+        stepper.compiles_env, stepper.captures_env = False, algorithm.env.capturable
     return algorithm
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl8x.algorithms.ppo.minibatches import SequencePack
+from rl8x.algorithms.ppo.minibatches import SequencePack, epoch
 
 
 def rollout(horizon, num_envs):
@@ -34,10 +34,25 @@ def test_sequences_hold_what_the_rollout_held(seq_len):
             assert torch.equal(state["h"][i], states["h"][sequence, copy])
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("minibatch", "chunk"), [(4, 4), (4, 3), (12, 5)])
+def test_an_epoch_sees_every_row_once_in_chunks(minibatch, chunk, shuffle):
+    generator = torch.Generator().manual_seed(0)
+    batches = epoch(12, minibatch, chunk, generator, shuffle=shuffle)
+    rows = [
+        torch.arange(12)[part].tolist() if isinstance(part, slice) else part.tolist() for b in batches for part in b
+    ]
+    assert [len(part) for part in rows] == {(4, 4): [4] * 3, (4, 3): [3, 1] * 3, (12, 5): [5, 5, 2]}[minibatch, chunk]
+    seen = [row for part in rows for row in part]
+    assert sorted(seen) == list(range(12))
+    assert (seen == list(range(12))) == (not shuffle or minibatch == 12)
+
+
 def test_what_is_wide_is_not_copied():
     tensors = rollout(6, 4)
     pack = SequencePack(6, 4, 3)
     pack.fill(tensors, {})
+    assert (pack.wide, pack.masked, pack.width) == (True, False, 20 * 15 + 1 + 1 + 2)
     tensors["obs"].fill_(7)
     batch, _ = pack.gather(torch.tensor([1]))
     assert (batch["obs"] == 7).all()

@@ -155,8 +155,9 @@ def test_chunks_of_wide_observations_are_smaller():
     algorithm.step()
     narrow = algorithm.updater._chunk_steps
     algorithm.updater.__dict__.pop("_chunk_steps")
-    algorithm.pack._wide = {"obs": torch.empty(2, 4, 8, 4, 84, 84)}
-    assert algorithm.updater._chunk_steps == 2**24 // (algorithm.pack.sources[0].shape[-1] + 4 * 84 * 84) < narrow
+    assert algorithm.pack.width == algorithm.pack.sources[0].shape[-1]
+    algorithm.pack.width += 4 * 84 * 84
+    assert algorithm.updater._chunk_steps == 2**24 // algorithm.pack.width < narrow
 
 
 @pytest.mark.usefixtures("traced_only", "small_chunks")
