@@ -141,7 +141,7 @@ def fingerprint(checkpoint: files.Checkpoint) -> str:
         else:
             hashed.update(repr(value).encode())
 
-    walk([checkpoint.about, checkpoint.state])
+    walk([checkpoint.metadata, checkpoint.state])
     return hashed.hexdigest()
 
 

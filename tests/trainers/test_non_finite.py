@@ -51,7 +51,7 @@ def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
     assert tracker.texts["diagnosis.txt"].startswith(f"{quantity} not finite")
     assert tracker.tags["rl8x.non_finite"].startswith(quantity)
     assert json.loads((tmp_path / "diagnosis-step-3.json").read_text())["step"] == 3
-    assert read(listed(tmp_path)[-1]).about["counters"][keys.STEPS] == 0  # good, and from before
+    assert read(listed(tmp_path)[-1]).metadata["counters"][keys.STEPS] == 0  # good, and from before
 
 
 class EndsAtInfinity(probes.Probe):

@@ -79,9 +79,9 @@ def make_trainer(
     from rl8x.trainers import Trainer
 
     checkpoint = find(source, auto=auto)
-    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.about.get("run") or {})
-    run_file = checkpoint.about.get("run_file")
-    if run is None and run_file is not None and checkpoint.about.get("build", {}).get("problems"):
+    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.metadata.get("run") or {})
+    run_file = checkpoint.metadata.get("run_file")
+    if run is None and run_file is not None and checkpoint.metadata.get("build", {}).get("problems"):
         data = dict(run_file)
         data["algorithm_config"] = {**data.get("algorithm_config", {}), **overrides}
         run = RunConfig.from_dict(data, trust=trust or frozenset(texts(overrides)))

@@ -1,12 +1,14 @@
-"""The trainer: a state machine around an algorithm.
+"""The trainer: a loop around an algorithm.
 
-It counts, evaluates, asks the stop conditions, and tracks every metric; it knows nothing of how an algorithm learns.
+It counts, evaluates, asks the stop conditions, saves, and tracks every metric; it knows nothing of how an algorithm
+learns.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,25 +20,34 @@ import psutil
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.checkpoint.manager import CheckpointsLike, Saving
+from rl8x.checkpoint import CheckpointError, CheckpointsLike
+from rl8x.checkpoint.find import CHECKPOINTS_TAG, spool_of
 from rl8x.conditions import Condition
 from rl8x.envs import Env
+from rl8x.output import described
 from rl8x.rollouts.statistics import Stats
-from rl8x.tracking import MLflowTracker, NullTracker, Tracker
-from rl8x.trainers import non_finite as non_finite
+from rl8x.tracking import MLflowTracker, Tracker
+from rl8x.tracking.protocol import Status
+from rl8x.tracking.secrets import hide
+from rl8x.tracking.whereabouts import shown_path
+from rl8x.trainers import non_finite
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics, returned_metrics
+from rl8x.trainers.env_configs import plain_configs
 from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, make_evaluator
-from rl8x.trainers.evaluation_names import check_evaluation_name
-from rl8x.trainers.non_finite import OnNonFinite
-from rl8x.trainers.progress import Progress
-from rl8x.trainers.resume import Origin, catch_up, resume
-from rl8x.trainers.run_state import RUN_OPTIONS, Run, StopConditions
-from rl8x.trainers.statistics import EvalStats, TrainStats
-from rl8x.trainers.timing import Timer
-from rl8x.trainers.tracked_run import TrackedRun
+from rl8x.trainers.evaluation_names import check_evaluation_name, in_group
+from rl8x.trainers.non_finite import NonFiniteError, OnNonFinite
+from rl8x.trainers.progress import Progress, ProgressReporter
+from rl8x.trainers.record import Record
+from rl8x.trainers.resume import Origin, Resumed, handle_for, newest, prepare, set_torch_generators
+from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
+from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
+from rl8x.trainers.tracked_run import TrackedRun, default_tracker
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
+# What a row has of collects: nothing where there is no environment.
+_COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
 EvalEnv = str | bool | Env | Callable[..., Env] | None
 
 
@@ -64,10 +75,11 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
 
     Attributes:
-        saving: Its checkpoints.
-        evaluator: What `eval()` plays in; None where that is the training environment.
-        evaluations: Under what `eval()` plays, when, and by which names it tells what it measured.
-        tracked_run: What its tracker is told.
+        checkpoints: The manager of its checkpoints.
+        evaluator: What `eval()` plays in; None where that is the training environment, or none.
+        evaluations: Under what `eval()` plays, when, and how its metrics are called.
+        tracked_run: What its tracker records.
+        record: What is known of its run, for checkpoints and last lines.
         origin: How it came to go on from a checkpoint; None where it does not, or has done so in a `run()`.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
@@ -85,26 +97,30 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.algorithm = algorithm
-        self.tracker = default_tracker() if tracker is None else tracker
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
         self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
         self.callbacks: tuple[Callback, ...] = ()
         check_callbacks(callbacks, self.metric_names)
         self.callbacks = tuple(callbacks)
-        self.stop_reason: str | None = None
-        self.ending: list[str] = []
-        self._eval_row: dict[str, float] = {}
-        self._evaluated: dict[str, float] = {}
-        self.tracked_run = TrackedRun(self)
-        self.origin: Origin | None = None
-        self._process = psutil.Process()
         self.options: dict[str, Any] = {
             "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
             "num_eval_envs": num_eval_envs,
             "on_non_finite": on_non_finite,
         }
-        self.saving = Saving(self, checkpoints)
-        self._guard = non_finite.Guard(self, on_non_finite)
+        self.record = Record(algorithm, default_tracker() if tracker is None else tracker, checkpoints, self.options)
+        self.checkpoints = self.record.checkpoints
+        self.tracked_run = TrackedRun(self.record, None if self.evaluator is None else self.evaluator.env)
+        best = None if self.checkpoints.options is None else self.checkpoints.options.best
+        if best is not None and best not in self.metric_names:
+            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.")
+        self.origin: Origin | None = None
+        self.stop_reason: str | None = None
+        self.ending: list[str] = []
+        self._guard = non_finite.Guard(on_non_finite)
+        self._process = psutil.Process()
+        self._saved_run: Mapping[str, Any] | None = None
+        self._eval_row: dict[str, float] = {}
+        self._evaluated: dict[str, float] = {}
 
     @classmethod
     def resume(
@@ -140,18 +156,55 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
         """
-        return resume(
-            cls,
+        resumed, origin, options = prepare(
             source,
             auto=auto,
             algorithm=algorithm,
             overrides=overrides,
             tracker=tracker,
             eval_env=eval_env,
-            callbacks=callbacks,
             checkpoints=checkpoints,
             trust=trust,
         )
+        trainer = cls(callbacks=callbacks, **options)
+        trainer.origin = origin
+        trainer.go_on_from(resumed)
+        return trainer
+
+    def go_on_from(self, resumed: Resumed) -> None:
+        """Take over the state of a checkpoint, its folder and its tracked run; the next `run()` goes on with its run.
+
+        Raises:
+            CheckpointError: If it does not fit this trainer.
+        """
+        checkpoint, algorithm = resumed.checkpoint, self.algorithm
+        state, metadata = checkpoint.state, checkpoint.metadata
+        try:
+            self.load_state_dict(state["trainer"])
+            set_torch_generators(state["torch_generators"], algorithm.device)
+            self._saved_run = state["run"]
+            self.checkpoints.go_on_from(checkpoint, resumed.known)
+        except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            reason = " ".join(described(error).split())
+            raise CheckpointError(
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
+            ) from error
+        self.record.run_file = metadata.get("run_file")
+        algorithm.seed = metadata["build"]["config"].get("seed", algorithm.seed)
+        if self._saved_run is not None:
+            self.evaluations.env_config = self._saved_run["options"]["eval_env_config"]
+        if isinstance(self.tracker, MLflowTracker):
+            self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
+        self.tracked_run.resume(handle_for(metadata["run"], self.tracker), resumed.tags)
+
+    @property
+    def tracker(self) -> Tracker:
+        """Where params and metrics go."""
+        return self.record.tracker
+
+    @tracker.setter
+    def tracker(self, tracker: Tracker) -> None:
+        self.record.tracker = tracker
 
     @property
     def state(self) -> TrainerState:
@@ -166,11 +219,14 @@ class GenericTrainerBase(Generic[AlgorithmT]):
     @property
     def metric_names(self) -> frozenset[str]:
         """Every metric that a row of this trainer may have."""
-        env = self.algorithm.env
-        names = {*keys.TRAINER_METRICS, *self.algorithm.metrics, *keys.info_metrics(env.metric_names)}
+        env, names = self.algorithm.env, {*keys.TRAINER_METRICS}
+        names = names - _COLLECTED if env is None else names | {*keys.info_metrics(env.metric_names)}
         evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.names.measured}
-        declared = {name for callback in self.callbacks for name in declared_metrics(callback)}
-        return frozenset(names | evaluated | declared)
+        return frozenset(names | {*self.algorithm.metrics} | evaluated | self._declared)
+
+    @property
+    def _declared(self) -> set[str]:
+        return {name for callback in self.callbacks for name in declared_metrics(callback)}
 
     def evaluation_name(self, name: str) -> str | None:
         """Name the metric of an evaluation that measures what `name` does in a training row; None where none does."""
@@ -214,7 +270,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         with Timer(self.algorithm.device) as timer:
             stats = self.evaluations.measure(env_config, deterministic=deterministic)
         spent = {"profiling/eval_ms": timer.elapsed_ms}
-        own, tracked = (_in_group(stats, group) for group in (name, tracked_name))
+        own, tracked = (in_group(stats, group) for group in (name, tracked_name))
         if tracked_name is None:
             self._eval_row = own
         self.tracked_run.log(tracked | spent, trains=False)
@@ -228,32 +284,54 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
         """
         self.tracked_run.open(trains=False)
-        self.saving.begin(None)
-        self.saving.save()
-        return self.saving.end()
+        self.checkpoints.begin()
+        self.record.save(self.state_dict(), None)
+        return self.checkpoints.end()
 
     def _step(self, env_config: Mapping[str, Any] | None) -> dict[str, float]:
+        """Collect, learn, and track the row; then act on what was not finite."""
         algorithm, state, device = self.algorithm, self.state, self.algorithm.device
         transitions, begin = state[keys.ENV_STEPS], time.perf_counter()
-        self._guard.before_step()
+        self._guard.before_step(algorithm)
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
             self.tracked_run.note_config()
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
-        bad = non_finite.take_counts(row)
+        not_finite = non_finite.take_counts(row)
         state[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
         row.update(state)
         row["profiling/collect_ms"], row["profiling/step_ms"] = collecting.elapsed_ms, learning.elapsed_ms
-        row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
+        if algorithm.env is not None:
+            row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
         row["profiling/tracking_ms"] = self.tracked_run.log_ms
         row["memory/process_mb"] = self._process.memory_info().rss / 1e6
         row.update(algorithm.memory_stats())
         self.tracked_run.log(row)
-        self._guard.after_step(bad)
+        decision = self._guard.judge(algorithm, not_finite)
+        if decision is not None:
+            self._act_on(decision)
         algorithm.watch(row)
         return row
+
+    def _act_on(self, decision: non_finite.Decision) -> None:
+        """Stop with the diagnosis, or go back to earlier weights and warn."""
+        diagnosis, text = decision.diagnosis, non_finite.message(decision.diagnosis)
+        if decision.action == "stop":
+            self.tracker.set_tags({non_finite.TAG: text})
+            written = non_finite.to_json(diagnosis)
+            self.tracker.log_text(written, "diagnosis.json")
+            self.tracker.log_text(text + "\n", "diagnosis.txt")
+            path = self.checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
+            raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
+        checkpoint = self.checkpoints.last_good() if decision.action == "rollback" else None
+        saved = None if checkpoint is None else checkpoint.state["trainer"]["algorithm"]
+        self._guard.take_back(self.algorithm, decision, saved)
+        to = "before the step" if checkpoint is None else f"in {checkpoint.path.name}"
+        text = f"{text}; the weights are as they were {to}"
+        self.tracker.set_tags({non_finite.TAG: text})
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
         stats = TrainStats({**self._eval_row, **row}, fresh)
@@ -312,17 +390,95 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             "max_steps": max_steps,
         }
         run = self._checked_run(options)
-        self.saving.take()  # before anything is told of a run that another process may have
+        self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
-            if self.saving.outrun:
-                catch_up(self)
+            if self.checkpoints.outrun:
+                self._catch_up()
                 run = self._checked_run(options)
-            self.origin = self.saving.restored = None
-            self.evaluations.env_config = run.options["eval_env_config"]
-            self.tracked_run.prepare(run)
-            return run.execute(progress)
+            self._prepare(run)
+            reporter = ProgressReporter(progress, self._total_steps(run), self.algorithm.clock)
+            with SignalGuard(quiet=reporter.mode == "none") as signals:
+                with self._tracked(run, reporter, signals):
+                    stats = self._begin(run)
+                    while stats is None or stats.stop_reason is None:
+                        if signals.stop is not None:
+                            self.record.save(self.state_dict(), run, "KILLED")
+                            raise signals.exception()
+                        row = self._step(run.options["env_config"])
+                        run.steps += 1
+                        if run.evaluation_is_due:
+                            row |= self.eval() | self.state
+                        stats = self._finish_row(row, frozenset(row))
+                        run.judge(stats, self._eval_row)
+                        reporter.update(stats, self._total_steps(run))
+                        self._save_where_due(run, stats, signals, reporter)
+                    self.stop_reason = stats.stop_reason
+                if signals.stop is not None:
+                    raise signals.exception()
+            return stats
         finally:
-            self.saving.end()  # only now: by its lock a run is known that was killed before it had told of its end
+            self.checkpoints.end()  # only now: its lock tells a run that was killed before it had recorded its end
+
+    def _prepare(self, run: RunState) -> None:
+        """Take over what a run is made of, before it begins."""
+        self.origin = self._saved_run = None
+        self.record.run = run
+        run.begin(self.state)
+        self.evaluations.env_config = run.options["eval_env_config"]
+        self.tracked_run.prepare(run, self.record.file(callbacks=bool(self.callbacks)))
+
+    def _begin(self, run: RunState) -> TrainStats | None:
+        """Begin the tracked run and its checkpoints; returns the last row of a run that has come to its end."""
+        self.tracked_run.open()
+        self.tracked_run.update_params()
+        if run.last is not None:  # killed after its end was saved, before the tracked run knew
+            return run.last
+        self.stop_reason = None
+        directory = self.checkpoints.begin()
+        if directory is not None:
+            self.tracker.set_tags({CHECKPOINTS_TAG: str(directory.absolute())})
+        if run.steps == 0:
+            # On the disk before the first row is tracked: whenever the run is killed, there is something to go on from.
+            self.record.save(self.state_dict(), run)
+            self.checkpoints.wait()
+        return None
+
+    @contextlib.contextmanager
+    def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
+        """End the tracked run with the right status, whatever happens, and say how to go on."""
+        status: Status = "FINISHED"
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            status = "KILLED"
+            self.stop_reason = "interrupted" if signals.stop is None else f"interrupted by {signals.stop.name}"
+            raise
+        except BaseException as error:
+            status, self.stop_reason = "FAILED", hide(described(error))
+            self.tracked_run.log_failure(traceback.format_exc())
+            raise
+        finally:
+            reporter.close()
+            try:
+                self.checkpoints.wait()
+                self.tracked_run.close(status, self.stop_reason, self._eval_row)
+            finally:
+                self._report(run, reporter, status)
+
+    def _report(self, run: RunState, reporter: ProgressReporter, status: Status) -> None:
+        """Say how the run ended and how to go on; of one that failed before its first step the error says enough."""
+        if status == "FAILED" and not run.has_stepped:
+            return
+        self.ending = self.record.ending(status)
+        reason = " ".join(str(self.stop_reason).split())
+        verb = "failed" if status == "FAILED" else "stopped"
+        for line in (f"{verb} after {self.state[keys.STEPS]:,} steps: {reason:.300}", *self.ending):
+            reporter.say(line)
+
+    def _total_steps(self, run: RunState) -> int | None:
+        algorithm = self.algorithm
+        collected = 0 if algorithm.env is None else algorithm.config.num_envs * algorithm.config.horizon
+        return run.total_steps(self.state, {algorithm.clock: 0, keys.ENV_STEPS: collected})
 
     def check_run(self, **options: Any) -> None:
         """Refuse what `run()` with these options would refuse before its first step, and touch nothing.
@@ -336,12 +492,30 @@ class GenericTrainerBase(Generic[AlgorithmT]):
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
 
-    def _checked_run(self, options: Mapping[str, Any]) -> Run:
-        run = Run(self, options, self.saving.restored)
+    def _checked_run(self, options: Mapping[str, Any]) -> RunState:
+        saved, evaluator = self._saved_run, self.evaluator
+        run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
+        env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
+        self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
+        run.bind(self, known=self.metric_names, measured=self._declared)
+        eval_env = None if evaluator is None else evaluator.env
+        run.start(plain_configs(self.algorithm.env, eval_env, env_config, eval_config))
         if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
             self.tracker.check()
-        self.saving.check(run.conditions)
+        if self.checkpoints.check():
+            run.state_dict()  # raises where a condition cannot be saved
         return run
+
+    def _catch_up(self) -> None:
+        """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
+
+        Raises:
+            CheckpointError: If that is not what was asked for, or the trainer has stepped already.
+        """
+        origin, directory = self.origin, self.checkpoints.directory
+        if origin is None or directory is None or origin.named or self.state[keys.STEPS] != origin.steps:
+            raise self.checkpoints.outrun_error()
+        self.go_on_from(newest(directory, origin, self.algorithm))
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -356,7 +530,7 @@ class GenericTrainerBase(Generic[AlgorithmT]):
 
     def close(self) -> None:
         """End the tracked run of a loop over `step()`; `run()` does so itself."""
-        self.tracked_run.close("FINISHED")
+        self.tracked_run.close("FINISHED", self.stop_reason, self._eval_row)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -380,23 +554,23 @@ class GenericTrainerBase(Generic[AlgorithmT]):
             self.evaluator.load_state_dict(state["evaluator"])
         self._eval_row = dict(state["eval_row"])
 
-
-def _in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:
-    """Put the metrics of an evaluation under `eval/`, or under its name there."""
-    prefix = keys.EVAL_PREFIX if group is None else f"{keys.EVAL_PREFIX}{group}/"
-    return {prefix + name: value for name, value in stats.items()}
+    def _save_where_due(
+        self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter
+    ) -> None:
+        steps = self.state[keys.STEPS]
+        is_best = self.checkpoints.improved(stats, stats.fresh, steps)
+        if stats.stop_reason is not None:
+            self.stop_reason = stats.stop_reason
+            self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
+        elif is_best or signals.save or self.checkpoints.due(steps):
+            self.record.save(self.state_dict(), run, is_best=is_best)
+            if signals.save:
+                signals.save = False
+                path = self.checkpoints.wait()
+                reporter.say(
+                    "nothing saved: this run has no checkpoints" if path is None else f"saved {shown_path(path)}"
+                )
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
     """The trainer that users make: `Trainer(PPOConfig(...).build(CartPole)).run(stop_conditions=[...])`."""
-
-
-def default_tracker() -> Tracker:
-    """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
-    if importlib.util.find_spec("mlflow") is not None:
-        return MLflowTracker()
-    warnings.warn(
-        "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",
-        stacklevel=3,
-    )
-    return NullTracker()
