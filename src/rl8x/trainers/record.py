@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,14 @@ class Record:
         return run_file(self.algorithm, self.build, options)
 
     # -- how to go on
+
+    def report(self, status: Status, stop_reason: str | None, say: Callable[[str], None]) -> list[str]:
+        """Say how the run ended and how to go on, and return the latter; a fact a line."""
+        verb, reason = "failed" if status == "FAILED" else "stopped", " ".join(str(stop_reason).split())
+        lines = self.ending(status)
+        for line in (f"{verb} after {self.algorithm.counters[keys.STEPS]:,} steps: {reason:.300}", *lines):
+            say(line)
+        return lines
 
     @property
     def command(self) -> str | None:

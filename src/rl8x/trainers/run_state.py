@@ -65,7 +65,8 @@ class RunState:
         self._saved = saved
         self._measured: frozenset[str] = frozenset()
         self._steps_before = 0
-        self._counters_before: dict[str, int] = {}
+        self._counters_before: Mapping[str, int] = {}
+        self._bounded: Mapping[str, int] = {}
         for name in ("steps_per_eval", "max_steps"):
             value = self.options[name]
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -168,9 +169,15 @@ class RunState:
 
     # -- while it runs
 
-    def begin(self, counters: Mapping[str, int]) -> None:
-        """Take note of where this `run()` begins, by the algorithm's counters."""
-        self._steps_before, self._counters_before = self.steps, dict(counters)
+    def begin(self, counters: Mapping[str, int], bounded: Mapping[str, int]) -> None:
+        """Take note of where this `run()` begins.
+
+        Args:
+            counters: The algorithm's counters.
+            bounded: The counters of which a bound gives the run a length, with what the first step will add to each;
+                0 is not known.
+        """
+        self._steps_before, self._counters_before, self._bounded = self.steps, dict(counters), bounded
 
     @property
     def has_stepped(self) -> bool:
@@ -214,16 +221,11 @@ class RunState:
             if isinstance(part, FromCallable) and part.missed is not None:
                 _check_evaluated(part, {part.missed} - self._measured - set(evaluated))
 
-    def total_steps(self, counters: Mapping[str, int], bounded: Mapping[str, int]) -> int | None:
-        """Return the steps of this `run()` by which it ends: by `max_steps`, or a bound on a counter at its rate.
-
-        Args:
-            counters: The algorithm's counters now.
-            bounded: The counters whose bounds count, with what the first step will add to each; 0 is not known.
-        """
+    def total_steps(self, counters: Mapping[str, int]) -> int | None:
+        """Return the steps of this `run()` by which it ends: by `max_steps`, or a bound on a counter at its rate."""
         steps, limit = self.steps - self._steps_before, self.options["max_steps"]
         totals: list[int] = [] if limit is None else [limit - self._steps_before]
-        for name, expected in bounded.items():
+        for name, expected in self._bounded.items():
             gained = counters[name] - self._counters_before[name]
             per_step = gained / steps if gained > 0 else expected
             for bound in _bounds(self.conditions, name) if per_step > 0 else ():
