@@ -17,14 +17,17 @@ from rl8x.trainers.non_finite import MAX_IN_A_ROW, message, take_counts
 QUANTITIES = ["observations", "actions", "rewards", "losses", "gradients", "parameters"]
 
 
-def at(step, quantity, value=float("nan")):
-    """Put a bad number into the step after this one."""
-
+def at_step(step, do):
     def callback(trainer, stats):
         if stats[keys.STEPS] == step:
-            inject(trainer, quantity, value)
+            do(trainer)
 
     return callback
+
+
+def at(step, quantity, value=float("nan")):
+    """Put a number that is not finite into the step after this one."""
+    return at_step(step, lambda trainer: inject(trainer, quantity, value))
 
 
 def make_one(env=CartPole, *, trainer=None, **options):

@@ -578,10 +578,15 @@ class LinesTracker(MemoryTracker):
     location = "lines.txt"
 
 
+# Of the same name as rl8x's, and another's all the same.
+THEIRS = type("MLflowTracker", (LinesTracker,), {"__module__": "their.tracking"})
+
+
 @pytest.mark.parametrize(
     ("tracker", "message"),
     [
         (LinesTracker, r"kept by a LinesTracker \(lines.txt\), which rl8x cannot make: pass `tracker=`"),
+        (THEIRS, r"kept by a their.tracking.MLflowTracker \(lines.txt\), which rl8x cannot make: pass `tracker=`"),
         (MemoryTracker, r"kept by a MemoryTracker, in memory that may be gone: pass `tracker=`"),
     ],
 )

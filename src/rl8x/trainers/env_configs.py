@@ -1,4 +1,4 @@
-"""The `env_config` of a run: checked before its first step, and recorded in params, one for each value."""
+"""The `env_config` of a run as its params record it, one for each value."""
 
 from __future__ import annotations
 
@@ -12,42 +12,6 @@ from rl8x.envs.parameters import inherited_config, shown_value
 
 PlainConfig = Mapping[str, object]
 CONFIGS: Final = ("env_config.", "eval_env_config.")
-
-
-def plain_configs(
-    env: Env | None, eval_env: Env | None, env_config: Mapping[str, Any] | None, eval_config: Mapping[str, Any] | None
-) -> dict[str, dict[str, object] | None]:
-    """Check what a run is to train and to evaluate under, before its first step.
-
-    Args:
-        env: The training environment; None where there is none.
-        eval_env: An evaluation environment of its own; None where there is none.
-        env_config: As `run()` takes it.
-        eval_config: The `eval_env_config`, as `run()` takes it.
-
-    Returns:
-        Both in plain JSON form, by the names of the options; None stays None.
-
-    Raises:
-        ValueError: If a value is not legal or has not as many numbers as there are copies, or there is no environment.
-    """
-    if env is None and env_config is not None:
-        raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
-    plain = None if env is None or env_config is None else env.plain_config(env_config)
-    if eval_config is not None:
-        played = env if eval_env is None else eval_env
-        if played is None:
-            raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
-        copies = "num_envs" if eval_env is None else "num_eval_envs"
-        return {
-            "env_config": plain,
-            "eval_env_config": played.plain_config(eval_config, called="eval_env_config", copies=copies),
-        }
-    if env is not None and eval_env is not None:
-        config = env.next_config if plain is None else plain
-        called = "eval_env_config (None: as in training)"
-        eval_env.plain_config(inherited_config(config, eval_env.num_envs), called=called, copies="num_eval_envs")
-    return {"env_config": plain, "eval_env_config": None}
 
 
 def training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:

@@ -32,6 +32,10 @@ _MAX_STEPS: Final = 10_000
 _NOWHERE: Final = (
     "there is nothing to evaluate in: the algorithm trains without an environment. Give the trainer an `eval_env`"
 )
+_NEVER: Final = (
+    "would never apply: the training environment is reset once, at the first collect (`horizons_per_env_reset` < 0). "
+    "Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
+)
 
 
 class EpisodeEvaluator:
@@ -293,11 +297,7 @@ class Evaluations:
                 "trainer an `eval_env`."
             )
         if self._trained.resets.once and env_config is not None:
-            raise ValueError(
-                "An `env_config` for this evaluation would never apply, or go on in training: the training environment "
-                "is reset once, at the first collect (`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, "
-                "or use horizons_per_env_reset=1."
-            )
+            raise ValueError(f"An `env_config` for this evaluation {_NEVER}")
 
     def check_run(self, steps_per_eval: int | None, env_config: Mapping[str, Any] | None, *, resumed: bool) -> None:
         """Refuse evaluations of a run that could not be made when they are due.
@@ -325,10 +325,27 @@ class Evaluations:
         if not resets.once and steps_per_eval is not None and not resumed:
             self.check_turn(None)
         if resets.once and env_config is not None:
-            raise ValueError(
-                "`eval_env_config` would never apply: the training environment is reset once, at the first collect "
-                "(`horizons_per_env_reset` < 0). Give the trainer an `eval_env`, or use horizons_per_env_reset=1."
-            )
+            raise ValueError(f"`eval_env_config` {_NEVER}")
+
+    def plain_configs(
+        self, env_config: Mapping[str, Any] | None, eval_config: Mapping[str, Any] | None
+    ) -> dict[str, dict[str, object] | None]:
+        """Check what a run is to train and to evaluate under, and return both in plain form by the options' names.
+
+        Raises:
+            ValueError: If a value is not legal or has not as many numbers as there are copies, or it would never apply.
+        """
+        trained, played = self._algorithm.env, self._env
+        if trained is None and env_config is not None:
+            raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
+        if played is None and eval_config is not None:
+            raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
+        plain = None if trained is None or env_config is None else trained.plain_config(env_config)
+        plain_eval = None if eval_config is None else self._plain(eval_config, "eval_env_config")
+        if eval_config is None and trained is not None and self._evaluator is not None:
+            config = inherited_config(trained.next_config if plain is None else plain, self._evaluator.env.num_envs)
+            self._plain(config, "eval_env_config (None: as in training)")
+        return {"env_config": plain, "eval_env_config": plain_eval}
 
     def config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
         """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
@@ -337,11 +354,11 @@ class Evaluations:
         plain = self._plain(env_config)
         return None if plain == self._runs_config() else config_name(plain)
 
-    def _plain(self, env_config: Mapping[str, Any]) -> dict[str, object]:
+    def _plain(self, env_config: Mapping[str, Any], called: str = "env_config") -> dict[str, object]:
         """Check an `env_config`, and return it in plain form."""
         assert self._env is not None
         copies = "num_envs" if self._evaluator is None else "num_eval_envs"
-        return self._env.plain_config(env_config, copies=copies)
+        return self._env.plain_config(env_config, called=called, copies=copies)
 
     def _runs_config(self) -> dict[str, object]:
         """Return what the run evaluates under, in plain form: its own config for that, else what training has."""

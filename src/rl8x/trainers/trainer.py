@@ -28,7 +28,6 @@ from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers import non_finite
 from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import returned_metrics
-from rl8x.trainers.env_configs import plain_configs
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.resume import newest
@@ -265,13 +264,12 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
-        saved, evaluator = self._saved_run, self.evaluator
+        saved = self._saved_run
         run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
         run.bind(self, known=self.metric_names, measured=self._declared)
-        eval_env = None if evaluator is None else evaluator.env
-        run.start(plain_configs(self.algorithm.env, eval_env, env_config, eval_config))
+        run.start(self.evaluations.plain_configs(env_config, eval_config))
         if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
             self.tracker.check()
         if self.checkpoints.check():
