@@ -88,11 +88,7 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
     return {"class": path, **arguments}
 
 
-class _NotPlain:
-    """What has no form in a file."""
-
-
-_NOT_PLAIN: Final = _NotPlain()
+_NOT_PLAIN: Final = object()
 
 
 def _plain(value: Any) -> Any:

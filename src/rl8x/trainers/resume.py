@@ -86,7 +86,8 @@ def prepare(
     Returns:
         The checkpoint, how it was asked for, and the arguments of the trainer that goes on from there.
     """
-    known = _listed(source)
+    # Those that are there before one is chosen, where a path says in which folder that is.
+    known = listed(Path(source)) or listed(Path(source).parent)
     checkpoint = find(source, auto=auto)
     metadata, overrides = checkpoint.metadata, dict(overrides or {})
     folder = checkpoint.path.parent
@@ -96,8 +97,13 @@ def prepare(
         if algorithm is None:
             algorithm = build_algorithm(metadata["build"], overrides, trust=trust)
         options["algorithm"], tags = algorithm, _tags(checkpoint, algorithm, overrides)
-        options["checkpoints"] = _saved_options(checkpoint) if checkpoints is ... else checkpoints
-        options["eval_env"] = _eval_env(options, eval_env)
+        if checkpoints is ...:
+            checkpoints = Checkpoints(folder, **(metadata["checkpoints"] or {}))
+        options["checkpoints"] = checkpoints
+        if eval_env is not ...:
+            options["eval_env"] = eval_env
+        elif options["eval_env"] == "given":
+            raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     except (KeyError, TypeError) as error:
@@ -112,11 +118,6 @@ def prepare(
 def kind_of(tracker: Tracker) -> str:
     """Name a tracker's class: rl8x's own by its name, another by its module too."""
     return qualified_name(type(tracker))
-
-
-def _listed(source: str | Path) -> list[Path]:
-    """List the checkpoints that are there before one is chosen, where a path says in which folder that is."""
-    return listed(Path(source)) or listed(Path(source).parent)
 
 
 def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
@@ -135,19 +136,6 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
     return tags
 
 
-def _saved_options(checkpoint: Checkpoint) -> Checkpoints:
-    saved = checkpoint.metadata["checkpoints"]
-    return Checkpoints(checkpoint.path.parent, **({} if saved is None else saved))
-
-
-def _eval_env(options: Mapping[str, Any], given: Any) -> Any:
-    if given is not ...:
-        return given
-    if options["eval_env"] == "given":
-        raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
-    return options["eval_env"]
-
-
 def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
     """Make a tracker of the same kind, to the store where the run is unless the user has set another one.
 
@@ -164,8 +152,7 @@ def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
             "in it or another to begin a tracked run there"
         )
     if run["tracker"] not in REMADE:
-        name = _class_name(run["tracker"])
-        name = run["tracker"] if name in REMADE else name
+        name = run["tracker"] if _class_name(run["tracker"]) in REMADE else _class_name(run["tracker"])
         raise CheckpointError(
             f"the run was kept by a {name} ({run['location']}), which rl8x cannot make: pass `tracker=`"
         )
