@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.test_checkpoint import signed
+from tests.checkpoint.test_files import signed
 
 from rl8x.checkpoint import CheckpointError, listed
 from rl8x.cli.main import main

@@ -98,8 +98,8 @@ def _plain(value: Any) -> Any:
         return _NOT_PLAIN if path is None else {CLASS: path}
     if isinstance(value, Mapping):
         items = {key: _plain(item) for key, item in value.items()}
-        bad = any(not isinstance(key, str) or item is _NOT_PLAIN for key, item in items.items())
-        return _NOT_PLAIN if bad else items
+        has_form = all(isinstance(key, str) and item is not _NOT_PLAIN for key, item in items.items())
+        return items if has_form else _NOT_PLAIN
     if isinstance(value, list | tuple):
         listed = [_plain(item) for item in value]
         return _NOT_PLAIN if any(item is _NOT_PLAIN for item in listed) else listed

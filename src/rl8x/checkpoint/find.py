@@ -100,7 +100,7 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
 
 
 def _has_finished(folder: Path, metadata: Mapping[str, Any]) -> bool:
-    """Whether a run has come to its end, told of it, and its store has all that it takes."""
+    """Whether a run has come to its end and reported it, and its store has all that it takes."""
     spool = spool_of(folder, metadata)
     arrived = spool is None or read_ack(spool).finished
     return metadata.get("status") == "FINISHED" and arrived and not was_left(folder / "lock")

@@ -47,7 +47,7 @@ class CheckpointManager:
 
     Attributes:
         options: When to save and what to keep; None where nothing is saved.
-        key: The run's own key, which tells its checkpoints from another run's.
+        key: The run's own key, by which its checkpoints are distinguished from another run's.
         best: The best value so far of the metric to save the best of, where there is one.
     """
 

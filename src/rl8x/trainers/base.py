@@ -43,7 +43,8 @@ class TrainerBase(Generic[AlgorithmT]):
             episodes are played at any time. False or None: the training environment, under the rule of
             `horizons_per_env_reset`. `"auto"`: an own one for episodic tasks, made as the training's or a copy of it,
             the training environment for tasks that never end. Whole episodes are `eval/returns/*`; where an episodic
-            task is played in the training environment, the sums over its horizons are `eval/horizon_returns/*`.
+            task is played in the training environment, the sums over its horizons are `eval/horizon_returns/*`. An
+            algorithm that trains without an environment is evaluated in one that is given.
         num_eval_envs: Copies, and so episodes, of an own evaluation environment that the trainer makes; None is the
             training's number, at most 128, but that of an instance that can only be copied.
         checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
@@ -51,7 +52,7 @@ class TrainerBase(Generic[AlgorithmT]):
         on_non_finite: What happens when observations, actions, rewards, losses, gradients or weights are not finite.
             `"stop"` ends the run as FAILED with a diagnosis. `"skip"` takes back the step's update, and `"rollback"`
             goes back to the weights of the last checkpoint; both then go on, in new episodes where what was gathered
-            was bad, and stop after ten such steps in a row.
+            was not finite, and stop after ten such steps in a row.
         callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
             see it. One with an attribute `metric_names`, a list of names, may return values for them by name: they are
             tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
@@ -125,7 +126,7 @@ class TrainerBase(Generic[AlgorithmT]):
             auto: Take the run's newest good checkpoint where the one that is meant is damaged.
             algorithm: Built as the saved one was; None builds it from what the checkpoint says, which needs an
                 environment and a model that are attributes of modules.
-            overrides: Hyperparameters to be different from now on; the tracked run tells them.
+            overrides: Hyperparameters to be different from now on; the tracked run records them.
             tracker: Where params and metrics go; None is where they went, which MLflow and `NullTracker` can be asked
                 for again: any other tracker must be given.
             eval_env: As the constructor takes it; `...` is as it was.

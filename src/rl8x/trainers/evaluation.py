@@ -103,8 +103,8 @@ class EpisodeEvaluator:
             masks.append(counted)
             returns = torch.where(counted, step.episode_returns, returns)
             lengths = torch.where(counted, step.episode_lengths, lengths)
-            for name, figure in step.metrics.items():
-                metrics[name] = torch.where(counted, figure, metrics.get(name, math.nan))
+            for name, metric in step.metrics.items():
+                metrics[name] = torch.where(counted, metric, metrics.get(name, math.nan))
             running = running & ~(step.terminated | step.truncated)
         else:
             self._warn_unfinished(int(running.sum()))

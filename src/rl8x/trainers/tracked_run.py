@@ -8,20 +8,25 @@ import time
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from rl8x._version import __version__
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide
 from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending
-from rl8x.trainers.env_configs import CONFIGS, PlainConfig, config_params, training_config
 from rl8x.trainers.record import Record
 from rl8x.trainers.run_state import RunState
+
+PlainConfig = Mapping[str, object]
+_CONFIGS: Final = ("env_config.", "eval_env_config.")
 
 
 class TrackedRun:
@@ -71,7 +76,7 @@ class TrackedRun:
         """Take over what a `run()` is made of, before it begins; `run_file` makes it again, if there is one."""
         self._run_params, self._run_file = run.params, run_file
         self._eval_config = run.plain["eval_env_config"]
-        config = training_config(self._algorithm, run.plain["env_config"])
+        config = _training_config(self._algorithm, run.plain["env_config"])
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
@@ -88,7 +93,7 @@ class TrackedRun:
         self._only_adds = not fresh and not trains
         tags = {"rl8x.version": __version__, "rl8x.command": command(), **self._resume_tags}
         known = self._config is not None
-        self._logged = {name: value for name, value in self.params.items() if known or not name.startswith(CONFIGS)}
+        self._logged = {name: value for name, value in self.params.items() if known or not name.startswith(_CONFIGS)}
         tracker.start(
             params=self._logged,
             tags=tags,
@@ -147,7 +152,7 @@ class TrackedRun:
         return {
             **self._algorithm.params,
             **self._run_params,
-            **config_params(env, self._eval_env, config, self._eval_config),
+            **_config_params(env, self._eval_env, config, self._eval_config),
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
@@ -166,6 +171,49 @@ class TrackedRun:
         if self.is_open and new:
             self._record.tracker.log_params(new)
             self._logged.update(new)
+
+
+def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
+    """Return what the next step of a run trains under, in plain form; None without a training environment.
+
+    Args:
+        algorithm: What is trained.
+        given: The run's `env_config` in plain form.
+    """
+    if not isinstance(algorithm, OnlineAlgorithm):
+        return None
+    if not algorithm.reset_is_due():
+        return algorithm.env.config
+    return algorithm.env.next_config if given is None else given
+
+
+def _config_params(
+    env: Env | None, eval_env: Env | None, config: PlainConfig, eval_config: PlainConfig | None
+) -> dict[str, Any]:
+    """Name the value of each parameter of the environment, and those of evaluations where they are others.
+
+    Args:
+        env: The training environment; None where there is none.
+        eval_env: An evaluation environment of its own; None where there is none.
+        config: What is trained under; without training environment what the evaluation environment came with.
+        eval_config: What is evaluated under; None is `config`.
+    """
+    trained = {} if env is None else _in_force(env, config)
+    params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
+    played = env if eval_env is None else eval_env
+    if played is None:
+        return params
+    inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
+    for name, value in _in_force(played, inherited).items():
+        if name in (eval_config or {}) or value != trained.get(name):
+            params[f"eval_env_config.{name}"] = shown_value(value)
+    params["num_eval_envs"] = played.num_envs
+    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
+    return params
+
+
+def _in_force(env: Env, config: PlainConfig) -> dict[str, object]:
+    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}
 
 
 def default_tracker() -> Tracker:

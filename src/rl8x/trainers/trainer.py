@@ -181,7 +181,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                     raise signals.exception()
             return stats
         finally:
-            self.checkpoints.end()  # only now: its lock tells a run that was killed before it had recorded its end
+            self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
     def _prepare(self, run: RunState) -> None:
         """Take over what a run is made of, before it begins."""
