@@ -240,7 +240,6 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         steps = self.algorithm.counters[keys.STEPS]
         is_best = self.checkpoints.improved(stats, stats.fresh, steps)
         if stats.stop_reason is not None:
-            self.stop_reason = stats.stop_reason
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
         elif is_best or signals.save or self.checkpoints.due(steps):
             self.record.save(self.state_dict(), run, is_best=is_best)
