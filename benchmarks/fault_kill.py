@@ -152,7 +152,7 @@ def state(plan: Plan, root: Path) -> str | None:
     except (CheckpointError, IndexError):
         return None
     plain, tensors = encode(checkpoint.state["trainer"]["algorithm"])
-    about = [checkpoint.about[name] for name in ("status", "stop_reason", "counters")]
+    about = [checkpoint.metadata[name] for name in ("status", "stop_reason", "counters")]
     hashed = hashlib.sha256(repr((plain, about, sorted(tensors))).encode())
     for name in sorted(tensors):
         hashed.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -141,7 +141,7 @@ def fingerprint(checkpoint: files.Checkpoint) -> str:
         else:
             hashed.update(repr(value).encode())
 
-    walk([checkpoint.about, checkpoint.state])
+    walk([checkpoint.metadata, checkpoint.state])
     return hashed.hexdigest()
 
 
@@ -170,11 +170,11 @@ def cost(tries: int) -> dict[str, Any]:
         )
         trainer.step()
         for _ in range(tries):
-            trainer.saving.begin(None)
+            trainer.checkpoints.begin()
             began = time.perf_counter()
-            trainer.saving.save()
+            trainer.record.save(trainer.state_dict(), None)
             thread.append((time.perf_counter() - began) * 1e3)
-            trainer.saving.end()
+            trainer.checkpoints.end()
             disk.append((time.perf_counter() - began) * 1e3)
     figures = {"max_thread_ms": round(max(thread), 1), "max_disk_ms": round(max(disk), 1)}
     return {"fault": "none: a checkpoint of the default problem", "tries": tries, "ok": max(thread) < 100, **figures}

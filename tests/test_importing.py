@@ -157,7 +157,7 @@ def test_nor_by_a_checkpoint(tmp_path):
     run = RunConfig(env="CartPole-v1", algorithm_config=SMALL, tracking=False, checkpoints={"directory": str(tmp_path)})
     trainer = run.make_trainer()
     trainer.run(max_steps=1, progress="none")
-    (path,) = listed(trainer.saving.directory)[-1:]
+    (path,) = listed(trainer.checkpoints.directory)[-1:]
     about = json.loads((path / "checkpoint.json").read_text())["build"]
     for place, value in {
         "config_class": "subprocess.Popen",

@@ -52,7 +52,7 @@ def test_a_command_trains_to_its_end_and_says_so_by_its_exit_code(tmp_path, begi
     finally:
         os.close(descriptor)
     assert code == 0
-    about = read(listed(tmp_path / "job")[-1]).about
+    about = read(listed(tmp_path / "job")[-1]).metadata
     assert (about["status"], about["counters"][keys.STEPS]) == ("FINISHED", 2)
 
 

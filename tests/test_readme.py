@@ -55,7 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(PPOConfig, "__init__", small_init)
     monkeypatch.setattr(Trainer, "run", small_run)
-    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_the_first_script_does_what_the_demo_does_and_solves_its_task(
     runs: list[dict[str, Any]] = []
     run = Trainer.run
     monkeypatch.setattr(Trainer, "run", lambda self, **options: (runs.append(options), run(self, **options))[1])
-    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(blocks(PAGES[0], "python")[0], namespace)
@@ -103,7 +103,7 @@ def test_the_script_of_the_package_solves_its_task(monkeypatch: pytest.MonkeyPat
     run, init = Trainer.run, PPOConfig.__init__
     monkeypatch.setattr(Trainer, "run", lambda self, **options: run(self, **options, max_steps=60))
     monkeypatch.setattr(PPOConfig, "__init__", lambda self, **fields: init(self, **fields, seed=0, device="cpu"))
-    monkeypatch.setattr(rl8x.trainers.trainer, "default_tracker", NullTracker)
+    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
     namespace: dict[str, Any] = {}
     exec(textwrap.dedent(code), namespace)
     assert namespace["trainer"].stop_reason.startswith("HitsUpperBound('eval/returns/mean', 475): ")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.algorithms import PPOConfig
-from rl8x.checkpoint import CheckpointError, Checkpoints, Saver, describe, files, find, listed, read
+from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, describe, files, find, listed, read
 from rl8x.checkpoint.build import build_algorithm, changes, describe_algorithm
 from rl8x.checkpoint.find import find_unfinished
 from rl8x.checkpoint.tree import clone, decode, encode
@@ -93,9 +93,9 @@ def test_a_tree_too_deep_is_refused():
 # -- files
 
 
-def put(directory, steps=1, value=1.0, **about):
+def put(directory, steps=1, value=1.0, **metadata):
     state, tensors = encode({"x": torch.full((3,), value), "y": float("nan"), "n": [1, "two", None]})
-    return files.write(directory, steps, {"run": {"key": "k"}, **about}, state, tensors)
+    return files.write(directory, steps, {"run": {"key": "k"}, **metadata}, state, tensors)
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -104,7 +104,7 @@ def test_what_was_written_is_read(tmp_path):
     assert path.name == "000001-step-7"
     assert checkpoint.state["x"].tolist() == [2.5, 2.5, 2.5]
     assert checkpoint.state["n"] == [1, "two", None]
-    assert checkpoint.about["status"] == "RUNNING" == describe(path)["status"]
+    assert checkpoint.metadata["status"] == "RUNNING" == describe(path)["status"]
     assert sorted(item.name for item in path.iterdir()) == ["SHA256SUMS", "checkpoint.json", "tensors.pt"]
     assert list(torch.load(path / "tensors.pt", weights_only=True)) == ["x"]
 
@@ -289,34 +289,34 @@ def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
     put(tmp_path / "d", run_file={"env": "Pendulum"}, created="4", status="RUNNING")
     assert find_unfinished(config, tmp_path) == tmp_path / "b"
     assert find_unfinished({"env": "Acrobot"}, tmp_path) is None
-    saver = Saver(Checkpoints(), tmp_path / "b")
-    saver.open("k")
+    manager = opened(tmp_path / "b")
     assert find_unfinished(config, tmp_path) == tmp_path / "a"  # somebody is at b
-    saver.close()
+    manager.end()
 
 
 # -- when and which
 
 
 def opened(directory, key="k", **options):
-    saver = Saver(Checkpoints(**options), directory)
-    saver.open(key)
-    return saver
+    manager = CheckpointManager(Checkpoints(directory, **options))
+    manager.key = key
+    manager.take()
+    return manager
 
 
-def about(key="k"):
+def metadata(key="k"):
     return {"run": {"key": key}}
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):
-    saver = opened(tmp_path, keep=2)
+    manager = opened(tmp_path, keep=2)
     for steps in range(1, 7):
-        saver.save(steps, about(), {"x": torch.tensor(steps)}, is_best=steps in (2, 3))
-    assert saver.close() == tmp_path / "000006-step-6"
+        manager.save(steps, metadata(), {"x": torch.tensor(steps)}, is_best=steps in (2, 3))
+    assert manager.end() == tmp_path / "000006-step-6"
     assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000005-step-5", "000006-step-6"]
-    saver = opened(tmp_path, keep=1)
-    saver.save(7, about(), {})
-    saver.close()
+    manager = opened(tmp_path, keep=1)
+    manager.save(7, metadata(), {})
+    manager.end()
     assert [path.name for path in listed(tmp_path)] == ["000003-step-3", "000007-step-7"]
 
 
@@ -328,65 +328,65 @@ def test_a_state_is_copied_when_save_returns(tmp_path, monkeypatch):
         return write(*args)
 
     monkeypatch.setattr(files, "write", late)
-    saver, state = opened(tmp_path), {"x": torch.zeros(2), "n": [1]}
-    saver.save(1, about(), state)
+    manager, state = opened(tmp_path), {"x": torch.zeros(2), "n": [1]}
+    manager.save(1, metadata(), state)
     state["x"].fill_(9.0)
     state["n"].append(2)
     go.set()
-    assert same(read(saver.close()).state, {"x": torch.zeros(2), "n": [1]})
+    assert same(read(manager.end()).state, {"x": torch.zeros(2), "n": [1]})
 
 
 def test_a_full_disk_is_a_warning(tmp_path, monkeypatch, caplog):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    saver = opened(tmp_path)
-    saver.save(1, about(), {})
-    saver.wait()
+    manager = opened(tmp_path)
+    manager.save(1, metadata(), {})
+    manager.wait()
     monkeypatch.setattr(files, "write", full)
-    saver.save(2, about(), {})
-    assert saver.close() == tmp_path / "000001-step-1"
+    manager.save(2, metadata(), {})
+    assert manager.end() == tmp_path / "000001-step-1"
     assert "no checkpoint at step 2, those before are kept: [Errno 28]" in caplog.text
 
 
 def test_due(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("rl8x.checkpoint.saver.time.monotonic", lambda: now[0])
-    saver = opened(tmp_path, every_steps=3, every_minutes=1.0)
-    assert [saver.due(steps) for steps in range(1, 8)] == [False, False, True, False, False, True, False]
+    monkeypatch.setattr("rl8x.checkpoint.manager.time.monotonic", lambda: now[0])
+    manager = opened(tmp_path, every_steps=3, every_minutes=1.0)
+    assert [manager.due(steps) for steps in range(1, 8)] == [False, False, True, False, False, True, False]
     now[0] += 60.0
-    assert saver.due(7)
-    saver.save(7, about(), {})
-    assert not saver.due(8)
-    saver.close()
+    assert manager.due(7)
+    manager.save(7, metadata(), {})
+    assert not manager.due(8)
+    manager.end()
 
 
 @pytest.mark.parametrize(("mode", "improves"), [("max", [1, 0, 0, 1, 0]), ("min", [1, 0, 1, 0, 0])])
 def test_the_best_is_better_than_ever_and_fresh(tmp_path, mode, improves):
-    saver = opened(tmp_path, best="m", mode=mode)
+    manager = opened(tmp_path, best="m", mode=mode)
     values = [2.0, 2.0, 1.0, 3.0, float("nan")]
-    seen = [saver.improved({"m": value}, frozenset({"m"}), steps) for steps, value in enumerate(values)]
+    seen = [manager.improved({"m": value}, frozenset({"m"}), steps) for steps, value in enumerate(values)]
     assert seen == [bool(better) for better in improves]
-    assert not saver.improved({"m": 99.0 if mode == "max" else -99.0}, frozenset(), 9)
-    assert saver.best == {
+    assert not manager.improved({"m": 99.0 if mode == "max" else -99.0}, frozenset(), 9)
+    assert manager.best == {
         "metric": "m",
         "mode": mode,
         "value": 3.0 if mode == "max" else 1.0,
         "steps": 3 if mode == "max" else 2,
     }
-    saver.close()
+    manager.end()
 
 
 def test_a_folder_belongs_to_one_run_and_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("rl8x.checkpoint.saver._BUSY_WAIT_S", 0.0)
-    saver = opened(tmp_path, key="mine")
-    saver.save(1, about("mine"), {})
+    monkeypatch.setattr("rl8x.checkpoint.manager._BUSY_WAIT_S", 0.0)
+    manager = opened(tmp_path, key="mine")
+    manager.save(1, metadata("mine"), {})
     with pytest.raises(CheckpointError, match="in use by this process"):
         opened(tmp_path, key="mine")
-    saver.close()
+    manager.end()
     with pytest.raises(CheckpointError, match="checkpoints of another run: resume that"):
         opened(tmp_path, key="other")
-    opened(tmp_path, key="mine").close()
+    opened(tmp_path, key="mine").end()
 
 
 @pytest.mark.parametrize(

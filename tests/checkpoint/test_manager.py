@@ -81,7 +81,7 @@ EIGHT_STEPS = {32 * step: 1 for step in range(1, 9)}
 def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(
     mlruns, mlflow_client, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("rl8x.checkpoint.saver._BUSY_WAIT_S", 0.1)
+    monkeypatch.setattr("rl8x.checkpoint.manager._BUSY_WAIT_S", 0.1)
     process = trains("is_copied")
     with contextlib.ExitStack() as stack:
         stack.callback(process.kill)
@@ -116,7 +116,7 @@ def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, mlfl
     assert trains("dies_at_once").wait(60) == -signal.SIGKILL
     (folder,) = (mlruns / "checkpoints").iterdir()
     spool = mlruns / "spool" / folder.name
-    assert (folder / read(listed(folder)[-1]).about["run"]["spool"]).samefile(spool)
+    assert (folder / read(listed(folder)[-1]).metadata["run"]["spool"]).samefile(spool)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     trainer = Trainer.resume(folder)

@@ -36,7 +36,7 @@ def test_hyperparameters_and_conditions_can_change(tmp_path, capsys):
     words = ["lr=1e-4", "--stop", "hits_upper_bound: [algorithm/steps, 4]", "--progress", "none"]
     assert main(["resume", str(tmp_path / "a"), "--max-steps", "9", *words]) == 0
     assert "stopped by HitsUpperBound('algorithm/steps', 4)" in capsys.readouterr().out
-    assert state(tmp_path / "a").about["build"]["config"]["lr"] == 1e-4
+    assert state(tmp_path / "a").metadata["build"]["config"]["lr"] == 1e-4
 
 
 def test_waiting_for_evaluations_is_one_line_until_there_are_some(tmp_path, capsys):
@@ -58,7 +58,7 @@ def test_auto_starts_goes_on_and_stays_at_the_end(tmp_path, capsys):
     newest = listed(folder)[-1]
     (newest / "tensors.pt").write_bytes(b"")
     assert train(folder, "--max-steps", "3", "--resume", "auto") == 0
-    assert state(folder).about["counters"]["algorithm/steps"] == 3
+    assert state(folder).metadata["counters"]["algorithm/steps"] == 3
 
 
 def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch):
@@ -116,6 +116,6 @@ def test_signals_give_the_exit_code_and_auto_goes_on(tmp_path, begin, numbers, c
         error = process.communicate(timeout=60)[1]
     assert process.returncode == code, error
     saved = state(folder)
-    assert saved.about["status"] == "KILLED"
-    steps = saved.about["counters"]["algorithm/steps"] + 1
+    assert saved.metadata["status"] == "KILLED"
+    steps = saved.metadata["counters"]["algorithm/steps"] + 1
     assert train(folder, "--max-steps", str(steps), "--resume", "auto") == 0

@@ -124,5 +124,5 @@ def test_what_a_callback_without_metrics_returns_means_nothing():
 def test_the_best_checkpoint_goes_by_a_callbacks_metric(tmp_path):
     trainer = make(Score(), checkpoints=Checkpoints(tmp_path / "run", best="score/mine"))
     run(trainer, max_steps=4)
-    assert trainer.saving.last_good() is not None
-    assert trainer.saving._best["value"] == 3.0
+    assert trainer.checkpoints.last_good() is not None
+    assert trainer.checkpoints.best["value"] == 3.0

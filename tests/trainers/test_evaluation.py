@@ -11,6 +11,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import Confirmed, HitsUpperBound
 from rl8x.envs import CartPole, DiscreteDummy, Env, GymnasiumEnv
+from rl8x.execution.compiled import CompiledProgram
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
@@ -250,6 +251,15 @@ def test_several_horizons_in_a_row_measure_the_same_as_one():
     for name in ("min", "max", "mean"):
         assert trainer.eval()[f"eval/returns/{name}"] == 16.0
     assert trainer.step()["returns/mean"] == 16.0
+
+
+def test_an_evaluation_runs_as_training_does(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: compiled.append(record) or record))
+    rows = [make(execution=mode).eval() for mode in ("eager", "compile")]
+    assert len(compiled) == 1
+    for name in ("eval/returns/mean", "eval/rewards/mean", "eval/episodes/lengths/max"):
+        assert rows[0][name] == pytest.approx(rows[1][name])
 
 
 # -- names of evaluations

@@ -17,14 +17,17 @@ from rl8x.trainers.non_finite import MAX_IN_A_ROW, message, take_counts
 QUANTITIES = ["observations", "actions", "rewards", "losses", "gradients", "parameters"]
 
 
-def at(step, quantity, value=float("nan")):
-    """Put a bad number into the step after this one."""
-
+def at_step(step, do):
     def callback(trainer, stats):
         if stats[keys.STEPS] == step:
-            inject(trainer, quantity, value)
+            do(trainer)
 
     return callback
+
+
+def at(step, quantity, value=float("nan")):
+    """Put a number that is not finite into the step after this one."""
+    return at_step(step, lambda trainer: inject(trainer, quantity, value))
 
 
 def make_one(env=CartPole, *, trainer=None, **options):
@@ -51,7 +54,7 @@ def test_each_quantity_is_named_in_its_step(quantity, value, tmp_path):
     assert tracker.texts["diagnosis.txt"].startswith(f"{quantity} not finite")
     assert tracker.tags["rl8x.non_finite"].startswith(quantity)
     assert json.loads((tmp_path / "diagnosis-step-3.json").read_text())["step"] == 3
-    assert read(listed(tmp_path)[-1]).about["counters"][keys.STEPS] == 0  # good, and from before
+    assert read(listed(tmp_path)[-1]).metadata["counters"][keys.STEPS] == 0  # good, and from before
 
 
 class EndsAtInfinity(probes.Probe):

@@ -222,7 +222,7 @@ def test_the_best_so_far_goes_on(tmp_path):
     after = read(listed(tmp_path)[-1]).state["best"]
     assert after["value"] == max(evaluations)
     kept = [read(path) for path in listed(tmp_path)]
-    assert any(each.about["counters"][keys.STEPS] == after["steps"] for each in kept)
+    assert any(each.metadata["counters"][keys.STEPS] == after["steps"] for each in kept)
     assert len(kept) <= 2
 
 
@@ -292,14 +292,14 @@ def test_a_relative_folder_stays_where_it_was_when_it_was_given(give, tmp_path, 
     run(trainer, max_steps=2)
     assert list(elsewhere.iterdir()) == list(third.iterdir()) == []
     folder = tmp_path / "ckpt"
-    assert [read(path).about["counters"][keys.STEPS] for path in listed(folder)][-1] == 2
+    assert [read(path).metadata["counters"][keys.STEPS] for path in listed(folder)][-1] == 2
     assert trainer.tracker.tags["rl8x.checkpoints"] == str(folder)
     assert trainer.ending[-1].startswith(f"to train on: Trainer.resume({str(folder)!r}")
     monkeypatch.chdir(tmp_path)
     again = Trainer.resume("ckpt", tracker=trainer.tracker)
     monkeypatch.chdir(elsewhere)
     assert run(again, max_steps=3)[keys.STEPS] == 3
-    assert read(listed(folder)[-1]).about["counters"][keys.STEPS] == 3
+    assert read(listed(folder)[-1]).metadata["counters"][keys.STEPS] == 3
     assert list(elsewhere.iterdir()) == []
 
 
@@ -374,12 +374,12 @@ def test_nothing_is_saved_unless_asked_where_nothing_is_kept(tmp_path, monkeypat
     for tracker in (MemoryTracker(), NullTracker()):
         trainer = make(trainer={"tracker": tracker})
         run(trainer, max_steps=1)
-        assert trainer.saving.directory is None
+        assert trainer.checkpoints.directory is None
         assert trainer.save() is None
     assert list(tmp_path.iterdir()) == []
     trainer = make(trainer={"checkpoints": True})
     run(trainer, max_steps=1)
-    assert trainer.saving.directory.parent == tmp_path / "mlruns" / "checkpoints"
+    assert trainer.checkpoints.directory.parent == tmp_path / "mlruns" / "checkpoints"
     assert (tmp_path / "mlruns" / ".gitignore").exists()
 
 
@@ -389,11 +389,11 @@ def test_a_tracker_on_a_disk_has_checkpoints_beside_it(tmp_path):
 
     trainer = make(trainer={"tracker": OnDisk()})
     run(trainer, max_steps=1)
-    assert trainer.saving.directory == tmp_path / "mlruns" / "checkpoints" / "abc"
-    assert [path.name for path in listed(trainer.saving.directory)] == ["000001-step-0", "000002-step-1"]
+    assert trainer.checkpoints.directory == tmp_path / "mlruns" / "checkpoints" / "abc"
+    assert [path.name for path in listed(trainer.checkpoints.directory)] == ["000001-step-0", "000002-step-1"]
     off = make(trainer={"tracker": OnDisk(), "checkpoints": False})
     run(off, max_steps=1)
-    assert off.saving.directory is None
+    assert off.checkpoints.directory is None
 
 
 def test_stepwise_loops_save_and_go_on(tmp_path):
@@ -480,7 +480,7 @@ def test_an_older_checkpoint_can_be_gone_back_to(tmp_path):
 
 
 def test_a_lock_that_is_held_is_met_before_the_tracker_is_told_anything(tmp_path, monkeypatch):
-    monkeypatch.setattr("rl8x.checkpoint.saver._BUSY_WAIT_S", 0.0)
+    monkeypatch.setattr("rl8x.checkpoint.manager._BUSY_WAIT_S", 0.0)
     run(make(trainer={"checkpoints": tmp_path}), max_steps=1)
     tracker = MemoryTracker()
     trainer = Trainer.resume(tmp_path, tracker=tracker)
@@ -553,7 +553,7 @@ def test_a_run_in_mlflow_is_found_by_name_and_id_and_goes_on(mlruns, mlflow_clie
     with pytest.raises(SystemExit):
         run(first, max_steps=4)
     run_id = first.tracker.run_id
-    folder = first.saving.directory
+    folder = first.checkpoints.directory
     assert folder.parent == mlruns / "checkpoints"
     assert mlflow_client.get_run(run_id).info.status == "KILLED"
     assert mlflow_client.get_run(run_id).data.tags["rl8x.checkpoints"] == str(folder)
@@ -578,10 +578,15 @@ class LinesTracker(MemoryTracker):
     location = "lines.txt"
 
 
+# Of the same name as rl8x's, and another's all the same.
+THEIRS = type("MLflowTracker", (LinesTracker,), {"__module__": "their.tracking"})
+
+
 @pytest.mark.parametrize(
     ("tracker", "message"),
     [
         (LinesTracker, r"kept by a LinesTracker \(lines.txt\), which rl8x cannot make: pass `tracker=`"),
+        (THEIRS, r"kept by a their.tracking.MLflowTracker \(lines.txt\), which rl8x cannot make: pass `tracker=`"),
         (MemoryTracker, r"kept by a MemoryTracker, in memory that may be gone: pass `tracker=`"),
     ],
 )

@@ -27,13 +27,13 @@ def steps_in(database):
 def trained(tracker, **options):
     trainer = make(trainer={"tracker": tracker, **options})
     run(trainer, max_steps=2)
-    return trainer.saving.directory
+    return trainer.checkpoints.directory
 
 
 @pytest.mark.parametrize("name", ["mlruns", "results"])
 def test_a_moved_run_goes_on_in_the_database_that_moved_with_it(name, mlruns, tmp_path, monkeypatch):
     folder = trained(MLflowTracker(interval_s=0.05))
-    assert read(folder / "000002-step-2").about["run"]["database"] == "../../mlflow.db"
+    assert read(folder / "000002-step-2").metadata["run"]["database"] == "../../mlflow.db"
     (tmp_path / "new").mkdir()
     mlruns.rename(tmp_path / "new" / name)
     monkeypatch.chdir(tmp_path / "new")

@@ -46,7 +46,7 @@ def test_a_signal_ends_the_run_after_the_step_and_it_resumes_to_the_same_bits(nu
     assert trainer.tracker.tags["rl8x.stop_reason"] == f"interrupted by {number.name}"
     assert len(trainer.tracker.history("losses/total")) == 3
     newest = read(listed(tmp_path)[-1])
-    assert (newest.about["status"], newest.about["counters"][keys.STEPS]) == ("KILLED", 3)
+    assert (newest.metadata["status"], newest.metadata["counters"][keys.STEPS]) == ("KILLED", 3)
     second = Trainer.resume(tmp_path, tracker=trainer.tracker)
     assert run(second)[keys.STEPS] == 6
     assert torch.equal(weights(second), weights(straight))
@@ -60,7 +60,7 @@ def test_usr1_saves_and_goes_on(tmp_path):
     trainer.callbacks += (lambda trainer, stats: seen.append(trainer.tracker.status),)
     assert run(trainer, max_steps=4)[keys.STEPS] == 4
     assert [path.name for path in listed(tmp_path)] == ["000001-step-0", "000002-step-2", "000003-step-4"]
-    assert read(listed(tmp_path)[1]).about["status"] == "RUNNING"
+    assert read(listed(tmp_path)[1]).metadata["status"] == "RUNNING"
     assert seen == ["RUNNING"] * 4
     assert trainer.tracker.status == "FINISHED"
 

@@ -3,6 +3,17 @@
 from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.files import Checkpoint, describe, listed, read
 from rl8x.checkpoint.find import find
-from rl8x.checkpoint.saver import Checkpoints, Saver
+from rl8x.checkpoint.manager import CheckpointManager
+from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
 
-__all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "Saver", "describe", "find", "listed", "read"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointManager",
+    "Checkpoints",
+    "CheckpointsLike",
+    "describe",
+    "find",
+    "listed",
+    "read",
+]

@@ -42,7 +42,7 @@ _KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribu
 
 
 def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
-    """Say how an algorithm was built; what cannot be said is listed under `problems`."""
+    """Describe how an algorithm was built, as plain data; what has no form in a file is listed under `problems`."""
     problems: list[str] = []
     config = algorithm.config
     values = {}
@@ -62,13 +62,15 @@ def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
         "config_class": config_class,
         "config": values,
         "env": _describe_env(algorithm, problems),
-        "env_class": type(algorithm.env).__name__,
+        "env_class": None if algorithm.env is None else type(algorithm.env).__name__,
         "problems": problems,
     }
 
 
 def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> dict[str, Any] | None:
     factory = algorithm.env_factory
+    if algorithm.env is None:
+        return None
     if factory is None:
         problems.append("the environment was given as an instance")
         return None
@@ -86,11 +88,7 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
     return {"class": path, **arguments}
 
 
-class _NotPlain:
-    """What has no form in a file."""
-
-
-_NOT_PLAIN: Final = _NotPlain()
+_NOT_PLAIN: Final = object()
 
 
 def _plain(value: Any) -> Any:
@@ -100,8 +98,8 @@ def _plain(value: Any) -> Any:
         return _NOT_PLAIN if path is None else {CLASS: path}
     if isinstance(value, Mapping):
         items = {key: _plain(item) for key, item in value.items()}
-        bad = any(not isinstance(key, str) or item is _NOT_PLAIN for key, item in items.items())
-        return _NOT_PLAIN if bad else items
+        has_form = all(isinstance(key, str) and item is not _NOT_PLAIN for key, item in items.items())
+        return items if has_form else _NOT_PLAIN
     if isinstance(value, list | tuple):
         listed = [_plain(item) for item in value]
         return _NOT_PLAIN if any(item is _NOT_PLAIN for item in listed) else listed
@@ -170,11 +168,8 @@ def build_algorithm(
         )
     try:
         config_class: type[AlgorithmConfig] = _imported(build["config_class"], AlgorithmConfig, trust)
-        env_class: type[Env] = _imported(build["env"]["class"], Env, trust)
         values = restored_options(config_class, build["config"], trust)
-        args, kwargs = (restored(build["env"][name], trust) for name in ("args", "kwargs"))
-        if issubclass(env_class, GymnasiumEnv) and args and isinstance(args[0], str):
-            check_gymnasium_id(args[0], trust)
+        env, kwargs = (None, {}) if build["env"] is None else _env_maker(build["env"], trust)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not say how its algorithm is built ({error!r})") from None
     except UntrustedError as error:
@@ -184,7 +179,16 @@ def build_algorithm(
     check_names(overrides, config_class)
     _check_known(values, config_class)
     config = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
-    return config.build(functools.partial(env_class, *args) if args else env_class, **kwargs)
+    return config.build(env, **kwargs)
+
+
+def _env_maker(env: Mapping[str, Any], trust: Trust) -> tuple[Any, dict[str, Any]]:
+    """Return what makes the environment that a file describes, and its keyword arguments."""
+    env_class: type[Env] = _imported(env["class"], Env, trust)
+    args, kwargs = (restored(env[name], trust) for name in ("args", "kwargs"))
+    if issubclass(env_class, GymnasiumEnv) and args and isinstance(args[0], str):
+        check_gymnasium_id(args[0], trust)
+    return functools.partial(env_class, *args) if args else env_class, kwargs
 
 
 def _imported(path: str, base: type, trust: Trust) -> Any:

@@ -49,22 +49,22 @@ class Checkpoint:
 
     Attributes:
         path: Its folder.
-        about: What it is: versions, run, counters, how the algorithm is built.
+        metadata: What it is: versions, run, counters, how the algorithm is built.
         state: The state, tensors in it, on the CPU.
     """
 
     path: Path
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     state: dict[str, Any]
 
 
-def write(directory: Path, steps: int, about: Mapping[str, Any], state: Any, tensors: Mapping[str, Tensor]) -> Path:
+def write(directory: Path, steps: int, metadata: Mapping[str, Any], state: Any, tensors: Mapping[str, Tensor]) -> Path:
     """Write a checkpoint: all of it, synced to the disk, or nothing.
 
     Args:
         directory: The run's folder of checkpoints.
         steps: The trainer's steps, for its name.
-        about: What it is; JSON can hold it.
+        metadata: What it is; JSON can hold it.
         state: The state as `tree.encode` returned it.
         tensors: Its tensors.
 
@@ -79,7 +79,7 @@ def write(directory: Path, steps: int, about: Mapping[str, Any], state: Any, ten
     unfinished = directory / f"{_UNFINISHED}{uuid.uuid4().hex}"
     unfinished.mkdir(parents=True)
     try:
-        description = {"format": FORMAT, "version": VERSION, **hide_in_data(about), "state": state}
+        description = {"format": FORMAT, "version": VERSION, **hide_in_data(metadata), "state": state}
         buffer = io.BytesIO()
         torch.save(dict(tensors), buffer)
         write_synced(unfinished / TENSORS, buffer.getbuffer())
@@ -101,13 +101,13 @@ def read(path: Path) -> Checkpoint:
         CheckpointError: If it is damaged, foreign, or of a newer format.
     """
     try:
-        about, encoded = _description(path)
+        metadata, encoded = _description(path)
         expected, actual = (path / SUMS).read_text(encoding="ascii"), _sums(path)
         if expected != actual:
             wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
             raise CheckpointError(f"{' and '.join(wrong) or SUMS} does not have the digest that was written")
         tensors = _tensors(path / TENSORS)
-        return Checkpoint(path, about, decode(encoded, tensors))
+        return Checkpoint(path, metadata, decode(encoded, tensors))
     except CheckpointError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from None
     except FileNotFoundError as error:

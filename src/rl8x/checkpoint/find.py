@@ -64,8 +64,8 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
     """Find a run's folder of checkpoints: by its own name, by what its checkpoints say, by asking MLflow for its ID."""
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
-    for folder, about in _runs(root):
-        if folder.name in names or run in (about["run"].get("id"), about["run"].get("handle")):
+    for folder, metadata in _runs(root):
+        if folder.name in names or run in (metadata["run"].get("id"), metadata["run"].get("handle")):
             return folder
     try:
         found = find_run(run, tracking_uri)
@@ -73,8 +73,8 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
         raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.
     tagged = Path(found.tags.get(CHECKPOINTS_TAG, "none"))
-    for folder, about in _runs(root):
-        if about["run"].get("id") == found.run_id or folder.name == tagged.name:
+    for folder, metadata in _runs(root):
+        if metadata["run"].get("id") == found.run_id or folder.name == tagged.name:
             return folder
     if tagged.is_absolute() and files.listed(tagged):
         return tagged
@@ -92,32 +92,32 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
         root: The folder with the runs' folders; None is `mlruns/checkpoints`.
     """
     found = []
-    for folder, about in _runs(mlruns_dir() / "checkpoints" if root is None else root):
-        is_of_file = about.get("run_file") == hide_in_data(dict(run_file))
-        if is_of_file and not is_locked(folder / "lock") and not _has_finished(folder, about):
-            found.append((str(about.get("created")), folder))
+    for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
+        is_of_file = metadata.get("run_file") == hide_in_data(dict(run_file))
+        if is_of_file and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
+            found.append((str(metadata.get("created")), folder))
     return max(found)[1] if found else None
 
 
-def _has_finished(folder: Path, about: Mapping[str, Any]) -> bool:
-    """Whether a run has come to its end, told of it, and its store has all that it takes."""
-    spool = spool_of(folder, about)
+def _has_finished(folder: Path, metadata: Mapping[str, Any]) -> bool:
+    """Whether a run has come to its end and reported it, and its store has all that it takes."""
+    spool = spool_of(folder, metadata)
     arrived = spool is None or read_ack(spool).finished
-    return about.get("status") == "FINISHED" and arrived and not was_left(folder / "lock")
+    return metadata.get("status") == "FINISHED" and arrived and not was_left(folder / "lock")
 
 
-def spool_of(folder: Path, about: Mapping[str, Any]) -> Path | None:
+def spool_of(folder: Path, metadata: Mapping[str, Any]) -> Path | None:
     """Find the spool of a run.
 
     Args:
         folder: The run's folder of checkpoints.
-        about: What one of them is. It names the spool relative to the folder: both may have been moved or copied, and
+        metadata: Of one of them. It names the spool relative to the folder: both may have been moved or copied, and
             then another run may go on with the spool where it was.
 
     Returns:
         None where there is none (any more).
     """
-    saved = about["run"].get("spool")
+    saved = metadata["run"].get("spool")
     spool = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))
     return spool if spool is not None and spool.is_dir() else None
 
@@ -128,7 +128,7 @@ def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for folder in folders:
         for path in reversed(files.listed(folder)):
             with contextlib.suppress(CheckpointError):
-                about = files.describe(path)
-                if isinstance(about.get("run"), dict):
-                    yield folder, about
+                metadata = files.describe(path)
+                if isinstance(metadata.get("run"), dict):
+                    yield folder, metadata
                     break

@@ -35,7 +35,7 @@ class _ResumeCommand(AlgorithmCommand):
             raise UserError(f"name the run first: rl8x resume RUN {run} ...")
         from rl8x.checkpoint import find
 
-        name = find(run, auto=given.get("auto", False)).about.get("build", {}).get("config_class")
+        name = find(run, auto=given.get("auto", False)).metadata.get("build", {}).get("config_class")
         find_modules_here(trust)
         return None if name is None else algorithm_config_class(str(name), trust)
 
@@ -96,9 +96,9 @@ def make_trainer(
     from rl8x.trainers import Trainer
 
     checkpoint = find(source, auto=auto)
-    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.about.get("run") or {})
-    run_file = checkpoint.about.get("run_file")
-    if run is None and run_file is not None and checkpoint.about.get("build", {}).get("problems"):
+    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.metadata.get("run") or {})
+    run_file = checkpoint.metadata.get("run_file")
+    if run is None and run_file is not None and checkpoint.metadata.get("build", {}).get("problems"):
         data = dict(run_file)
         data["algorithm_config"] = {**data.get("algorithm_config", {}), **overrides}
         run = RunConfig.from_dict(data, trust=trust or frozenset(texts(overrides)))

@@ -204,7 +204,7 @@ class RunConfig:
         algorithm = self.make_algorithm()
         chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_non_finite")}
         trainer = Trainer(algorithm, tracker=self.make_tracker(), checkpoints=self.make_checkpoints(), **chosen)
-        trainer.saving.run_file = self.to_dict()
+        trainer.record.run_file = self.to_dict()
         trainer.check_run(**self._run_options())
         return trainer
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl8x import keys
 from rl8x.tracking.names import legal_name, metric_value
 from rl8x.trainers.statistics import TrainStats
 
-if TYPE_CHECKING:
-    from rl8x.trainers.trainer import GenericTrainerBase
-
-Callback = Callable[["GenericTrainerBase[Any]", TrainStats], Mapping[str, float] | None]
+# Called with the trainer and a row.
+Callback = Callable[[Any, TrainStats], Mapping[str, float] | None]
 
 
 def declared_metrics(callback: object) -> tuple[str, ...]:

@@ -8,19 +8,15 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rl8x import algorithms, keys
-from rl8x.checkpoint.build import CLASS, describe_algorithm
-from rl8x.conditions import to_spec
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.checkpoint.build import CLASS
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.importing import dotted_path, import_named, is_dotted, is_gymnasium_id
-from rl8x.tracking.secrets import hide, hide_in_data, hide_in_words
-from rl8x.trainers.ending import resume_command
-
-if TYPE_CHECKING:
-    from rl8x.trainers.run_state import Run
-    from rl8x.trainers.trainer import GenericTrainerBase
+from rl8x.tracking.secrets import hide, hide_in_words
+from rl8x.trainers.progress import counter_name
 
 RUN_FILE: Final = "run.yaml"
 _MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000
@@ -35,44 +31,47 @@ def command() -> str:
     return shlex.join(["rl8x" if ours else program, *hide_in_words(words)])
 
 
-def describe(trainer: GenericTrainerBase[Any], status: str | None = None) -> str:
+def describe(algorithm: GenericAlgorithmBase[Any], resume_command: str | None, ending: str | None = None) -> str:
     """Describe a run in Markdown: what is trained and how, how it ended, and how to go on with it.
 
     Args:
-        trainer: What runs.
-        status: How the run ended; None while it runs.
+        algorithm: What is trained.
+        resume_command: The command that goes on with it; None where nothing is saved.
+        ending: How it ended; None while it runs.
     """
-    algorithm = trainer.algorithm
-    task = f"**{type(algorithm).__name__} on {_code(type(algorithm.env).__name__)}**"
-    lines = [f"{task}: {', '.join(f'{name} {_code(value)}' for name, value in _hyperparameters(trainer).items())}"]
-    if status is not None:
-        lines.append(_ending(trainer, status))
+    env = "" if algorithm.env is None else f" on {_code(type(algorithm.env).__name__)}"
+    shown = ", ".join(f"{name} {_code(value)}" for name, value in _hyperparameters(algorithm).items())
+    lines = [f"**{type(algorithm).__name__}{env}**: {shown}"]
+    if ending is not None:
+        lines.append(ending)
     if "".join(sys.argv[:1]) not in ("", "-c"):
         lines.append(_code(command()))
-    if trainer.saving.directory is not None:
-        folder = shlex.quote(str(trainer.saving.directory.absolute()))  # right also where the store is not at hand
-        command_word = resume_command(trainer, trainer.tracked_run.conditions, trainer.saving.directory)
-        lines.append(f"To go on with it: {_code(f'{command_word} {folder}')}")
+    if resume_command is not None:
+        lines.append(f"To go on with it: {_code(resume_command)}")
     return "\n\n".join(lines)
 
 
-def _hyperparameters(trainer: GenericTrainerBase[Any]) -> dict[str, Any]:
+def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
     """Return the size of the run, and what was set to something other than its default."""
-    config = trainer.algorithm.config
     shown = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+    fields = {field.name: field for field in dataclasses.fields(algorithm.config)}
+    for field in {name: fields[name] for name in (*_ALWAYS, *fields) if name in fields}.values():
+        value = getattr(algorithm.config, field.name)
         if field.name in _ALWAYS or value != _default(field):
-            shown[field.name] = trainer.algorithm.seed if field.name == "seed" else value
+            shown[field.name] = algorithm.seed if field.name == "seed" else value
     return {name: value.__name__ if isinstance(value, type) else value for name, value in shown.items()}
 
 
-def _ending(trainer: GenericTrainerBase[Any], status: str) -> str:
-    state, row = trainer.state, trainer.last_evaluation
-    reason = "" if trainer.stop_reason is None else f": {_code(trainer.stop_reason)}"
-    lines = [f"{_ENDED[status]} after {state[keys.STEPS]:,} steps, {state[keys.ENV_STEPS]:,} env steps{reason}."]
+def describe_ending(
+    algorithm: GenericAlgorithmBase[Any], status: str, stop_reason: str | None, evaluation: Mapping[str, float]
+) -> str:
+    """Say in Markdown how a run ended, why, and what its last evaluation measured."""
+    counters, clock = algorithm.counters, algorithm.clock
+    reason = "" if stop_reason is None else f": {_code(stop_reason)}"
+    count = f"{counters[clock]:,} {counter_name(clock)}"
+    lines = [f"{_ENDED[status]} after {counters[keys.STEPS]:,} steps, {count}{reason}."]
     for name in ("returns", "horizon_returns"):
-        mean, std = (row.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
+        mean, std = (evaluation.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:
             lines.append(f"Last evaluation: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
     return " ".join(lines)
@@ -89,13 +88,18 @@ def _code(value: object) -> str:
 # The run file.
 
 
-def run_file(trainer: GenericTrainerBase[Any], run: Run) -> dict[str, Any] | None:
-    """Return the run file that a run was made from, or that makes the same run; None where no file can say it."""
-    if trainer.saving.run_file is not None:
-        return dict(hide_in_data(trainer.saving.run_file))
-    build = describe_algorithm(trainer.algorithm)
-    parts = (_env_part(build), _algorithm_part(trainer, build), _run_part(trainer, run))
-    if trainer.callbacks or build["problems"] or any(part is None for part in parts):
+def run_file(
+    algorithm: GenericAlgorithmBase[Any], build: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the run file that makes a run again; None where no file can say it.
+
+    Args:
+        algorithm: What is trained.
+        build: How it was built, as `describe_algorithm` says it.
+        options: The trainer's options and the run's as plain data, with None for a condition that has no such form.
+    """
+    parts = (_env_part(build), _algorithm_part(algorithm, build), _run_part(options))
+    if build["problems"] or any(part is None for part in parts):
         return None
     return {name: value for part in parts if part is not None for name, value in part.items()}
 
@@ -118,28 +122,23 @@ def _env_part(build: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"env": name, **({"env_kwargs": env["kwargs"]} if env["kwargs"] else {})}
 
 
-def _algorithm_part(trainer: GenericTrainerBase[Any], build: Mapping[str, Any]) -> dict[str, Any] | None:
-    config, path = trainer.algorithm.config, build["config_class"]
+def _algorithm_part(algorithm: GenericAlgorithmBase[Any], build: Mapping[str, Any]) -> dict[str, Any] | None:
+    config, path = algorithm.config, build["config_class"]
     if path is None or path.startswith("__main__."):
         return None
     name = type(config).__name__
-    algorithm = name.removesuffix("Config") if getattr(algorithms, name, None) is type(config) else path
+    named = name.removesuffix("Config") if getattr(algorithms, name, None) is type(config) else path
     values = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if value != _default(field):
             by_path = isinstance(value, type) and "type[" in str(field.type)
             values[field.name] = dotted_path(value) if by_path else build["config"].get(field.name)
-    return {"algorithm": algorithm, "algorithm_config": values} if _plain(values) else None
+    return {"algorithm": named, "algorithm_config": values} if _plain(values) else None
 
 
-def _run_part(trainer: GenericTrainerBase[Any], run: Run) -> dict[str, Any] | None:
-    options = {**trainer.options, **run.plain}
-    try:
-        options["stop_conditions"] = [to_spec(condition) for condition in run.conditions]
-    except ValueError:
-        return None
-    if options["eval_env"] == "given" or not _plain(options):
+def _run_part(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    if options["eval_env"] == "given" or None in options["stop_conditions"] or not _plain(dict(options)):
         return None
     usual = {"eval_env": "auto", "on_non_finite": "stop"}
     return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}

@@ -19,18 +19,22 @@ _MAX_CONFIG_NAME: Final = 150
 
 
 class EvaluationNames:
-    """What an evaluation measures, and by which of its metrics it measures what a row of training tells.
+    """What an evaluation measures, and which of its metrics stands for which of a training row.
 
     Args:
-        env: Where evaluations play.
+        env: Where evaluations play; None where there are none.
         whole_episodes: Whether they play whole episodes, in an environment of their own.
     """
 
-    def __init__(self, env: Env, *, whole_episodes: bool) -> None:
+    def __init__(self, env: Env | None, *, whole_episodes: bool) -> None:
         self._renamed: dict[str, str | None] = {keys.EPISODES_ENDED: None}
-        lasting = (*keys.summary("episodes/lengths"), keys.EPISODES_ENDED, *keys.info_metrics(env.metric_names))
+        info = keys.info_metrics(() if env is None else env.metric_names)
+        lasting = (*keys.summary("episodes/lengths"), keys.EPISODES_ENDED, *info)
         returns = keys.summary("returns")
-        if not env.episodic:
+        measured: tuple[str, ...] = ()
+        if env is None:
+            pass
+        elif not env.episodic:
             measured = (*returns, *keys.summary("rewards"))
         elif whole_episodes:
             self._renamed |= dict.fromkeys(returns)
@@ -54,6 +58,12 @@ class EvaluationNames:
         """Return what was measured in the training environment under the names that it has in an evaluation."""
         named = {self._renamed.get(name) or name: value for name, value in stats.items()}
         return {name: value for name, value in named.items() if name in self.measured or not _is_collected(name)}
+
+
+def in_group(stats: Mapping[str, float], group: str | None) -> dict[str, float]:
+    """Put the metrics of an evaluation under `eval/`, or under its name there."""
+    prefix = keys.EVAL_PREFIX if group is None else f"{keys.EVAL_PREFIX}{group}/"
+    return {prefix + name: value for name, value in stats.items()}
 
 
 def _is_collected(name: str) -> bool:

@@ -29,21 +29,23 @@ class ProgressReporter:
     Args:
         mode: `"auto"` is a bar where standard error is a terminal and lines elsewhere.
         total_steps: Steps after which the run ends at the latest; None where nothing says so.
+        clock: The counter that is shown beside the steps.
 
     Raises:
         ValueError: If there is no such mode.
     """
 
-    def __init__(self, mode: Progress, total_steps: int | None = None) -> None:
+    def __init__(self, mode: Progress, total_steps: int | None = None, clock: str = keys.ENV_STEPS) -> None:
         if mode not in PROGRESS_CHOICES:
             raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
         self._stream = Unfailing(sys.stderr)
         if mode == "auto":
             mode = "bar" if self._stream.isatty() else "lines"
         self.mode = mode
+        self._clock = clock
         self._bar: Any = None
         if mode == "bar":
-            form = _COUNT if total_steps is None else _BAR
+            form = _form(total_steps)
             self._bar = tqdm(total=total_steps, bar_format=form, dynamic_ncols=True, smoothing=0.1, file=self._stream)
         self._last_line = time.monotonic()
         self._episode_return: float | None = None
@@ -57,12 +59,12 @@ class ProgressReporter:
         """
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
-            self._bar.total = total_steps
-            self._bar.set_postfix_str(describe(stats, self._episode_return), refresh=False)
+            self._bar.total, self._bar.bar_format = total_steps, _form(total_steps)
+            self._bar.set_postfix_str(describe(stats, self._episode_return, self._clock), refresh=False)
             self._bar.update()
         elif self.mode == "lines" and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
-            self.say(f"step {stats[keys.STEPS]:,.0f}, {describe(stats, self._episode_return)}")
+            self.say(f"step {stats[keys.STEPS]:,.0f}, {describe(stats, self._episode_return, self._clock)}")
 
     def say(self, message: str) -> None:
         """Print a message without tearing the bar."""
@@ -77,13 +79,18 @@ class ProgressReporter:
             self._bar.close()
 
 
-def describe(stats: Mapping[str, float], episode_return: float | None = None) -> str:
-    """Put the figures that say most about a run in one line, what says most first.
+def _form(total_steps: int | None) -> str:
+    return _COUNT if total_steps is None else _BAR
+
+
+def describe(stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS) -> str:
+    """Put the metrics that say most about a run in one line, what says most first.
 
     Args:
         stats: A row.
         episode_return: The latest mean return of episodes, which is shown once there is one, since a horizon's is
             another quantity.
+        clock: The counter that is shown.
     """
     parts = []
     if "profiling/env_steps_per_s" in stats:
@@ -93,12 +100,17 @@ def describe(stats: Mapping[str, float], episode_return: float | None = None) ->
         parts.append(f"return {episode_return:.4g}")
     elif "returns/mean" in stats:
         parts.append(f"horizon return {stats['returns/mean']:.4g}")
-    if keys.ENV_STEPS in stats:
-        parts.append(f"env steps {_short(stats[keys.ENV_STEPS])}")
+    if clock in stats:
+        parts.append(f"{counter_name(clock)} {_short(stats[clock])}")
     for label, name in (("length", "episodes/lengths/mean"), ("kl", "monitors/kl_div")):
         if name in stats:
             parts.append(f"{label} {stats[name]:.3g}")
     return ", ".join(parts)
+
+
+def counter_name(counter: str) -> str:
+    """Name a counter as a person does: `env steps`, `updates`."""
+    return "env steps" if counter == keys.ENV_STEPS else counter.rsplit("/", 1)[-1]
 
 
 def _short(number: float) -> str:

@@ -1,4 +1,4 @@
-"""Making the trainer of an interrupted run again, from a checkpoint."""
+"""Going on with an interrupted run: what its checkpoint says, checked against what is asked for."""
 
 from __future__ import annotations
 
@@ -7,67 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
+
+import torch
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, find, listed
+from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
+from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
-from rl8x.checkpoint.find import spool_of
-from rl8x.checkpoint.manager import CheckpointsLike
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.location import locate, user_tracking_uri
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.stored_run import RESUMED_TAG
 
-if TYPE_CHECKING:
-    from rl8x.trainers.trainer import GenericTrainerBase
-
-# Trackers that can be made again where no other is given
-TRACKERS: Final = ("MLflowTracker", "NullTracker")
-TrainerT = TypeVar("TrainerT", bound="GenericTrainerBase[Any]")
-
-
-def resume(
-    cls: type[TrainerT],
-    source: str | Path,
-    *,
-    auto: bool,
-    algorithm: GenericAlgorithmBase[Any] | None,
-    overrides: Mapping[str, Any] | None,
-    tracker: Tracker | None,
-    eval_env: Any,
-    callbacks: Sequence[Any],
-    checkpoints: CheckpointsLike | EllipsisType,
-    trust: bool,
-) -> TrainerT:
-    """Make a trainer that goes on where a checkpoint was taken; `GenericTrainerBase.resume` documents it."""
-    listed_before = _listed(source)
-    checkpoint = find(source, auto=auto)
-    about, overrides = checkpoint.about, dict(overrides or {})
-    try:
-        options, run = dict(about["trainer"]), about["run"]
-        own_tracker = _tracker(run, checkpoint.path.parent.absolute(), trust=trust) if tracker is None else tracker
-        if algorithm is None:
-            algorithm = build_algorithm(about["build"], overrides, trust=trust)
-        changed = _changed(about["build"], algorithm, overrides)
-        if checkpoints is ...:
-            checkpoints = _saved_options(checkpoint)
-        options["eval_env"] = _eval_env(options, eval_env)
-    except CheckpointError as error:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: it does not say {error}") from None
-    trainer = cls(algorithm, tracker=own_tracker, callbacks=callbacks, checkpoints=checkpoints, **options)
-    known = listed_before
-    if not known or known[0].parent.resolve() != checkpoint.path.parent.resolve():  # a run's name or ID
-        known = [path for path in listed(checkpoint.path.parent) if path.name <= checkpoint.path.name]
-    trainer.saving.trust = trust
-    _restore(trainer, checkpoint, known, changed)
-    named = Path(source).resolve() == checkpoint.path.resolve()
-    trainer.origin = Origin(named, auto, overrides, about["counters"][keys.STEPS])
-    return trainer
+# Trackers of rl8x that can be made again where none is given.
+REMADE: Final = ("MLflowTracker", "NullTracker")
 
 
 @dataclass(frozen=True)
@@ -76,79 +31,109 @@ class Origin:
 
     Attributes:
         named: It was this checkpoint that was asked for, rather than the newest of a run.
-        auto: As `GenericTrainerBase.resume` takes it.
-        overrides: As `GenericTrainerBase.resume` takes them.
+        auto: As `Trainer.resume` takes it.
+        overrides: As `Trainer.resume` takes them.
+        trust: As `Trainer.resume` takes it.
         steps: The trainer's steps there.
     """
 
     named: bool
     auto: bool
     overrides: Mapping[str, Any]
+    trust: bool
     steps: int
 
 
-def catch_up(trainer: GenericTrainerBase[Any]) -> None:
-    """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint to go on from.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        known: The checkpoints of its folder when it was chosen.
+        tags: What the tracked run records of the resume.
+    """
+
+    checkpoint: Checkpoint
+    known: Sequence[Path]
+    tags: Mapping[str, str]
+
+
+def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]) -> Resumed:
+    """Find the newest checkpoint of a run, which another process has written since a trainer resumed it.
 
     Raises:
-        CheckpointError: If that is not what was asked for, or the trainer has stepped already.
+        CheckpointError: If it does not fit the algorithm.
     """
-    origin, directory = trainer.origin, trainer.saving.directory
-    if origin is None or directory is None or origin.named or trainer.state[keys.STEPS] != origin.steps:
-        raise trainer.saving.outrun_error()
     known = listed(directory)
     checkpoint = find(directory, auto=origin.auto)
-    changed = _changed(checkpoint.about["build"], trainer.algorithm, origin.overrides)
-    _restore(trainer, checkpoint, known, changed)
+    return Resumed(checkpoint, known, _tags(checkpoint, algorithm, origin.overrides))
 
 
-def _restore(
-    trainer: GenericTrainerBase[Any], checkpoint: Checkpoint, known: Sequence[Path], changed: Mapping[str, Any]
-) -> None:
-    about, tracker = checkpoint.about, trainer.tracker
-    trainer.saving.restore(checkpoint, known)
-    trainer.saving.run_file = about.get("run_file")
-    trainer.algorithm.seed = about["build"]["config"].get("seed", trainer.algorithm.seed)
-    if trainer.saving.restored is not None:
-        trainer.evaluations.env_config = trainer.saving.restored["options"]["eval_env_config"]
-    tags = {RESUMED_TAG: checkpoint.path.name}
-    if changed:
-        tags["rl8x.resumed_with"] = json.dumps(changed, default=str)
-    if isinstance(tracker, MLflowTracker):
-        tracker.resumed_spool = spool_of(checkpoint.path.parent, about)
-    trainer.tracked_run.resume(_handle(about["run"], tracker), tags)
+def prepare(
+    source: str | Path,
+    *,
+    auto: bool,
+    algorithm: GenericAlgorithmBase[Any] | None,
+    overrides: Mapping[str, Any] | None,
+    tracker: Tracker | None,
+    eval_env: Any,
+    checkpoints: CheckpointsLike | EllipsisType,
+    trust: bool,
+) -> tuple[Resumed, Origin, dict[str, Any]]:
+    """Find a checkpoint; `Trainer.resume` documents arguments and errors.
+
+    Returns:
+        The checkpoint, how it was asked for, and the arguments of the trainer that goes on from there.
+    """
+    # Those that are there before one is chosen, where a path says in which folder that is.
+    known = listed(Path(source)) or listed(Path(source).parent)
+    checkpoint = find(source, auto=auto)
+    metadata, overrides = checkpoint.metadata, dict(overrides or {})
+    folder = checkpoint.path.parent
+    try:
+        options, run = dict(metadata["trainer"]), metadata["run"]
+        options["tracker"] = _tracker(run, folder.absolute(), trust=trust) if tracker is None else tracker
+        if algorithm is None:
+            algorithm = build_algorithm(metadata["build"], overrides, trust=trust)
+        options["algorithm"], tags = algorithm, _tags(checkpoint, algorithm, overrides)
+        if checkpoints is ...:
+            checkpoints = Checkpoints(folder, **(metadata["checkpoints"] or {}))
+        options["checkpoints"] = checkpoints
+        if eval_env is not ...:
+            options["eval_env"] = eval_env
+        elif options["eval_env"] == "given":
+            raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
+    except CheckpointError as error:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: it does not say {error}") from None
+    if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
+        known = [path for path in listed(folder) if path.name <= checkpoint.path.name]
+    named = Path(source).resolve() == checkpoint.path.resolve()
+    origin = Origin(named, auto, overrides, trust, metadata["counters"][keys.STEPS])
+    return Resumed(checkpoint, known, tags), origin, options
 
 
-def _listed(source: str | Path) -> list[Path]:
-    """List the checkpoints that are there before one is chosen, where a path says in which folder that is."""
-    return listed(Path(source)) or listed(Path(source).parent)
+def kind_of(tracker: Tracker) -> str:
+    """Name a tracker's class: rl8x's own by its name, another by its module too."""
+    return qualified_name(type(tracker))
 
 
-def _changed(
-    build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what is to be different from now on, and refuse what is different without having been asked for."""
-    different = changes(build, algorithm)
+def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], overrides: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is recorded of a resume, and refuse what is different without having been asked for."""
+    different = changes(checkpoint.metadata["build"], algorithm)
     for name, (before, now) in different.items():
         if name not in overrides:
             raise CheckpointError(
                 f"`{name}` was {before!r} and is {now!r} in the algorithm given; "
                 f"pass overrides={{{name!r}: {now!r}}} to change it"
             )
-    return {name: {"before": before, "now": now} for name, (before, now) in different.items()}
-
-
-def _saved_options(checkpoint: Checkpoint) -> Checkpoints:
-    saved = checkpoint.about["checkpoints"]
-    return Checkpoints(checkpoint.path.parent, **({} if saved is None else saved))
-
-
-def _eval_env(options: Mapping[str, Any], given: Any) -> Any:
-    if given is not ...:
-        return given
-    if options["eval_env"] == "given":
-        raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
-    return options["eval_env"]
+    tags = {RESUMED_TAG: checkpoint.path.name}
+    if different:
+        changed = {name: {"before": before, "now": now} for name, (before, now) in different.items()}
+        tags["rl8x.resumed_with"] = json.dumps(changed, default=str)
+    return tags
 
 
 def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
@@ -166,9 +151,10 @@ def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
             "the run was kept by a MemoryTracker, in memory that may be gone: pass `tracker=`, the same one to go on "
             "in it or another to begin a tracked run there"
         )
-    if run["tracker"] not in TRACKERS:
+    if run["tracker"] not in REMADE:
+        name = run["tracker"] if _class_name(run["tracker"]) in REMADE else _class_name(run["tracker"])
         raise CheckpointError(
-            f"the run was kept by a {run['tracker']} ({run['location']}), which rl8x cannot make: pass `tracker=`"
+            f"the run was kept by a {name} ({run['location']}), which rl8x cannot make: pass `tracker=`"
         )
     if user_tracking_uri() is not None:
         return MLflowTracker()
@@ -197,11 +183,32 @@ def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str |
     return location.uri
 
 
-def _handle(run: Mapping[str, Any], tracker: Tracker) -> str | None:
-    """Return the handle of the tracked run, if this tracker can go on with it."""
+def handle_for(run: Mapping[str, Any], tracker: Tracker) -> str | None:
+    """Return the handle of the tracked run of a checkpoint, if this tracker can go on with it."""
     handle: str | None = run.get("handle")
-    if type(tracker).__name__ != run["tracker"]:
+    saved, now = str(run["tracker"]), kind_of(tracker)
+    # A script's own class is of the module `__main__` in one process and of another in the next.
+    if saved != now and ("." not in saved or "." not in now or _class_name(saved) != _class_name(now)):
         return None
     if isinstance(tracker, MemoryTracker) and tracker.run_id != handle:
         return None  # the memory that it was kept in is gone
     return handle
+
+
+def _class_name(path: str) -> str:
+    return path.rsplit(".", 1)[-1]
+
+
+def torch_generators(device: torch.device) -> dict[str, Any]:
+    """Return the states of torch's own generators: rl8x does not draw from them, a user's model may (dropout does)."""
+    generators = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    return generators
+
+
+def set_torch_generators(generators: Mapping[str, Any], device: torch.device) -> None:
+    """Go on from where `torch_generators` was taken."""
+    torch.set_rng_state(generators["cpu"])
+    if device.type == "cuda" and "cuda" in generators:
+        torch.cuda.set_rng_state(generators["cuda"], device)

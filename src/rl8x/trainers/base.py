@@ -1,0 +1,291 @@
+"""What a trainer is made of: its parts, its evaluations, its state, and going on from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, Generic, Self, TypeVar
+
+import psutil
+
+from rl8x import keys
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.checkpoint import CheckpointError, CheckpointsLike
+from rl8x.checkpoint.find import spool_of
+from rl8x.envs import Env
+from rl8x.output import described
+from rl8x.tracking import MLflowTracker, Tracker
+from rl8x.trainers import non_finite
+from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics
+from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, make_evaluator
+from rl8x.trainers.evaluation_names import check_evaluation_name, in_group
+from rl8x.trainers.non_finite import OnNonFinite
+from rl8x.trainers.record import Record
+from rl8x.trainers.resume import Origin, Resumed, handle_for, prepare, set_torch_generators
+from rl8x.trainers.statistics import EvalStats, Timer
+from rl8x.trainers.tracked_run import TrackedRun, default_tracker
+
+AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
+TrainerState = dict[str, int]
+# What a row has of collects: nothing where there is no environment.
+_COLLECTED = {*keys.COLLECT_METRICS, "profiling/env_steps_per_s"}
+EvalEnv = str | bool | Env | Callable[..., Env] | None
+
+
+class TrainerBase(Generic[AlgorithmT]):
+    """Drives an algorithm: `step()`, `eval()`, and `run()` until a condition stops it.
+
+    Args:
+        algorithm: What is trained.
+        tracker: Where params and metrics go; None is MLflow, or nothing where MLflow is not installed.
+        eval_env: Where `eval()` plays. True, an instance or a factory: an environment of its own, in which whole
+            episodes are played at any time. False or None: the training environment, under the rule of
+            `horizons_per_env_reset`. `"auto"`: an own one for episodic tasks, made as the training's or a copy of it,
+            the training environment for tasks that never end. Whole episodes are `eval/returns/*`; where an episodic
+            task is played in the training environment, the sums over its horizons are `eval/horizon_returns/*`. An
+            algorithm that trains without an environment is evaluated in one that is given.
+        num_eval_envs: Copies, and so episodes, of an own evaluation environment that the trainer makes; None is the
+            training's number, at most 128, but that of an instance that can only be copied.
+        checkpoints: When and where the run is saved: a `Checkpoints`, a path, or True for the defaults; False never
+            saves. None saves by the defaults where the tracker keeps the run on a disk, in a folder beside it.
+        on_non_finite: What happens when observations, actions, rewards, losses, gradients or weights are not finite.
+            `"stop"` ends the run as FAILED with a diagnosis. `"skip"` takes back the step's update, and `"rollback"`
+            goes back to the weights of the last checkpoint; both then go on, in new episodes where what was gathered
+            was not finite, and stop after ten such steps in a row.
+        callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
+            see it. One with an attribute `metric_names`, a list of names, may return values for them by name: they are
+            tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
+
+    Attributes:
+        checkpoints: The manager of its checkpoints.
+        evaluator: What `eval()` plays in; None where that is the training environment, or none.
+        evaluations: Under what `eval()` plays, when, and how its metrics are called.
+        tracked_run: What its tracker records.
+        record: What is known of its run, for checkpoints and last lines.
+        origin: How it came to go on from a checkpoint; None where it does not, or has done so in a `run()`.
+        stop_reason: Why the last `run()` stopped.
+        ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmT,
+        *,
+        tracker: Tracker | None = None,
+        eval_env: EvalEnv = "auto",
+        num_eval_envs: int | None = None,
+        checkpoints: CheckpointsLike = None,
+        on_non_finite: OnNonFinite = "stop",
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.algorithm = algorithm
+        self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
+        self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
+        self.callbacks: tuple[Callback, ...] = ()
+        check_callbacks(callbacks, self.metric_names)
+        self.callbacks = tuple(callbacks)
+        self.options: dict[str, Any] = {
+            "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
+            "num_eval_envs": num_eval_envs,
+            "on_non_finite": on_non_finite,
+        }
+        self.record = Record(algorithm, default_tracker() if tracker is None else tracker, checkpoints, self.options)
+        self.checkpoints = self.record.checkpoints
+        self.tracked_run = TrackedRun(self.record, None if self.evaluator is None else self.evaluator.env)
+        best = None if self.checkpoints.options is None else self.checkpoints.options.best
+        if best is not None and best not in self.metric_names:
+            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.")
+        self.origin: Origin | None = None
+        self.stop_reason: str | None = None
+        self.ending: list[str] = []
+        self._guard = non_finite.Guard(on_non_finite)
+        self._process = psutil.Process()
+        self._saved_run: Mapping[str, Any] | None = None
+        self._eval_row: dict[str, float] = {}
+        self._evaluated: dict[str, float] = {}
+
+    @classmethod
+    def resume(
+        cls,
+        source: str | Path,
+        *,
+        auto: bool = False,
+        algorithm: AlgorithmT | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        tracker: Tracker | None = None,
+        eval_env: EvalEnv | EllipsisType = ...,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: CheckpointsLike | EllipsisType = ...,
+        trust: bool = False,
+    ) -> Self:
+        """Make a trainer that goes on where a run was saved; its next `run()` goes on with that run, to the same bits.
+
+        Args:
+            source: Path of a checkpoint, or of a run's folder of them; or the run's name or ID in MLflow.
+            auto: Take the run's newest good checkpoint where the one that is meant is damaged.
+            algorithm: Built as the saved one was; None builds it from what the checkpoint says, which needs an
+                environment and a model that are attributes of modules.
+            overrides: Hyperparameters to be different from now on; the tracked run records them.
+            tracker: Where params and metrics go; None is where they went, which MLflow and `NullTracker` can be asked
+                for again: any other tracker must be given.
+            eval_env: As the constructor takes it; `...` is as it was.
+            callbacks: As the constructor takes them.
+            checkpoints: As the constructor takes them; `...` is as they were, in the same folder.
+            trust: Whether the checkpoint is as trustworthy as your own code. It may then name modules to be imported,
+                whose code runs, and a store that you have not named; without it only what is imported already, or
+                rl8x's, torch's or Gymnasium's own, is taken from it.
+
+        Raises:
+            CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
+        """
+        resumed, origin, options = prepare(
+            source,
+            auto=auto,
+            algorithm=algorithm,
+            overrides=overrides,
+            tracker=tracker,
+            eval_env=eval_env,
+            checkpoints=checkpoints,
+            trust=trust,
+        )
+        trainer = cls(callbacks=callbacks, **options)
+        trainer.origin = origin
+        trainer.go_on_from(resumed)
+        return trainer
+
+    def go_on_from(self, resumed: Resumed) -> None:
+        """Take over the state of a checkpoint, its folder and its tracked run; the next `run()` goes on with its run.
+
+        Raises:
+            CheckpointError: If it does not fit this trainer.
+        """
+        checkpoint, algorithm = resumed.checkpoint, self.algorithm
+        state, metadata = checkpoint.state, checkpoint.metadata
+        try:
+            self.load_state_dict(state["trainer"])
+            set_torch_generators(state["torch_generators"], algorithm.device)
+            self._saved_run = state["run"]
+            self.checkpoints.go_on_from(checkpoint, resumed.known)
+        except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            reason = " ".join(described(error).split())
+            raise CheckpointError(
+                f"the checkpoint {checkpoint.path} does not fit this trainer: {reason:.300}"
+            ) from error
+        self.record.run_file = metadata.get("run_file")
+        algorithm.seed = metadata["build"]["config"].get("seed", algorithm.seed)
+        if self._saved_run is not None:
+            self.evaluations.env_config = self._saved_run["options"]["eval_env_config"]
+        if isinstance(self.tracker, MLflowTracker):
+            self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
+        self.tracked_run.resume(handle_for(metadata["run"], self.tracker), resumed.tags)
+
+    @property
+    def tracker(self) -> Tracker:
+        """Where params and metrics go."""
+        return self.record.tracker
+
+    @tracker.setter
+    def tracker(self, tracker: Tracker) -> None:
+        self.record.tracker = tracker
+
+    @property
+    def state(self) -> TrainerState:
+        """The running counters by metric name: collects, steps, updates, environment steps and episodes."""
+        return self.algorithm.counters
+
+    @property
+    def last_evaluation(self) -> Mapping[str, float]:
+        """The metrics of the last evaluation, under `eval/`; empty before the first."""
+        return dict(self._eval_row)
+
+    @property
+    def metric_names(self) -> frozenset[str]:
+        """Every metric that a row of this trainer may have."""
+        env, names = self.algorithm.env, {*keys.TRAINER_METRICS}
+        names = names - _COLLECTED if env is None else names | {*keys.info_metrics(env.metric_names)}
+        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.names.measured}
+        return frozenset(names | {*self.algorithm.metrics} | evaluated | self._declared)
+
+    @property
+    def _declared(self) -> set[str]:
+        return {name for callback in self.callbacks for name in declared_metrics(callback)}
+
+    def evaluation_name(self, name: str) -> str | None:
+        """Name the metric of an evaluation that measures what `name` does in a training row; None where none does."""
+        return self.evaluations.names.of(name)
+
+    # -- one step, one evaluation
+
+    def eval(
+        self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True, name: str | None = None
+    ) -> EvalStats:
+        """Evaluate the present policy and track the metrics under `eval/`.
+
+        Args:
+            env_config: Values for the environment's parameters in this evaluation; None are those under which the run
+                evaluates, else the training's.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; where `env_config` is not the one under
+                which the run evaluates, they are tracked under a name made of it, such as `eval/gravity 50/...`. What
+                has a name never replaces the run's own evaluation.
+
+        Raises:
+            RuntimeError: If the training environment is used and is not at a reset.
+            ValueError: If `env_config` could not be applied, or MLflow does not take the name.
+        """
+        if name is not None:
+            check_evaluation_name(name)
+        tracked_name = self.evaluations.config_name(env_config) if name is None else name
+        with Timer(self.algorithm.device) as timer:
+            stats = self.evaluations.measure(env_config, deterministic=deterministic)
+        spent = {"profiling/eval_ms": timer.elapsed_ms}
+        own, tracked = (in_group(stats, group) for group in (name, tracked_name))
+        if tracked_name is None:
+            self._eval_row = own
+        self.tracked_run.log(tracked | spent, trains=False)
+        self._evaluated |= tracked | spent
+        return EvalStats(own | spent)
+
+    def save(self) -> Path | None:
+        """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.
+
+        Returns:
+            The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
+        """
+        self.tracked_run.open(trains=False)
+        self.checkpoints.begin()
+        self.record.save(self.state_dict(), None)
+        return self.checkpoints.end()
+
+    def evaluate_now(self) -> Mapping[str, float] | None:
+        """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
+        return self.eval() if self.evaluations.is_their_turn else None
+
+    # -- tracking
+
+    def close(self) -> None:
+        """End the tracked run of a loop over `step()`; `run()` does so itself."""
+        self.tracked_run.close("FINISHED", self.stop_reason, self._eval_row)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Everything that a run is made of: hyperparameters, physics, run options, versions and the machine."""
+        return self.tracked_run.params
+
+    # -- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on."""
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
+            "eval_row": dict(self._eval_row),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        if self.evaluator is not None and state["evaluator"] is not None:
+            self.evaluator.load_state_dict(state["evaluator"])
+        self._eval_row = dict(state["eval_row"])
