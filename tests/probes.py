@@ -101,3 +101,8 @@ class Remember(Probe):
             rewards,
             torch.zeros(self.num_envs, dtype=torch.bool),
         )
+
+
+def noise_of(distribution, shape, generator=None, device="cpu"):
+    """Draw what sampling `shape` actions needs, `[*shape, num_noise]`."""
+    return distribution.draw((*shape, distribution.num_noise), generator=generator, device=device)

@@ -119,7 +119,8 @@ class Policy(nn.Module):
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draw what sampling a whole horizon of actions needs, `[horizon, num_envs, num_noise]`."""
-        return self.distribution.noise((horizon, num_envs), generator, self.device)
+        size = (horizon, num_envs, self.distribution.num_noise)
+        return self.distribution.draw(size, generator=generator, device=self.device)
 
     def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
         """Choose an action for each copy.

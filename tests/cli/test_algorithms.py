@@ -20,12 +20,12 @@ NUMBERS = itertools.count()
 PACKAGE = '''
 import dataclasses
 
-from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase, PPOConfig
+from rl8x.algorithms import GenericAlgorithmBase, OnlineConfig, PPOConfig
 from rl8x.algorithms.hyperparameters import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MyConfig(AlgorithmConfig):
+class MyConfig(OnlineConfig):
     """Replays what it has seen."""
 
     capacity: int = option(10000, "Transitions that are kept.", low=1)
@@ -50,10 +50,8 @@ class Mine(GenericAlgorithmBase):
 
     def collect(self, *, env_config=None): ...
     def step(self): ...
-    def evaluate(self, *, env_config=None, deterministic=True): ...
-    def validate(self): ...
-    def state_dict(self): ...
-    def load_state_dict(self, state): ...
+    def learned_state(self): ...
+    def load_learned_state(self, state): ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,7 +166,7 @@ def test_a_run_file_needs_trust_for_its_algorithm(package, capsys):
 
 def test_help_lists_the_algorithms_options_in_groups_by_the_class_that_declares_them(package, capsys):
     out = help_of(capsys, "train", "Pendulum", "--algorithm", f"{package}.MyConfig")
-    assert "Every algorithm: --num-envs" in out
+    assert "Every algorithm: --seed" in out
     assert "My: --capacity INTEGER Transitions that are kept. [default: 10000; >= 1]" in out
     assert "--tau NUMBER Share of the new weights. [default: none; >= 0; <= 1]" in out
     assert "--double / --no-double Whether there are two critics. [default: yes]" in out

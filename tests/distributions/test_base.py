@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gymnasium.spaces import Discrete
+from tests.probes import noise_of
 
 from rl8x.distributions import Distribution
 
@@ -33,13 +34,13 @@ class Fair(Distribution):
 
 def test_noise_is_uniform_and_decided_by_its_generator():
     fair = Fair(Discrete(2))
-    noise = fair.noise((3, 10_000), torch.Generator().manual_seed(0), "cpu")
+    noise = noise_of(fair, (3, 10_000), torch.Generator().manual_seed(0), "cpu")
     assert noise.shape == (3, 10_000, 2)
     assert noise.dtype == torch.float32
     assert bool(((noise >= 0) & (noise < 1)).all())
     assert abs(noise.mean().item() - 0.5) < 0.01
-    assert torch.equal(noise, fair.noise((3, 10_000), torch.Generator().manual_seed(0), "cpu"))
-    assert not torch.equal(noise, fair.noise((3, 10_000), torch.Generator().manual_seed(1), "cpu"))
+    assert torch.equal(noise, noise_of(fair, (3, 10_000), torch.Generator().manual_seed(0), "cpu"))
+    assert not torch.equal(noise, noise_of(fair, (3, 10_000), torch.Generator().manual_seed(1), "cpu"))
 
 
 def test_the_environment_gets_the_actions_as_they_are():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Discrete
+from tests.probes import noise_of
 
 from rl8x.distributions import Categorical
 from rl8x.distributions.categorical import CategoricalParams
@@ -19,7 +20,7 @@ def random_logits(*shape: int, scale: float = 2.0) -> torch.Tensor:
 def test_features_are_logits_and_one_uniform_number_is_needed():
     distribution = Categorical(Discrete(5))
     assert (distribution.num_features, distribution.num_noise) == (5, 1)
-    noise = distribution.noise((3, 4), torch.Generator().manual_seed(0), "cpu")
+    noise = noise_of(distribution, (3, 4), torch.Generator().manual_seed(0), "cpu")
     assert noise.shape == (3, 4, 1)
     assert noise.dtype == torch.float32
     assert bool(((noise >= 0) & (noise < 1)).all())
@@ -63,7 +64,7 @@ def test_frequencies_pass_a_chi_square_bound(n):
     distribution = Categorical(Discrete(n))
     logits = random_logits(n, scale=1.0)
     count = 200_000
-    noise = distribution.noise((count,), torch.Generator().manual_seed(3), "cpu")
+    noise = noise_of(distribution, (count,), torch.Generator().manual_seed(3), "cpu")
     actions, _ = distribution.sample(distribution.from_features(logits.expand(count, n)), noise)
     expected = logits.double().softmax(-1) * count
     chi_square = ((torch.bincount(actions, minlength=n) - expected).square() / expected).sum().item()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tests.probes import noise_of
 
 from rl8x.distributions import Categorical, Composite, Normal, SquashedNormal
 
@@ -15,7 +16,7 @@ def test_parts_lie_side_by_side_and_sums_are_taken():
     distribution = Composite(SPACE, steer={"std": "state"})
     go, steer = Categorical(SPACE["go"]), Normal(BOX, std="state")
     assert (distribution.num_features, distribution.num_noise) == (3 + 4, 1 + 2)
-    features, noise = torch.randn(2, 6, 5, 7), distribution.noise((6, 5), torch.Generator().manual_seed(0), "cpu")
+    features, noise = torch.randn(2, 6, 5, 7), noise_of(distribution, (6, 5), torch.Generator().manual_seed(0), "cpu")
     params, other = (distribution.from_features(each) for each in features)
     go_params, go_other = (go.from_features(each[..., :3]) for each in features)
     steer_params, steer_other = (steer.from_features(each[..., 3:]) for each in features)
@@ -34,7 +35,7 @@ def test_parts_lie_side_by_side_and_sums_are_taken():
 
 
 def test_each_part_gets_its_own_kind_of_noise():
-    noise = Composite(SPACE).noise((20_000,), torch.Generator().manual_seed(0), "cpu")
+    noise = noise_of(Composite(SPACE), (20_000,), torch.Generator().manual_seed(0), "cpu")
     assert bool(((noise[:, 0] >= 0) & (noise[:, 0] < 1)).all())
     assert noise[:, 1:].min().item() < -3
     assert noise[:, 1:].std().item() == pytest.approx(1.0, abs=0.02)
@@ -45,7 +46,7 @@ def test_masks_and_bounds_go_to_their_parts():
     features = torch.randn(100, 5) * 3
     mask = {"go": torch.tensor([False, True, False]).expand(100, 3)}
     params = distribution.from_features(features, mask)
-    actions, _ = distribution.sample(params, distribution.noise((100,), None, "cpu"))
+    actions, _ = distribution.sample(params, noise_of(distribution, (100,), None, "cpu"))
     assert set(actions["go"].tolist()) == {1}
     clipped = distribution.env_actions(actions)
     assert torch.equal(clipped["go"], actions["go"])
@@ -59,7 +60,7 @@ def test_a_tuple_has_numbers_as_keys_and_parts_may_have_parts():
     space = spaces.Tuple([spaces.MultiBinary(2), spaces.Dict({"in": spaces.Discrete(2), "out": BOX})])
     distribution = Composite(space, **{"1": {"out": {"distribution": "squashed_normal"}}})
     params = distribution.from_features(torch.randn(4, distribution.num_features))
-    actions, logp = distribution.sample(params, distribution.noise((4,), None, "cpu"))
+    actions, logp = distribution.sample(params, noise_of(distribution, (4,), None, "cpu"))
     assert {key: value.shape for key, value in actions["1"].items()} == {"in": (4,), "out": (4, 2)}
     assert actions["0"].shape == (4, 2)
     assert logp.shape == (4,)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from tests.probes import noise_of
 
 from rl8x.distributions import Normal
 from rl8x.distributions.normal import NormalParams
@@ -74,7 +75,7 @@ def test_kl_by_hand_and_of_nearly_equal_distributions():
 def test_samples_are_mean_plus_std_times_noise_scored_to_the_bit_like_stored_actions():
     distribution = Normal(box(2))
     params = random_params(4, 7, 2)
-    noise = distribution.noise((4, 7), torch.Generator().manual_seed(0), "cpu")
+    noise = noise_of(distribution, (4, 7), torch.Generator().manual_seed(0), "cpu")
     assert noise.shape == (4, 7, 2)
     actions, logp = distribution.sample(params, noise)
     assert actions.dtype == torch.float32
@@ -84,8 +85,8 @@ def test_samples_are_mean_plus_std_times_noise_scored_to_the_bit_like_stored_act
 
 def test_noise_is_standard_normal_and_decided_by_its_generator():
     distribution = Normal(box(4))
-    noise = distribution.noise((50_000,), torch.Generator().manual_seed(0), "cpu")
-    again = distribution.noise((50_000,), torch.Generator().manual_seed(0), "cpu")
+    noise = noise_of(distribution, (50_000,), torch.Generator().manual_seed(0), "cpu")
+    again = noise_of(distribution, (50_000,), torch.Generator().manual_seed(0), "cpu")
     assert torch.equal(noise, again)
     assert noise.mean(0).abs().max().item() < 0.02
     assert (noise.std(0) - 1).abs().max().item() < 0.02
@@ -97,7 +98,7 @@ def test_any_shape_of_box(shape):
     distribution = Normal(box(*shape), std="state")
     size = math.prod(shape)
     params = distribution.from_features(torch.randn(4, 5, 2 * size))
-    actions, logp = distribution.sample(params, distribution.noise((4, 5), None, "cpu"))
+    actions, logp = distribution.sample(params, noise_of(distribution, (4, 5), None, "cpu"))
     assert actions.shape == (4, 5, *shape)
     entropy, kl = distribution.entropy(params), distribution.kl(params, params)
     for value in (logp, distribution.logp(params, actions), entropy, kl):
@@ -133,7 +134,7 @@ def test_extreme_features_give_finite_values_and_gradients(scale):
     distribution = Normal(box(2), std="state")
     features = (torch.randn(64, 4, generator=torch.Generator().manual_seed(0)) * scale).requires_grad_()
     params = distribution.from_features(features)
-    actions, logp = distribution.sample(params, distribution.noise((64,), None, "cpu"))
+    actions, logp = distribution.sample(params, noise_of(distribution, (64,), None, "cpu"))
     (logp + distribution.entropy(params) + distribution.kl(params, params)).sum().backward()
     for value in (actions, logp, features.grad):
         assert bool(value.isfinite().all())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tests.probes import noise_of
 
 from rl8x.distributions import (
     BUILTIN,
@@ -103,7 +104,7 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
     # Tensors on the meta device have shapes only: reading a value, or a shape that depends on one, raises.
     distribution = make_distribution(name, space, config).to("meta")
     features = torch.empty(3, 5, distribution.num_features, device="meta")
-    noise = distribution.noise((3, 5), None, "meta")
+    noise = noise_of(distribution, (3, 5), None, "meta")
     actions, logp, mode, *rest = everything(distribution, features, noise)
     for tensor in (*leaves(actions), *leaves(mode)):
         assert tensor.shape[:2] == (3, 5)
@@ -113,7 +114,7 @@ def test_nothing_depends_on_values_that_the_host_would_have_to_see(name, space, 
 @pytest.mark.parametrize(("name", "space", "config"), CASES)
 def test_everything_traces_as_one_graph(name, space, config):
     distribution = make_distribution(name, space, config)
-    features, noise = torch.randn(6, distribution.num_features), distribution.noise((6,), None, "cpu")
+    features, noise = torch.randn(6, distribution.num_features), noise_of(distribution, (6,), None, "cpu")
     torch.compiler.reset()
     traced = torch.compile(everything, backend="eager", fullgraph=True)
     theirs = traced(distribution, features, noise)
@@ -126,7 +127,7 @@ def test_samples_are_elements_of_the_space_scored_to_the_bit_like_stored_actions
     distribution = make_distribution(name, space, config)
     features = torch.randn(3, 50, distribution.num_features)
     params = distribution.from_features(features)
-    actions, logp = distribution.sample(params, distribution.noise((3, 50), None, "cpu"))
+    actions, logp = distribution.sample(params, noise_of(distribution, (3, 50), None, "cpu"))
     assert torch.equal(logp, distribution.logp(params, actions))
     for each in (actions, distribution.mode(params)):
         first = keyed(distribution.env_actions(each), lambda leaf: leaf[1, 7].detach().numpy())

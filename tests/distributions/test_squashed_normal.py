@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from tests.probes import noise_of
 
 from rl8x.distributions import Normal, SquashedNormal
 from rl8x.distributions.normal import NormalParams
@@ -26,7 +27,9 @@ def test_a_box_without_bounds_is_refused():
 def test_samples_lie_in_the_box_and_each_dimension_has_its_own_bounds():
     distribution = SquashedNormal(SPACE, std="free", initial_std=7.0)
     params = distribution.from_features(torch.zeros(5000, 2))
-    actions, logp = distribution.sample(params, distribution.noise((5000,), torch.Generator().manual_seed(0), "cpu"))
+    actions, logp = distribution.sample(
+        params, noise_of(distribution, (5000,), torch.Generator().manual_seed(0), "cpu")
+    )
     assert all(SPACE.contains(action) for action in actions.detach().numpy())
     assert bool((actions.amax(0) > torch.tensor([1.99, 9.99])).all())
     assert bool((actions.amin(0) < torch.tensor([-1.99, 0.01])).all())
@@ -38,7 +41,7 @@ def test_logp_agrees_with_torch():
     distribution = SquashedNormal(SPACE)
     features = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     params = distribution.from_features(features)
-    actions, logp = distribution.sample(params, distribution.noise((200,), torch.Generator().manual_seed(1), "cpu"))
+    actions, logp = distribution.sample(params, noise_of(distribution, (200,), torch.Generator().manual_seed(1), "cpu"))
     transforms = [
         torch.distributions.transforms.TanhTransform(),
         torch.distributions.transforms.AffineTransform(

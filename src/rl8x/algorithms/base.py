@@ -201,12 +201,6 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def watch(self, row: Mapping[str, float]) -> None:
         """Look at a step's row of statistics, now that it is on the host, for what deserves a warning."""
 
-    def memory_stats(self) -> dict[str, float]:
-        """Return how much device memory torch holds for this process, in MB (10^6 bytes); empty on the CPU."""
-        if self.device.type != "cuda":
-            return {}
-        return {"memory/device_mb": torch.cuda.memory_allocated(self.device) / 1e6}
-
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:
     """Spread nested mappings over dotted names; classes and modules become their names."""

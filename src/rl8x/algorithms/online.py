@@ -74,6 +74,16 @@ class OnlineConfig(AlgorithmConfig):
             )
         super().__post_init__()
 
+    def build(self, env: EnvLike, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:  # type: ignore[override] # no None
+        """Make the environment, check that it fits, and return the algorithm.
+
+        Args:
+            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
+                vector environments.
+            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
+        """
+        return super().build(env, **env_kwargs)
+
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that the experience of one collect takes.
 
@@ -87,10 +97,9 @@ class OnlineConfig(AlgorithmConfig):
         """Make the environment that is asked for, or take the instance that was given.
 
         Args:
-            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
-                vector environments.
+            env: As `build` takes it.
             seed: Seeds the environment.
-            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
+            env_kwargs: As `build` takes them.
 
         Returns:
             The environment, and what makes another such with other copies and another seed; None for an instance.

@@ -6,7 +6,6 @@ A hyperparameter is explained once, at its field; its option, range and help com
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import os
 import sys
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from rl8x.algorithms import AlgorithmConfig
+from rl8x.algorithms import AlgorithmConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
@@ -29,6 +28,10 @@ _RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}
 # An algorithm's fields of these names are set by `algorithm_config.NAME=` alone; a seed is the algorithm's.
 _OF_RUN: Final = _RUN.keys() - {"seed"}
 _OPTIONS: Final = "rl8x.algorithm_options"
+_OWNERS: Final[dict[type, str]] = {
+    AlgorithmConfig: "Every algorithm",
+    OnlineConfig: "Every algorithm with an environment",
+}
 
 
 class AlgorithmCommand(click.Command, ABC):
@@ -67,7 +70,7 @@ class AlgorithmCommand(click.Command, ABC):
         """Name the group of a hyperparameter's option, by the first base class that has it."""
         bases = reversed(config_class.__mro__)
         owner = next(cls for cls in bases if field.name in getattr(cls, "__dataclass_fields__", ()))
-        return "Every algorithm" if inspect.isabstract(owner) else owner.__name__.removesuffix("Config")
+        return _OWNERS.get(owner) or owner.__name__.removesuffix("Config")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Find the algorithm that it runs, then parse with the options of its config class."""

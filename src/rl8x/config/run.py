@@ -246,7 +246,7 @@ def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
     return {
         name.removesuffix("Config"): cls
         for name, cls in vars(algorithms).items()
-        if isinstance(cls, type) and issubclass(cls, AlgorithmConfig) and not inspect.isabstract(cls)
+        if isinstance(cls, type) and issubclass(cls, AlgorithmConfig) and cls.algorithm is not None
     }
 
 

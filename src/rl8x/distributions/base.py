@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -20,7 +20,7 @@ Actions: TypeAlias = Any
 class Distribution(nn.Module):
     """A family of distributions over an action space, one member for each row of a model's features.
 
-    It is built once, from the action space. Everything but `noise` is a pure function of tensors without a copy to the
+    It is built once, from the action space. Everything but `draw` is a pure function of tensors without a copy to the
     host, so that it can be compiled or captured; the noise that sampling needs is drawn outside, a whole horizon at
     once.
 
@@ -36,6 +36,9 @@ class Distribution(nn.Module):
 
     default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = ()
     reparameterized: bool = False
+
+    draw: Callable[..., Tensor] = staticmethod(torch.rand)
+    """Draws what sampling needs, float32 `[..., num_noise]`: `torch.rand` or `torch.randn`, or called as they are."""
 
     num_features: int
     num_noise: int
@@ -62,7 +65,7 @@ class Distribution(nn.Module):
 
         Args:
             params: From `from_features`, `[...]`.
-            noise: A slice of what `noise()` drew, `[..., num_noise]`.
+            noise: A slice of what `draw` gave, `[..., num_noise]`.
 
         Returns:
             Actions, `[..., *action]`, and their log-probabilities, `[...]`: the same bits as `logp` gives for them.
@@ -104,7 +107,3 @@ class Distribution(nn.Module):
     def env_actions(self, actions: Actions) -> Actions:
         """Return the actions that the environment gets, `[..., *action]`: those sampled, unless there are bounds."""
         return actions
-
-    def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
-        """Draw what sampling `shape` actions needs: uniform numbers in [0, 1), float32 `[*shape, num_noise]`."""
-        return torch.rand((*shape, self.num_noise), generator=generator, device=device)

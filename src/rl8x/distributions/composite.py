@@ -98,9 +98,11 @@ class Composite(Distribution):
         """Return what the environment gets of each part, `[..., *action]`."""
         return {key: part.env_actions(actions[key]) for key, part in self._items()}
 
-    def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
-        """Draw each part's own kind of noise, side by side, float32 `[*shape, num_noise]`."""
-        return torch.cat([part.noise(shape, generator, device) for _, part in self._items()], -1)
+    def draw(self, size: Sequence[int], *, generator: torch.Generator | None, device: torch.device | str) -> Tensor:
+        """Draw each part's own kind of noise, side by side, float32 `size` `[..., num_noise]`."""
+        parts = [part for _, part in self._items()]
+        drawn = [part.draw((*size[:-1], part.num_noise), generator=generator, device=device) for part in parts]
+        return torch.cat(drawn, -1)
 
     def _items(self) -> Iterator[tuple[str, Distribution]]:
         for key, part in zip(self.keys, self.parts, strict=True):

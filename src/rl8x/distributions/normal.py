@@ -43,6 +43,8 @@ class Normal(Distribution):
     action_low: Tensor
     action_high: Tensor
 
+    draw = staticmethod(torch.randn)
+
     def __init__(
         self,
         space: gymnasium.Space[Any],
@@ -125,10 +127,6 @@ class Normal(Distribution):
         if not self.bounded:
             return actions
         return torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
-
-    def noise(self, shape: Sequence[int], generator: torch.Generator | None, device: torch.device | str) -> Tensor:
-        """Draw standard normal numbers, float32 `[*shape, num_noise]`."""
-        return torch.randn((*shape, self.num_noise), generator=generator, device=device)
 
     def _drawn(self, params: NormalParams, noise: Tensor) -> Tensor:
         return torch.addcmul(params.mean, params.log_std.exp(), self._shaped(noise))

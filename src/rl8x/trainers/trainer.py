@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from types import EllipsisType
 from typing import Any
 
+import torch
+
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
@@ -76,7 +78,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
         row["profiling/tracking_ms"] = self.tracked_run.log_ms
         row["memory/process_mb"] = self._process.memory_info().rss / 1e6
-        row.update(algorithm.memory_stats())
+        if device.type == "cuda":
+            row["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
         self.tracked_run.log(row)
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
