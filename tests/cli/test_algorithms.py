@@ -211,12 +211,10 @@ def test_an_algorithm_without_an_environment_needs_no_env(package, built, capsys
     assert "no environment is named" in refusal(capsys, "train", "--algorithm", f"{package}.MyConfig")
 
 
-def test_bench_has_the_options_of_the_algorithm_and_refuses_one_without_modes(package, capsys):
+def test_bench_has_the_options_of_the_algorithm(package, capsys):
     out = help_of(capsys, "bench", "Pendulum", f"algorithm={package}.MyConfig")
     assert "--capacity INTEGER" in out
     assert "--gamma" not in out
-    error = refusal(capsys, "bench", "Pendulum", f"algorithm={package}.MyConfig", "--capacity", "7")
-    assert "MyConfig has no `execution` and `precision`: there are no modes to compare." in error
 
 
 def test_bench_measures_an_algorithm_of_ones_own(package, monkeypatch, capsys):
