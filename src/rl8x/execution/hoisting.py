@@ -2,7 +2,8 @@
 
 Inductor writes what a scalar depends on into the loop over the vector that it scales. That loop also writes
 memory, so the C++ compiler must take it that the number may change from one element to the next: clipping, and Adam's
-correction of its bias, then cost two square roots and three divisions for every 16 weights.
+correction of its bias, then cost two square roots and three divisions for every 16 weights. Compiled PPO on 16 x 128
+steps of Pendulum is 5% to 8% slower without, on 4096 x 32 by 5% (two Xeon cores, torch 2.13).
 """
 
 from __future__ import annotations

