@@ -22,8 +22,8 @@ def keep_freed_memory() -> None:
     """Have the C library keep the memory that tensors free, for the next ones, instead of giving it back at once.
 
     Every pass over a minibatch frees and takes the same few megabytes. Given back to the system and taken again, each
-    page is zeroed and mapped anew, which costs more than the arithmetic on it: 32% of PPO on one thread (Zen 5). Does nothing
-    where the library is not glibc.
+    page is zeroed and mapped anew, which costs more than the arithmetic on it: 32% of PPO on one thread (Zen 5). Does
+    nothing where the library is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return
