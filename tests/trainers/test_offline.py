@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from rl8x.algorithms.non_finite import any_not_finite
 from tests.trainers.test_non_finite import at_step
 from tests.trainers.test_progress import terminal
 from tests.trainers.test_resume import Killed, killed_at, rows, run
@@ -19,7 +18,7 @@ from rl8x.checkpoint.build import build_algorithm, describe_algorithm
 from rl8x.conditions import Confirmed, HitsLowerBound, HitsUpperBound
 from rl8x.envs import CartPole, CartPoleInfinite, Pendulum
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Stats
+from rl8x.rollouts.statistics import Stats, any_not_finite
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import NonFiniteError, Trainer
 

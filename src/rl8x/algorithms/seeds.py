@@ -24,6 +24,6 @@ def part_seed(seed: int, part: str) -> int:
         part: Name of the part: `"env"`, `"weights"`, `"sampling"`, `"minibatches"`, `"eval_env"`, `"eval_sampling"`, or
             one of an algorithm's own.
     """
-    entropy: int | list[int] = seed if part in _PARTS else [seed, *part.encode()]
+    entropy: int | list[int] = seed if part in _PARTS else [seed, 1, *part.encode()]
     words = np.random.SeedSequence(entropy).generate_state(len(_PARTS), dtype=np.uint64) >> np.uint64(1)
     return int(words[_PARTS.index(part) if part in _PARTS else 0])

@@ -1,0 +1,81 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl8x.algorithms import AlgorithmConfig, GenericAlgorithmBase, PPOConfig
+from rl8x.algorithms.online import ResetSchedule
+from rl8x.envs import CartPole
+from rl8x.rollouts.statistics import Stats
+
+
+@given(every=st.integers(-3, 5).filter(bool), collects=st.integers(0, 30))
+def test_resets_are_due_as_documented(every, collects):
+    schedule = ResetSchedule(every)
+    expected = collects == 0 if every < 0 else collects % every == 0
+    assert schedule.is_due(collects) == expected
+    assert schedule.once == (every < 0)
+    assert schedule.horizons == max(1, every)
+    if every > 0:
+        assert schedule.is_due(collects + schedule.until_due(collects))
+        assert 0 <= schedule.until_due(collects) < every
+    else:
+        assert schedule.until_due(collects) == 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchConfig(AlgorithmConfig):
+    """Has no environment."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NobodysConfig(AlgorithmConfig):
+    """No algorithm names it."""
+
+
+class Batch(GenericAlgorithmBase[BatchConfig], config=BatchConfig):
+    """Does nothing."""
+
+    def step(self):
+        return Stats({})
+
+    def learned_state(self):
+        return {"weight": torch.ones(2)}
+
+    def load_learned_state(self, state):
+        assert state["weight"].tolist() == [1.0, 1.0]
+
+
+def test_a_config_builds_the_algorithm_that_names_it():
+    built = BatchConfig(seed=3, device="cpu").build()
+    assert isinstance(built, Batch)
+    assert (built.env, built.seed, built.clock) == (None, 3, "algorithm/updates")
+    assert dict(built.collect()) == {}
+    assert built.locate_non_finite() == {}
+    built.counters["algorithm/updates"] = 4
+    other = BatchConfig(seed=3, device="cpu").build()
+    other.load_state_dict(built.state_dict())
+    assert other.counters == built.counters
+    assert built.tags == {"rl8x.execution": "eager"}
+
+
+def test_what_cannot_be_built_is_refused():
+    with pytest.raises(TypeError, match="NobodysConfig has no algorithm: declare one by"):
+        NobodysConfig().build()
+    with pytest.raises(TypeError, match="BatchConfig trains without an environment"):
+        BatchConfig(device="cpu").build(CartPole)
+    with pytest.raises(TypeError, match="env"):
+        PPOConfig(device="cpu").build()
+
+
+def test_experience_that_is_discarded_begins_new_episodes():
+    config = PPOConfig(num_envs=4, horizon=3, seed=1, device="cpu", model_config={"hidden_sizes": [8]})
+    algorithm = config.build(CartPole)
+    algorithm.collect()
+    algorithm.collect()
+    assert not algorithm.rollout["starts"][0].all()
+    algorithm.discard_experience()
+    algorithm.collect()
+    assert algorithm.rollout["starts"][0].all()

@@ -1,0 +1,23 @@
+import numpy as np
+
+from rl8x.algorithms.seeds import draw_seed, part_seed
+
+PARTS = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
+
+
+def test_the_parts_of_every_run_are_the_words_of_one_sequence():
+    words = np.random.SeedSequence(7).generate_state(6, dtype=np.uint64) >> np.uint64(1)
+    assert [part_seed(7, part) for part in PARTS] == [int(word) for word in words]
+
+
+def test_a_part_of_ones_own_has_a_seed_of_its_own():
+    seeds = [part_seed(seed, part) for seed in range(20) for part in (*PARTS, "replay", "target", "")]
+    assert len(set(seeds)) == len(seeds)
+    assert part_seed(3, "replay") == part_seed(3, "replay")
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_seed_that_is_given_is_kept():
+    assert draw_seed(0) == 0
+    assert draw_seed(5) == 5
+    assert len({draw_seed(None) for _ in range(20)}) == 20
