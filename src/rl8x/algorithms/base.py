@@ -140,6 +140,14 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         Those under `finite/` are no metrics: 1 where the quantity of this name is not finite, else 0.
         """
 
+    @property
+    def seconds_per_step(self) -> float:
+        """Estimate of an eager step on a CPU, by a model of its work: it decides when `auto` is compiled.
+
+        It must follow from config, environment and policy alone, and not from a clock.
+        """
+        return 1.0
+
     # -- saving
 
     @abstractmethod
@@ -184,8 +192,10 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             seed=self.seed,
             device=str(self.device),
             num_threads=torch.get_num_threads(),
-            execution=self.execution.mode,
+            execution=self.execution.target,
         )
+        if self.execution.starts_at:
+            params["execution.compiled_from"] = self.execution.starts_at
         for part, arguments in self.policy.arguments.items():
             params.update(flatten_params(part, arguments))
         params["model.class"] = qualified_name(type(self.policy.model))

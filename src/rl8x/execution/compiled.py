@@ -1,31 +1,27 @@
-"""Functions of tensors compiled by Inductor: traced first, so that no Python is left in what is compiled."""
+"""Functions of tensors, compiled: traced here, built by the compiler's process, called as one C++ function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, NamedTuple
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
-import torch._inductor
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.execution import matmul
-from rl8x.execution.hoisting import hoist_scalars
-from rl8x.execution.loops import OPERATORS, Loop, looped
+from rl8x.execution.compiler import Run, compiler, load
+from rl8x.execution.loops import Loop
 from rl8x.execution.memory import keep_small_blocks
 from rl8x.execution.programs import ProgramError
-
-# Inductor caches loops only where they are marked as cacheable: ours hold nothing but what is in their graph.
-_CACHED_LOOPS: Final = {"unsafe_marked_cacheable_functions": dict.fromkeys(OPERATORS, torch.__version__)}
+from rl8x.execution.traces import Description, LoopShape, describe, trace
 
 
 class CompiledProgram:
     """A function of tensors, compiled once for every layout of its arguments.
 
-    A traced graph has no Python left in it, so Inductor gets it as it is, without the guards that `torch.compile`
-    would check at every call: they cost as much as an update of a small minibatch. On the CPU a whole program is one
-    call into C++.
+    A traced graph has no Python left in it, so it is compiled as it is, without the guards that `torch.compile` would
+    check at every call: they cost as much as an update of a small minibatch. On the CPU a whole program is one call
+    into C++.
 
     Args:
         function: As `Execution.program` takes it.
@@ -35,6 +31,7 @@ class CompiledProgram:
     def __init__(self, function: Callable[..., Sequence[Tensor]], *, compiles: bool = True) -> None:
         self.function = function
         self.compiles = compiles
+        self._described: dict[Hashable, _Described] = {}
         self._ready: dict[Hashable, _Ready] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
@@ -42,49 +39,47 @@ class CompiledProgram:
         key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready[key] = self._prepare(tensors)
+            ready = self._ready[key] = self._make(key, tensors)
         with torch.no_grad():
             return ready.run(*tensors, *ready.read)
 
-    def _prepare(self, tensors: Sequence[Tensor]) -> _Ready:
-        if not self.compiles:
-            return _Ready(*self.trace(tensors))
-        try:
-            graph, read = self.trace(tensors)
-            with torch.no_grad():
-                return _Ready(self._compile(graph, [*tensors, *read]), read)
-        except Exception as error:
-            raise ProgramError("compile", error) from error
+    def prepare(self, *tensors: Tensor) -> None:
+        """Have the program compiled for arguments laid out like these, `[*]` each, without waiting for it."""
+        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        if key in self._ready or key in self._described:
+            return
+        with _refusals():
+            self._described[key] = described = self._describe(tensors)
+            compiler().request("program", described.description.to_json())
 
-    def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-        """Trace the function with tensors laid out like these, `[*]` each, without touching them.
+    def _make(self, key: Hashable, tensors: Sequence[Tensor]) -> _Ready:
+        with _refusals():
+            if not self.compiles:
+                return self._interpret(tensors)
+            if any(tensor.device.type != "cpu" for tensor in tensors):
+                return self._compile_here(tensors)
+            described = self._described.pop(key) if key in self._described else self._describe(tensors)
+            return self._compile(described)
 
-        Returns:
-            The graph, and the tensors that the function read beside its arguments, such as weights; the graph takes
-            them as further arguments, since a compiler would take their present values for constants.
-        """
-        # Probed now: what is called below is traced, and has no values to compare.
-        _ = matmul.has_fast_linear() and matmul.lower_linear()
-        copies = [tensor.detach().clone() for tensor in tensors]
-        graph: torch.fx.GraphModule = make_fx(self.function)(*copies)
-        read = _lift(graph)
-        # Traced once more: the compiler needs metadata of every argument, which only tracing gives.
-        lifted = make_fx(graph, decomposition_table=matmul.DECOMPOSITIONS if self.compiles else None)
-        traced: torch.fx.GraphModule = lifted(*copies, *[tensor.clone() for tensor in read])
-        if all(tensor.device.type == "cpu" for tensor in (*copies, *read)):
-            hoist_scalars(traced)
-        return traced, read
+    def _describe(self, tensors: Sequence[Tensor]) -> _Described:
+        graph, read = trace(self.function, tensors)
+        return _Described(describe(graph, [*tensors, *read]), read)
+
+    def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
+        """Return the traced graph as it is."""
+        return _Ready(*trace(self.function, tensors))
+
+    def _compile_here(self, tensors: Sequence[Tensor]) -> _Ready:
+        """Compile for an accelerator, in this process."""
+        from rl8x.execution.lowering import compiled_here
+
+        graph, read = trace(self.function, tensors)
+        return _Ready(compiled_here(graph, [*tensors, *read]), read)
 
     @staticmethod
-    def _compile(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        on_cpu = all(tensor.device.type == "cpu" for tensor in examples)
-        if on_cpu:
-            keep_small_blocks()
-        # The number of threads is written into the code: as a setting it is part of the compiler's cache key.
-        patches = {"cpp_wrapper": True, "cpp.threads": torch.get_num_threads(), **_CACHED_LOOPS} if on_cpu else {}
-        return torch._inductor.standalone_compile(
-            graph, list(examples), dynamic_shapes="from_example_inputs", options={"config_patches": patches}
-        )
+    def _compile(described: _Described) -> _Ready:
+        keep_small_blocks()
+        return _Ready(load(compiler().library("program", described.description.to_json())), described.read)
 
 
 class CompiledLoop(CompiledProgram):
@@ -99,37 +94,37 @@ class CompiledLoop(CompiledProgram):
         super().__init__(loop.function, compiles=compiles)
         self.loop = loop
 
-    def trace(self, tensors: Sequence[Tensor]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-        """Trace a loop of what the function does with one item; tensors as the loop takes them, items `[n, *]`."""
-        first = self.loop.first(tensors)
-        graph, read = super().trace(first)
-        results = graph(*[tensor.clone() for tensor in (*first, *read)])
-        read = [*read, torch.ones((), dtype=torch.bool)]
-        function = looped(graph, self.loop, len(tensors) - self.loop.num_items, results)
-        copies = [tensor.detach().clone() for tensor in (*tensors, *read)]
-        # What an operator of a loop returns while it is traced has shapes but no values.
-        return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*copies), read
+    def _describe(self, tensors: Sequence[Tensor]) -> _Described:
+        loop = self.loop
+        graph, read = trace(self.function, loop.first(tensors))
+        read.append(torch.ones((), dtype=torch.bool))  # see `operators.looped`
+        shape = LoopShape(loop.num_state, len(tensors) - loop.num_items, loop.num_items, loop.ends)
+        return _Described(describe(graph, [*tensors, *read], shape), read)
+
+    def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
+        """Return a loop over the traced graph as it is."""
+        graph, read = trace(self.function, self.loop.first(tensors))
+        return _Ready(self.loop.around(lambda *tensors: graph(*tensors, *read)), [])
 
 
 class _Ready(NamedTuple):
     """A program for one layout of its arguments, and what it reads beside them."""
 
-    run: Callable[..., Sequence[Tensor]]
+    run: Run
     read: Sequence[Tensor]
 
 
-def _lift(traced: torch.fx.GraphModule) -> list[Tensor]:
-    """Turn the tensors that a traced module holds into further arguments, and return them in order."""
-    graph, lifted = traced.graph, list[Tensor]()
-    nodes: dict[Any, torch.fx.Node] = {}
-    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for node in [node for node in graph.nodes if node.op == "get_attr"]:
-        if node.target not in nodes:
-            with graph.inserting_after(last):
-                last = nodes[node.target] = graph.placeholder(f"read_{len(lifted)}")
-            lifted.append(getattr(traced, node.target).detach())
-            delattr(traced, node.target)
-        node.replace_all_uses_with(nodes[node.target])
-        graph.erase_node(node)
-    traced.recompile()
-    return lifted
+class _Described(NamedTuple):
+    """A program that is to be compiled for one layout, and what it reads beside its arguments."""
+
+    description: Description
+    read: Sequence[Tensor]
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Give every error the same form."""
+    try:
+        yield
+    except Exception as error:
+        raise ProgramError("compile", error) from error

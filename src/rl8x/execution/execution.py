@@ -1,16 +1,16 @@
-"""How programs run: the one place that compiles.
+"""How programs run: the one place that decides what is compiled, and when.
 
 Algorithms hand over functions of tensors. Eager execution calls them as they are and is the reference. Compiled
-execution traces each once for every set of shapes and has torch.compile turn the trace into fused loops. Tracing first
-leaves nothing of Python in what is compiled: no module, no dict, no attribute that would have to be checked at every
-call, which at small batches costs more than the arithmetic.
+execution traces each once for every layout of its arguments and calls what a compiler's process built of it. `auto` has
+that done while the run goes on eagerly, and changes at a step that the configuration of the run decides.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import torch
@@ -18,15 +18,23 @@ from torch import Tensor
 
 from rl8x.execution.captured import CapturedLoop, CapturedProgram
 from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.compiler import compiler
 from rl8x.execution.loops import Loop
 from rl8x.execution.memory import keep_freed_memory
 from rl8x.execution.programs import Program, ProgramError
 from rl8x.execution.threads import Threads
 
-Mode = Literal["auto", "eager", "compile", "graph"]
+FixedMode = Literal["eager", "compile", "graph"]
+Mode = Literal["auto"] | FixedMode
 Precision = Literal["fp32", "tf32", "bf16"]
 MODES: Final = ("auto", "eager", "compile", "graph")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
+
+
+# Seconds of eager execution after which compiled programs are expected to be there, and how many times as long a run
+# has to be for them to be worth their compilation.
+_COMPILE_SECONDS: Final = 6.0
+_WORTH: Final = 3.0
 
 
 class Execution:
@@ -34,12 +42,14 @@ class Execution:
 
     Args:
         mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
-            elsewhere eager, since compiling costs seconds that only longer runs earn back.
+            elsewhere compiled where the run is long enough, and eager until then.
         precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, all else in float32.
         device: Where the programs run.
 
     Attributes:
         mode: The mode in force.
+        target: The mode that is in force from `starts_at` on.
+        starts_at: The step from which the target is in force: the algorithm's, counted from 0.
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
@@ -53,7 +63,9 @@ class Execution:
                 others = "'fp32' or 'bf16'" if name == "precision" else "'eager' or 'compile'"
                 raise ValueError(f"{name}={value!r} needs a CUDA device; got {device}. Use {others}.")
         self.falls_back = mode == "auto"
-        self.mode: Literal["eager", "compile", "graph"] = ("graph" if on_cuda else "eager") if mode == "auto" else mode
+        self.target: FixedMode = ("graph" if on_cuda else "compile") if mode == "auto" else mode
+        self.mode: FixedMode = "eager" if mode == "auto" and not on_cuda else self.target
+        self.starts_at = 0
         self.precision = precision
         self.device = device
         self.host_looks = device.type == "cpu"
@@ -62,6 +74,44 @@ class Execution:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
             keep_freed_memory()
+
+    # -- the change from eager to compiled execution
+
+    @property
+    def prepares(self) -> bool:
+        """Whether programs are to be compiled while the run is eager."""
+        return self.mode == "eager" and self.target == "compile"
+
+    def plan(self, seconds_per_step: float, steps: float) -> None:
+        """Decide where `auto` changes to compiled programs, from nothing but these.
+
+        Args:
+            seconds_per_step: Estimate of an eager step, by a model of its work and not by a clock.
+            steps: Steps that the run may take in all; infinite where nothing bounds it.
+        """
+        if not self.falls_back or self.device.type == "cuda" or self.mode == "compile":
+            return
+        self.starts_at = max(1, math.ceil(_COMPILE_SECONDS / seconds_per_step))
+        self.target = "compile" if steps >= _WORTH * self.starts_at else "eager"
+
+    def begin_step(self, step: int) -> None:
+        """Change to compiled programs if this is the step for it, counted from 0."""
+        if self.prepares and step >= self.starts_at > 0:
+            self.mode, self.threads.eager = "compile", False
+
+    @staticmethod
+    def announce(say: Callable[[str], None]) -> None:
+        """Have it said where a run waits for the compiler."""
+        compiler().say = say
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Let what depends on the mode be as it will be, to prepare programs."""
+        before, self.mode, self.threads.eager = self.mode, self.target, False
+        try:
+            yield
+        finally:
+            self.mode, self.threads.eager = before, before == "eager"
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which a policy's matmuls run in the chosen precision."""
@@ -79,10 +129,10 @@ class Execution:
             num_fixed: How many of the first arguments are the same tensors in every call. Only those and what the
                 function holds itself may be written to.
         """
-        if self.mode == "eager":
+        if self.target == "eager":
             return function
-        made = CompiledProgram(function) if self.mode == "compile" else CapturedProgram(function, num_fixed)
-        return self._guarded(made, function)
+        made = CompiledProgram(function) if self.target == "compile" else CapturedProgram(function, num_fixed)
+        return _Guarded(self, made, function)
 
     def loop(
         self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int = 1, *, ends: bool = False
@@ -102,30 +152,53 @@ class Execution:
         """
         options: Any = {"ends": ends, "host_looks": self.host_looks}
         loop = Loop(function, num_state, num_items, **options)
-        if self.mode == "eager":
+        if self.target == "eager":
             return loop
-        made: Program
-        if self.mode == "graph":
+        made: CompiledProgram | CapturedLoop | Loop
+        if self.target == "graph":
             made = CapturedLoop(loop)
         elif self.device.type == "cpu":
             made = CompiledLoop(loop)
         else:  # kernels are launched ahead of what they compute, so that Python between the calls costs little
             made = Loop(CompiledProgram(function), num_state, num_items, **options)
-        return self._guarded(made, loop)
+        return _Guarded(self, made, loop)
 
-    def _guarded(self, made: Program, function: Program) -> Program:
-        """Run what was made of a function, or the function itself where that cannot be and `auto` may fall back."""
 
-        def run(*tensors: Tensor) -> Sequence[Tensor]:
-            if self.mode == "eager":
-                return function(*tensors)
+class _Guarded:
+    """What was made of a function; the function itself while execution is eager, and where `auto` falls back.
+
+    Args:
+        execution: Decides which.
+        made: The program.
+        function: The function.
+    """
+
+    def __init__(self, execution: Execution, made: Program, function: Program) -> None:
+        self.execution = execution
+        self.made = made
+        self.function = function
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        if self.execution.mode == "eager":
+            return self.function(*tensors)
+        try:
+            return self.made(*tensors)
+        except ProgramError as error:
+            self._fall_back(error)
+            return self.function(*tensors)
+
+    def prepare(self, *tensors: Tensor) -> None:
+        """Have the program compiled for arguments laid out like these, `[*]` each, without running it or waiting."""
+        if isinstance(self.made, CompiledProgram):
             try:
-                return made(*tensors)
+                self.made.prepare(*tensors)
             except ProgramError as error:
-                if not self.falls_back:
-                    raise
-                self.mode = "eager"
-                warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=2)
-                return function(*tensors)
+                self._fall_back(error)
 
-        return run
+    def _fall_back(self, error: ProgramError) -> None:
+        execution = self.execution
+        if not execution.falls_back:
+            raise error
+        execution.mode = execution.target = "eager"
+        execution.threads.eager = True
+        warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=3)

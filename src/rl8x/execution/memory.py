@@ -6,10 +6,9 @@ import ctypes
 import functools
 import gc
 import sys
-from pathlib import Path
 from typing import Final
 
-import torch
+from rl8x.execution.compiler import compiler
 
 # glibc's names for what is set here (malloc.h).
 _M_MXFAST: Final = 1
@@ -145,11 +144,8 @@ def keep_small_blocks() -> bool:
     Returns:
         Whether that was possible.
     """
-    from torch._inductor.codecache import CppCodeCache
-
     try:
-        folder = Path(torch.__file__).parent / "lib"
-        CppCodeCache.load(_SMALL_BLOCKS, extra_flags=(f"-L{folder}", "-lc10")).install()
-    except Exception:  # private names of torch, which another version may not have
+        ctypes.CDLL(str(compiler().library("source", _SMALL_BLOCKS))).install()
+    except Exception:  # without a C++ compiler, the blocks are the C library's
         return False
     return True

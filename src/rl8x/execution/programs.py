@@ -16,6 +16,13 @@ Program = Callable[..., Sequence[Tensor]]
 """Takes tensors and returns a sequence of tensors."""
 
 
+def prepare(program: Program, *tensors: Tensor) -> None:
+    """Have a program compiled for arguments laid out like these, `[*]` each, where that is to be done ahead."""
+    ahead = getattr(program, "prepare", None)
+    if ahead is not None:
+        ahead(*tensors)
+
+
 class ProgramError(RuntimeError):
     """A function could not be compiled or captured."""
 
@@ -47,6 +54,11 @@ class TreeProgram:
         flat = self._program(*tensors)
         assert self._outputs is not None
         return self._outputs.tree(flat)
+
+    def prepare(self, *trees: Any) -> None:
+        """Have it compiled for arguments like these, without running it or waiting."""
+        self._inputs, tensors = flat_of(trees)
+        prepare(self._program, *tensors)
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
         assert self._inputs is not None

@@ -42,12 +42,12 @@ class Threads:
 
     Args:
         device: Where the programs run.
-        eager: Whether they run eagerly.
+        eager: Whether they run eagerly; may change between two steps.
     """
 
     def __init__(self, device: torch.device, *, eager: bool) -> None:
         self._on_cpu = device.type == "cpu"
-        self._eager = eager
+        self.eager = eager
         self._workers: dict[int, Workers] = {}
 
     @staticmethod
@@ -75,7 +75,7 @@ class Threads:
         Args:
             work: Rows times weights of a matmul.
         """
-        shares = work > _SHARED_WORK_EAGER if self._eager else self.shares(work)
+        shares = work > _SHARED_WORK_EAGER if self.eager else self.shares(work)
         count = torch.get_num_threads() if self._on_cpu and shares else 1
         if count not in self._workers:
             self._workers[count] = Workers(count)

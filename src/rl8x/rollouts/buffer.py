@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from rl8x import keys
 from rl8x.policy import State
 from rl8x.trees import Tree, unflatten_tree
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 class Rollout:
@@ -104,5 +107,7 @@ class Rollout:
 
     def as_tensordict(self) -> TensorDict:
         """Show the buffer as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
+        from tensordict import TensorDict  # it loads torch's compiler, a second that few runs have use for
+
         views = {key: value.transpose(0, 1) for key, value in self.tensors.items()}
         return TensorDict(views, batch_size=[self.num_envs, self.horizon + 1])

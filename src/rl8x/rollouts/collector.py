@@ -53,7 +53,7 @@ class Collector:
         self.policy = policy
         self.generator = generator
         self.cursor: Cursor | None = None
-        self.stepper = (Stepper if execution.mode == "eager" else CompiledStepper)(
+        self.stepper = (Stepper if execution.target == "eager" else CompiledStepper)(
             policy, env, execution, slot=slot, bootstrap=bootstrap, state_reset_every=state_reset_every
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from rl8x import keys
 from rl8x.envs.base import Carry, Env
 from rl8x.execution import Execution, Program
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.programs import Layout, TreeProgram, flat_of, trees_allclose
+from rl8x.execution.programs import Layout, TreeProgram, flat_of, prepare, trees_allclose
 from rl8x.output import message_of
 from rl8x.policy import Act, Policy
 from rl8x.rollouts.buffer import Rollout
@@ -25,8 +26,6 @@ _TRIAL_STEPS: Final = 4
 
 # Bytes of a rollout up to which its horizon is one program: that returns all of it, before it is copied to the rollout.
 _WHOLE_BYTES: Final = 2**26
-
-_HorizonProgram = Callable[[Rollout, Carry, Cursor, Tensor, Tensor], tuple[Carry, Cursor]]
 
 
 class CompiledStepper(Stepper):
@@ -61,11 +60,12 @@ class CompiledStepper(Stepper):
     ) -> None:
         options: dict[str, Any] = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": state_reset_every}
         super().__init__(policy, env, execution, **options)
-        self.compiles_env = execution.mode == "compile" and env.capturable
-        self.captures_env = execution.mode == "graph" and env.capturable
+        self.compiles_env = execution.target == "compile" and env.capturable
+        self.captures_env = execution.target == "graph" and env.capturable
         self._eager = Stepper(policy, env, execution, **options)
         self._programs: dict[Hashable, TreeProgram] = {}
-        self._horizons: dict[Hashable, _HorizonProgram] = {}
+        self._horizons: dict[Hashable, _Horizon] = {}
+        self._prepared: set[Hashable] = set()
 
     @property
     def runs_env(self) -> bool:
@@ -74,31 +74,82 @@ class CompiledStepper(Stepper):
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Take one step; see `act_and_step`."""
+        if self.execution.prepares:
+            with self.execution.ahead():
+                self._prepare_step(carry, cursor, env_noise, policy_noise)
         if self.execution.mode == "eager":
             return self._eager.step(carry, cursor, env_noise, policy_noise)
-        if self.compiles_env:
-            key = (self.env.program_key, policy_noise is None)
-            if key in self._programs or self._is_pure(carry, cursor, env_noise, policy_noise):
-                after: Transition = self._program(key, self._eager.step)(carry, cursor, env_noise, policy_noise)
-                return after
+        program = self._step_program(carry, cursor, env_noise, policy_noise)
+        if program is not None:
+            after: Transition = program(carry, cursor, env_noise, policy_noise)
+            return after
         act = self._program(policy_noise is None, self._act)(cursor, policy_noise)
         carry, step = self.env.advance(carry, self.policy.env_actions(act.actions), env_noise)
         return Transition(carry, Cursor(step.obs, step.terminated | step.truncated, act.state), act, step)
+
+    def _step_program(
+        self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None
+    ) -> TreeProgram | None:
+        """Return the program of a whole step; None where the environment runs eagerly around the policy."""
+        if not self.compiles_env:
+            return None
+        key = (self.env.program_key, policy_noise is None)
+        if key not in self._programs and not self._is_pure(carry, cursor, env_noise, policy_noise):
+            return None
+        return self._program(key, self._eager.step)
+
+    def _prepare_step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> None:
+        """Have the programs of a step compiled, the first time that it is taken."""
+        key = ("step", self.env.program_key, policy_noise is None)
+        if key in self._prepared:
+            return
+        self._prepared.add(key)
+        program = self._step_program(carry, cursor, env_noise, policy_noise)
+        if program is not None:
+            program.prepare(carry, cursor, env_noise, policy_noise)
+        else:
+            self._program(policy_noise is None, self._act).prepare(cursor, policy_noise)
 
     def fill(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> tuple[Carry, Cursor]:
         """Take the steps of a horizon and write them into a rollout's slots; see `Stepper.fill`."""
         where = (carry, cursor, env_noise, policy_noise)
+        if self.execution.prepares and self.compiles_env:
+            with self.execution.ahead():
+                self._prepare_fill(rollout, *where)
+            return self._eager.fill(rollout, *where)
+        if self.execution.mode == "eager":
+            return super().fill(rollout, *where)
         if self.captures_env:
             return self._fill_captured(rollout, *where)
-        if self.compiles_env:
-            key = self.env.program_key
-            if key in self._horizons or self._is_pure(carry, cursor, env_noise[0], policy_noise[0], rollout):
-                if key not in self._horizons:
-                    self._horizons[key] = LoopedHorizon(self) if self._is_small(rollout) else SteppedHorizon(self)
-                return self._horizons[key](rollout, *where)
-        return super().fill(rollout, *where)
+        horizon = self._horizon(rollout, *where)
+        return super().fill(rollout, *where) if horizon is None else horizon(rollout, *where)
+
+    def _horizon(
+        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
+    ) -> _Horizon | None:
+        """Return the programs of a horizon; None where the environment runs eagerly around the policy."""
+        if not self.compiles_env:
+            return None
+        key = self.env.program_key
+        if key not in self._horizons:
+            if not self._is_pure(carry, cursor, env_noise[0], policy_noise[0], rollout):
+                return None
+            self._horizons[key] = LoopedHorizon(self) if self._is_small(rollout) else SteppedHorizon(self)
+        return self._horizons[key]
+
+    def _prepare_fill(
+        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
+    ) -> None:
+        """Have the programs of a horizon compiled, the first time that one is filled."""
+        key = ("horizon", self.env.program_key)
+        if key in self._prepared:
+            return
+        self._prepared.add(key)
+        horizon = self._horizon(rollout, carry, cursor, env_noise, policy_noise)
+        if horizon is not None:
+            horizon.prepare(rollout, carry, cursor, env_noise, policy_noise)
 
     def _is_small(self, rollout: Rollout) -> bool:
         """Say whether a horizon is one program: steps so small that Python between them counts, and few numbers."""
@@ -174,7 +225,7 @@ class CompiledStepper(Stepper):
         )
 
 
-class _Horizon:
+class _Horizon(ABC):
     """Fills a rollout's horizon by compiled programs.
 
     Args:
@@ -186,6 +237,16 @@ class _Horizon:
         self._names: list[str] = []
         self._layout: Layout | None = None
         self._final_layout: Layout | None = None
+
+    @abstractmethod
+    def __call__(
+        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
+    ) -> tuple[Carry, Cursor]:
+        """Fill the slots; see `Stepper.fill`."""
+
+    @abstractmethod
+    def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
+        """Have compiled what `__call__` with these would run."""
 
     def _step(self, tensors: Sequence[Tensor], *noises: Tensor, keep: Tensor | None = None) -> Any:
         """Take a step from flat tensors.
@@ -240,8 +301,7 @@ class SteppedHorizon(_Horizon):
     ) -> tuple[Carry, Cursor]:
         """Fill the slots; see `Stepper.fill`."""
         host_looks = self.stepper.execution.host_looks
-        self._layout, where = flat_of((carry, cursor))
-        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES or not host_looks]
+        where = self._begin(rollout, carry, cursor)
         noises = zip(env_noise.unbind(0), policy_noise.unbind(0), rollout.slots(self._names), strict=True)
         finals = []
         for t, (noise, sampling, slots) in enumerate(noises):
@@ -252,9 +312,22 @@ class SteppedHorizon(_Horizon):
             finals.append(final)
         if host_looks:
             self._write_final_values(rollout, finals.__getitem__)
+        assert self._layout is not None
         carry, cursor = self._layout.tree(where)
         self.stepper.write_last(rollout, cursor)
         return carry, cursor
+
+    def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
+        """Have compiled what `__call__` with these would run."""
+        where = self._begin(rollout, carry, cursor)
+        prepare(self._program, *where, env_noise[0], policy_noise[0], *rollout.slots(self._names)[0])
+
+    def _begin(self, rollout: Rollout, carry: Carry, cursor: Cursor) -> list[Tensor]:
+        """Note what is written; return where environment and policy stand as flat tensors."""
+        host_looks = self.stepper.execution.host_looks
+        self._layout, where = flat_of((carry, cursor))
+        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES or not host_looks]
+        return where
 
     def _with_state(self, rollout: Rollout, t: int, where: Sequence[Tensor]) -> list[Tensor]:
         """Reset and store the policy's state as slot t asks."""
@@ -292,11 +365,7 @@ class LoopedHorizon(_Horizon):
     ) -> tuple[Carry, Cursor]:
         """Fill the slots; see `Stepper.fill`."""
         stepper, horizon = self.stepper, rollout.horizon
-        self._layout, where = flat_of((carry, cursor))
-        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES]
-        # The program changes them in place, and some may share their memory.
-        where = [tensor.clone() for tensor in where]
-        keeps = torch.tensor([not stepper.resets_state(t) for t in range(horizon)])
+        where, keeps = self._begin(rollout, carry, cursor)
         columns = self._program(*where, env_noise, policy_noise, keeps)
         for name in self._names:
             column, *columns = columns
@@ -305,9 +374,23 @@ class LoopedHorizon(_Horizon):
         for t in range(0, horizon, rollout.state_every):
             rollout.write_state(t, {name: each[t] for name, each in zip(cursor.state, states, strict=True)})
         self._write_final_values(rollout, lambda t: [each[t] for each in finals])
+        assert self._layout is not None
         carry, cursor = self._layout.tree(where)
         stepper.write_last(rollout, cursor)
         return carry, cursor
+
+    def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
+        """Have compiled what `__call__` with these would run."""
+        where, keeps = self._begin(rollout, carry, cursor)
+        prepare(self._program, *where, env_noise, policy_noise, keeps)
+
+    def _begin(self, rollout: Rollout, carry: Carry, cursor: Cursor) -> tuple[list[Tensor], Tensor]:
+        """Note what is returned; return where environment and policy stand, and which steps keep the policy's state."""
+        self._layout, where = flat_of((carry, cursor))
+        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES]
+        keeps = torch.tensor([not self.stepper.resets_state(t) for t in range(rollout.horizon)])
+        # The program changes them in place, and some may share their memory.
+        return [tensor.clone() for tensor in where], keeps
 
     @functools.cached_property
     def _program(self) -> Program:

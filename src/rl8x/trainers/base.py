@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
@@ -80,6 +81,7 @@ class TrainerBase(Generic[AlgorithmT]):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.algorithm = algorithm
+        algorithm.execution.plan(algorithm.seconds_per_step, math.inf)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
         self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
         self.callbacks: tuple[Callback, ...] = ()

@@ -221,6 +221,15 @@ class RunState:
             if isinstance(part, FromCallable) and part.missed is not None:
                 _check_evaluated(part, {part.missed} - self._measured - set(evaluated))
 
+    @property
+    def most_steps(self) -> float:
+        """Steps by which the run ends, those before a resume among them; infinite where nothing says so."""
+        limit: int | None = self.options["max_steps"]
+        totals: list[float] = [math.inf if limit is None else limit]
+        for name, per_step in self._bounded.items():
+            totals += [bound / per_step for bound in _bounds(self.conditions, name) if per_step > 0]
+        return min(totals)
+
     def total_steps(self, counters: Mapping[str, int]) -> int | None:
         """Return the steps of this `run()` by which it ends: by `max_steps`, or a bound on a counter at its rate."""
         steps, limit = self.steps - self._steps_before, self.options["max_steps"]

@@ -63,6 +63,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """Collect, learn, and track the row; then act on what was not finite."""
         algorithm, state, device = self.algorithm, self.algorithm.counters, self.algorithm.device
         transitions, begin = state[keys.ENV_STEPS], time.perf_counter()
+        algorithm.execution.begin_step(state[keys.STEPS])
         self._guard.before_step(algorithm)
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
@@ -169,6 +170,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 run = self._checked_run(options)
             self._prepare(run)
             reporter = ProgressReporter(progress, run.total_steps(self.state), self.algorithm.clock)
+            self.algorithm.execution.announce(reporter.say)
             with SignalGuard(quiet=reporter.mode == "none") as signals:
                 with self._tracked(run, reporter, signals):
                     stats = self._begin(run)
@@ -198,6 +200,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         algorithm = self.algorithm
         collected = 0 if algorithm.env is None else algorithm.config.num_envs * algorithm.config.horizon
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
+        algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps)
         self.evaluations.env_config = run.options["eval_env_config"]
         self.tracked_run.prepare(run, self.record.file(callbacks=bool(self.callbacks)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, TOTAL, ppo_losses
 from rl8x.algorithms.ppo.minibatches import Batch, Rows, SequencePack, epoch
 from rl8x.execution import Execution, Program
+from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import any_not_finite
@@ -64,7 +66,8 @@ class Updater:
         # A gradient of each worker, and its parts in the shapes of the weights.
         self._gradients = [optimizer.gradient]
         self._parts: dict[int, list[Tensor]] = {}
-        self._compiled = execution.mode == "eager"
+        self._prepared = False
+        self._ran = {"eager"}
 
     # Made when the pack has been filled, since only then it is known what a program reads.
 
@@ -99,20 +102,19 @@ class Updater:
             A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 8]`, and whether it was
             applied, `[updates]`, bool.
         """
-        config, pack = self.config, self.pack
+        config = self.config
         # Filled, not copied from the host, and decided upon without it.
         coefficient = torch.full((), entropy_coeff, device=self.device)
         active = torch.ones((), dtype=torch.bool, device=self.device)
         limited, on_cpu = config.target_kl_div is not None, self.device.type == "cpu"
         rows, flags = [], []
-        size = self._minibatch_rows
-        with self.execution.threads.workers_for(size * pack.seq_len * len(self.optimizer.weights)) as workers:
-            # Every worker has something to do, and a chunk's activations stay in the cache.
-            chunk = min(max(1, self._chunk_steps // pack.seq_len), -(-size // workers.count))
+        if self.execution.prepares and not self._prepared:
+            self._prepared = True
+            with self.execution.ahead():
+                self._prepare(coefficient, active)
+        with self._workers() as workers:
             for _ in range(config.num_sgd_iters):
-                batches = epoch(pack.num_sequences, size, chunk, self.generator, shuffle=config.shuffle_minibatches)
-                if config.accumulate_grads:
-                    batches = [[part for batch in batches for part in batch]]
+                batches = self._batches(workers, self.generator)
                 for row, flag in self._epoch(batches, coefficient, active, workers):
                     rows.append(row)
                     flags.append(flag)
@@ -121,14 +123,53 @@ class Updater:
                         return torch.cat(rows), torch.cat(flags)
         return torch.cat(rows), torch.cat(flags)
 
+    def _workers(self) -> contextlib.AbstractContextManager[Workers]:
+        work = self._minibatch_rows * self.pack.seq_len * len(self.optimizer.weights)
+        return self.execution.threads.workers_for(work)
+
+    def _batches(self, workers: Workers, generator: torch.Generator) -> list[list[Rows]]:
+        """Return the minibatches of an epoch in chunks."""
+        config, pack, size = self.config, self.pack, self._minibatch_rows
+        # Every worker has something to do, and a chunk's activations stay in the cache.
+        chunk = min(max(1, self._chunk_steps // pack.seq_len), -(-size // workers.count))
+        batches = epoch(pack.num_sequences, size, chunk, generator, shuffle=config.shuffle_minibatches)
+        return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
+
+    def _prepare(self, entropy_coeff: Tensor, active: Tensor) -> None:
+        """Have the programs of an update compiled, for every size of chunk that there is."""
+        with self._workers() as workers:
+            batches = self._batches(workers, torch.Generator(self.device))
+            if self._is_looped(batches):
+                prepare(self._updates, *self._looped(batches, entropy_coeff, active))
+                return
+            for chunks in batches:
+                scale = self._scale(chunks)
+                for chunk in chunks:
+                    if len(chunks) == 1:
+                        prepare(self._update, *self._single(chunk, entropy_coeff, scale, active))
+                    else:
+                        prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, entropy_coeff, scale))
+
+    def _looped(self, batches: list[list[Rows]], entropy_coeff: Tensor, active: Tensor) -> list[Tensor]:
+        """Return the arguments of the program that takes the optimizer steps of an epoch."""
+        items = torch.stack([rows for (rows,) in batches if isinstance(rows, Tensor)])
+        return [*self._state, *self.pack.sources, entropy_coeff, self._scale(batches[0]), active, items]
+
+    def _single(self, chunk: Rows, entropy_coeff: Tensor, scale: Tensor, active: Tensor) -> list[Tensor]:
+        """Return the arguments of the program that takes one optimizer step."""
+        return [*self._state, *self.pack.sources, entropy_coeff, scale, active, *self._rows_or_data(chunk)]
+
+    def _chunk(self, gradient: Tensor, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> list[Tensor]:
+        """Return the arguments of the program that adds a chunk's gradient."""
+        fixed = (gradient, self.optimizer.weights, *self.pack.sources)
+        return [*fixed, entropy_coeff, scale, *self._rows_or_data(chunk)]
+
     def _epoch(
         self, batches: list[list[Rows]], entropy_coeff: Tensor, active: Tensor, workers: Workers
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Take the optimizer steps of an epoch; yield what `run` returns of one, or of all that are one program."""
         if self._is_looped(batches):
-            given = (*self.pack.sources, entropy_coeff, self._scale(batches[0]), active)
-            items = torch.stack([rows for (rows,) in batches if isinstance(rows, Tensor)])
-            rows, flags = self._updates(*self._state, *given, items)
+            rows, flags = self._updates(*self._looped(batches, entropy_coeff, active))
             yield rows, flags
             return
         for chunks in batches:
@@ -152,8 +193,7 @@ class Updater:
         """
         scale, optimizer = self._scale(chunks), self.optimizer
         if self.execution.mode != "eager" and len(chunks) == 1:
-            varying = (entropy_coeff, scale, active, *self._rows_or_data(chunks[0]))
-            row, active = self._update(*self._state, *self.pack.sources, *varying)
+            row, active = self._update(*self._single(chunks[0], entropy_coeff, scale, active))
             return row, active
         means = self._set_gradient(chunks, entropy_coeff, scale, workers)
         active = self._within_limit(active, means)
@@ -182,8 +222,8 @@ class Updater:
         jobs = [functools.partial(add, worker) for worker in range(count)]
         # What is compiled at the first call is compiled by one thread; shares and sums are those of every call, so that
         # a process that resumes gets the same bits.
-        sums = workers.share(jobs) if self._compiled and count > 1 else [job() for job in jobs]
-        self._compiled = True
+        sums = workers.share(jobs) if self.execution.mode in self._ran and count > 1 else [job() for job in jobs]
+        self._ran.add(self.execution.mode)
         for gradient in self._gradients[1:count]:
             self.optimizer.gradient.add_(gradient)
         return torch.stack(sums).sum(0)
@@ -192,8 +232,7 @@ class Updater:
         """Add a chunk's gradient to a worker's; return the sums of the loss metrics, `[7]`."""
         gradient = self._gradients[worker]
         if self.execution.mode != "eager":
-            fixed = (gradient, self.optimizer.weights, *self.pack.sources)
-            (sums,) = self._add_gradient(*fixed, entropy_coeff, scale, *self._rows_or_data(chunk))
+            (sums,) = self._add_gradient(*self._chunk(gradient, chunk, entropy_coeff, scale))
             return sums
         if worker not in self._parts:
             self._parts[worker] = self.optimizer.split(gradient)
@@ -204,7 +243,7 @@ class Updater:
         torch._foreach_add_(parts, gradients)
         return losses.detach()
 
-    @functools.cached_property
+    @property
     def _chunk_steps(self) -> int:
         if self.device.type != "cpu":
             most = _CHUNK_STEPS_CUDA

@@ -1,0 +1,125 @@
+"""Compiled programs on disk: in the user's cache folder, found by a hash of all that decides them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import platformdirs
+import torch
+
+from rl8x._version import __version__
+
+# Where the cache is, and how much it keeps, in MB: 1 to 3 MB a program.
+FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
+LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
+_LIMIT_MB: Final = 500
+
+
+class Artifact(NamedTuple):
+    """A compiled program on disk: its key, size in bytes, and when it was used last, in seconds of the epoch."""
+
+    key: str
+    size: int
+    used: float
+
+
+class Artifacts:
+    """A folder of compiled programs; each is a shared library, and a JSON file with the hash of its content.
+
+    Several processes may use the folder at once: files are written beside and renamed, the JSON file last.
+
+    Args:
+        folder: Where they are; None takes `RL8X_CACHE_DIR` or this user's cache folder.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        given = os.environ.get(FOLDER_VARIABLE)
+        self.folder = folder or (Path(given) if given else Path(platformdirs.user_cache_dir("rl8x", appauthor=False)))
+
+    def library(self, key: str) -> Path:
+        """Where the shared library of a key is."""
+        return self.folder / f"{key}.so"
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """Return what was noted of a program, if it is whole; what is damaged is removed."""
+        library, notes = self.library(key), self.folder / f"{key}.json"
+        try:
+            found: dict[str, Any] = json.loads(notes.read_text())
+            if found["sha256"] == _sha256(library):
+                os.utime(library)
+                return found
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        self.remove(key)
+        return None
+
+    def put(self, key: str, built: Path, **notes: Any) -> None:
+        """Take in a shared library that was built in this folder, under another name."""
+        content = json.dumps({"sha256": _sha256(built), "torch": torch.__version__, **notes})
+        built.replace(self.library(key))
+        beside = built.with_suffix(".json")
+        beside.write_text(content)
+        beside.replace(self.folder / f"{key}.json")
+        self.trim()
+
+    def remove(self, key: str) -> None:
+        """Remove a program, its notes first, so that it is never found by halves."""
+        for suffix in ("json", "so"):
+            (self.folder / f"{key}.{suffix}").unlink(missing_ok=True)
+
+    def list(self) -> list[Artifact]:
+        """Return all programs, the one used last first."""
+        found = []
+        for library in self.folder.glob("*.so"):
+            try:
+                stat = library.stat()
+            except FileNotFoundError:  # another process has just removed it
+                continue
+            found.append(Artifact(library.stem, stat.st_size, stat.st_mtime))
+        return sorted(found, key=lambda artifact: -artifact.used)
+
+    def clear(self) -> int:
+        """Remove all programs, and what they share; return how many bytes that were."""
+        freed = 0
+        if self.folder.is_dir():
+            for path in [*self.folder.glob("*.so"), *self.folder.glob("*.json"), *self.folder.glob("*.o")]:
+                freed += path.stat().st_size
+                path.unlink(missing_ok=True)
+        return freed
+
+    def trim(self) -> None:
+        """Remove what has not been used for longest, while there is more than the limit."""
+        left = float(os.environ.get(LIMIT_VARIABLE, _LIMIT_MB)) * 1e6
+        for artifact in self.list():
+            left -= artifact.size
+            if left < 0:
+                self.remove(artifact.key)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@functools.cache
+def surroundings() -> str:
+    """A hash of all beside its description that decides what a program becomes: versions, processor, C++ compiler."""
+    own = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor(), platform.machine()]
+    processor = sorted({line for line in lines if line.startswith(("vendor_id", "model", "flags", "Features"))})
+    facts = [__version__, torch.__version__, torch.version.git_version, os.environ.get("CXX"), processor or lines]
+    return hashlib.sha256(b"".join([*own, json.dumps(facts).encode()])).hexdigest()
+
+
+def key_of(*parts: str) -> str:
+    """Return the key of a program from the texts that decide it, its surroundings among them."""
+    return hashlib.sha256(json.dumps([surroundings(), *parts]).encode()).hexdigest()[:40]

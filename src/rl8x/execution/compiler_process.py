@@ -1,0 +1,55 @@
+"""The process that compiles: reads programs as lines of JSON, and compiles each in a process forked for it.
+
+It imports torch's compiler once; what is forked has that at once, and nothing of the run that asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from rl8x.execution.artifacts import Artifacts
+from rl8x.execution.lowering import build, lower
+from rl8x.execution.traces import Description
+from rl8x.output import message_of
+
+# The run that asks goes on meanwhile.
+_NICENESS: Final = 10
+
+
+def main() -> None:
+    """Compile until there is no one left who asks."""
+    artifacts = Artifacts(Path(sys.argv[1]))
+    artifacts.folder.mkdir(parents=True, exist_ok=True)
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    for line in sys.stdin:
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.write(1, (json.dumps(_answer(artifacts, json.loads(line))) + "\n").encode())
+            os._exit(0)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:
+    key, built = request["key"], artifacts.folder / f".{os.getpid()}.so"
+    try:
+        if "source" in request:
+            build(request["source"], built)
+        else:
+            lower(Description.from_json(request["program"]), built, artifacts.folder)
+        artifacts.put(key, built)
+    except Exception as error:
+        lines = message_of(error).strip().splitlines()
+        return {"key": key, "error": lines[0] if lines else type(error).__name__}
+    finally:
+        built.unlink(missing_ok=True)
+    return {"key": key, "error": None}
+
+
+if __name__ == "__main__":
+    main()
