@@ -1,6 +1,6 @@
 import os
 
-from rl8x.tracking.mlflow_settings import short_requests
+from rl8x.tracking.store import short_requests
 
 
 def test_short_requests_keeps_what_the_user_set(monkeypatch):

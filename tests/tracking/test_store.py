@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rl8x.tracking.location import locate
-from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.store import (
     MLflowStore,
     Point,
@@ -20,6 +19,7 @@ from rl8x.tracking.store import (
     RunSpec,
     StoreDownError,
     StoreRefusedError,
+    quiet_thread,
 )
 
 SPEC = RunSpec("abc", "e", None, "n", 1234)

@@ -25,8 +25,8 @@ from rl8x.checkpoint.tree import encode
 from rl8x.disk import sync_folder
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import logger
-from rl8x.tracking.whereabouts import shown_path
 
 _log = logger(__name__)
 

@@ -12,18 +12,25 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import cast
 
-from rl8x.tracking.address import beside, is_users_own, recorded_location
-from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri
+from rl8x.tracking.location import (
+    Location,
+    beside,
+    check_writable,
+    is_users_own,
+    locate,
+    mlruns_dir,
+    recorded_location,
+    user_tracking_uri,
+)
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
 from rl8x.tracking.protocol import Status, TrackingError, check_status
-from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
+from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_run_exists, find_spool, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, Op
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MLflowStore
 from rl8x.tracking.store_process import StoreProcess
-from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import Writer
 
 _log = logger(__name__)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
 from rl8x.tracking.kept_files import check_kept, kept_path
-from rl8x.tracking.known_points import KnownPoints
 from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, digest, fitted, legal_name, metric_step
 from rl8x.tracking.protocol import STATUSES, TrackingError
 from rl8x.tracking.rejected import name_of
@@ -25,7 +24,7 @@ from rl8x.tracking.store import (
     StoreRefusedError,
     in_words,
 )
-from rl8x.tracking.stored_run import StoredRun
+from rl8x.tracking.stored_run import KnownPoints, StoredRun
 
 _log = logger(__name__)
 

@@ -23,12 +23,11 @@ from rl8x.disk import replace_synced, sync_folder
 from rl8x.tracking import kept_files, spool_files
 from rl8x.tracking.location import make_mlruns
 from rl8x.tracking.locks import FileLock
-from rl8x.tracking.ops_file import OpsFile
+from rl8x.tracking.ops_file import OpsFile, WaitingLines
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.rejected import Rejected
 from rl8x.tracking.secrets import hide_in_data, logger
 from rl8x.tracking.spool_files import ACK, END, Op, SpoolInUseError, Unsent, decode, encode
-from rl8x.tracking.waiting_lines import WaitingLines
 
 _log = logger(__name__)
 

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 from rl8x.output import counted
-from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.database import has_tables
-from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
+from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, recorded_location, user_tracking_uri
 from rl8x.tracking.locks import FileLock
-from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import FILES, OPS, SpoolInUseError, check_plain
-from rl8x.tracking.store import MLflowStore, in_words
+from rl8x.tracking.store import MLflowStore, in_words, quiet_thread
 
 Outcome = Literal["sent", "busy", "failed"]
 

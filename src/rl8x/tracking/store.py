@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import re
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rl8x.output import described
-from rl8x.tracking.artifact_folders import ArtifactFolders
-from rl8x.tracking.database import DatabaseFile, ensure_database
+from rl8x.tracking.database import ArtifactFolders, DatabaseFile, ensure_database
 from rl8x.tracking.location import Location
-from rl8x.tracking.mlflow_settings import short_requests
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, showable
 
@@ -24,6 +26,12 @@ MAX_PARAMS = 100
 _LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # a server may read from a copy of its database that is a little behind
 _DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
+
+_NOISY = ("mlflow.store.db.utils", "mlflow.utils.rest_utils", "urllib3.connectionpool", "mlflow.utils.git_utils")
+_quiet_threads: set[int] = set()
+_guard = threading.Lock()
+_users = 0
+_set_here: set[str] = set()
 
 
 class StoreDownError(Exception):
@@ -348,3 +356,43 @@ def _short(error: Exception) -> str:
     """Write an error as one line; of a chain of causes that MLflow and requests nest in one text, the last."""
     text = " ".join(hide(str(error)).split())  # before it is cut, maybe within a password
     return text if len(text) <= 200 else f"{text[:60]} ... {text[-135:]}"
+
+
+@contextlib.contextmanager
+def short_requests(timeout_s: int) -> Iterator[None]:
+    """Let MLflow's HTTP calls end after one try of `timeout_s`, in silence, for as long as the context lasts.
+
+    MLflow reads these settings from the environment at each call and offers no argument for them. A setting that the
+    user made stays. A call by another thread in the same moment sees ours too; it then fails sooner than it would.
+    """
+    global _users
+    settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
+    settings["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # the URI may have a password in it
+    with _guard:
+        _users += 1
+        _set_here.update(settings.keys() - os.environ.keys())
+        os.environ.update({name: value for name, value in settings.items() if name not in os.environ})
+    try:
+        yield
+    finally:
+        with _guard:
+            _users -= 1
+            while not _users and _set_here:
+                os.environ.pop(_set_here.pop(), None)
+
+
+@contextlib.contextmanager
+def quiet_thread() -> Iterator[None]:
+    """Keep MLflow from logging a traceback for each failure in this thread: rl8x logs one line for each outage."""
+    thread = threading.get_ident()
+    for name in _NOISY:
+        logging.getLogger(name).addFilter(_is_loud)
+    _quiet_threads.add(thread)
+    try:
+        yield
+    finally:
+        _quiet_threads.discard(thread)
+
+
+def _is_loud(record: logging.LogRecord) -> bool:
+    return record.thread not in _quiet_threads

@@ -22,7 +22,6 @@ from typing import IO, Any
 from rl8x.output import described
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import Location
-from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.store import (
     MLflowStore,
@@ -34,6 +33,7 @@ from rl8x.tracking.store import (
     RunStatus,
     StoreDownError,
     StoreRefusedError,
+    quiet_thread,
     source_tags,
 )
 

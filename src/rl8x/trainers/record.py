@@ -16,10 +16,10 @@ from rl8x.checkpoint.build import describe_algorithm, names_in
 from rl8x.conditions.spec import kinds_in
 from rl8x.importing import runs_code, texts
 from rl8x.tracking import MLflowTracker, Tracker
-from rl8x.tracking.address import beside
+from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
+from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide_in_data
-from rl8x.tracking.whereabouts import Whereabouts, shown_path
 from rl8x.trainers.description import run_file
 from rl8x.trainers.resume import REMADE, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState

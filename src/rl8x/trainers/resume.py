@@ -16,8 +16,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
-from rl8x.tracking.address import is_users_own, recorded_location
-from rl8x.tracking.location import locate, user_tracking_uri
+from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.stored_run import RESUMED_TAG
 

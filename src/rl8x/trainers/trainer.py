@@ -25,8 +25,8 @@ from rl8x.output import described
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MLflowTracker
 from rl8x.tracking.protocol import Status
+from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide
-from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers import non_finite
 from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import returned_metrics
