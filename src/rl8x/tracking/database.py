@@ -59,13 +59,9 @@ def merge_log(database: Path) -> None:
 
 
 class DatabaseFile:
-    """The file of a database, distinguished from another one that has taken its place.
+    """The file of a database, which MLflow calls `uri`, distinguished from another one that has taken its place.
 
     A process that has a file open goes on writing to it after it was deleted, and MLflow keeps files open.
-
-    Args:
-        database: Its path.
-        uri: What MLflow calls it.
     """
 
     # By URI, what MLflow may have open in this process
@@ -117,16 +113,10 @@ def _make(database: Path, artifact_root: Path) -> None:
         # MLflow itself waits 20 s for a lock, in each session.
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.commit()
 
 
 class ArtifactFolders:
-    """The folders of artifacts of the runs in one database.
-
-    Args:
-        database: The file.
-        guarded: Whether artifacts may go to the database's own folder only.
-    """
+    """The folders of artifacts of the runs in one database; `guarded` allows only those in the database's folder."""
 
     def __init__(self, database: Path, *, guarded: bool = False) -> None:
         self._database = database
@@ -134,17 +124,10 @@ class ArtifactFolders:
         self._ready: set[str] = set()
 
     def prepare(self, run_id: str, uri: str) -> None:
-        """Check, before anything is written, that a run's artifacts go to a folder of this store.
+        """Check, before anything is written, that a run's artifacts go to a folder of this store, or raise `OSError`.
 
-        Where they lay beside a database that was moved or copied since, the database gets their path beside it here:
-        MLflow's page then finds those that were moved with it as well.
-
-        Args:
-            run_id: The run.
-            uri: Where its artifacts are, as the database has it.
-
-        Raises:
-            OSError: The folder is not there, or not one that artifacts may go to.
+        Where they lay beside a database that was moved or copied since, the database gets their path beside it here in
+        place of `uri`: MLflow's page then finds those that were moved with it as well.
         """
         from mlflow.tracking._tracking_service import utils
 
@@ -158,7 +141,8 @@ class ArtifactFolders:
             folder = here / ROOT / run_id / "artifacts"
             with contextlib.closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
                 connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
-        if self._guarded and (folder is None or not _real(folder).is_relative_to(_real(here))):
+        inside = folder is not None and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(here))
+        if self._guarded and not inside:
             raise PermissionError(
                 f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
                 f"and you have not named this store: `rl8x sync --to sqlite:///{self._database}` does"
@@ -184,7 +168,3 @@ def _local(uri: str) -> Path | None:
         return None
     path = Path(uri if parts.scheme == "" else unquote(parts.path))
     return path if path.is_absolute() else None
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))

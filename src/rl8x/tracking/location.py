@@ -113,13 +113,12 @@ def is_default(location: Location) -> bool:
 def _default_location() -> Location:
     root = mlruns_dir()
     database = root / "mlflow.db"
-    if not database.exists():
-        for folder in sorted(root.glob("[0-9]*")):
-            if folder.name.isdigit() and (folder / "meta.yaml").exists():
-                raise TrackingError(
-                    f"found MLflow's old file store in {root} ({folder.name}/meta.yaml), which MLflow 3 cannot write: "
-                    f"run `mlflow migrate-filestore`, or choose another store by tracking_uri or MLFLOW_TRACKING_URI"
-                )
+    old = [file.parent.name for file in root.glob("[0-9]*/meta.yaml") if file.parent.name.isdigit()]
+    if old and not database.exists():
+        raise TrackingError(
+            f"found MLflow's old file store in {root} ({min(old)}/meta.yaml), which MLflow 3 cannot write: "
+            "run `mlflow migrate-filestore`, or choose another store by tracking_uri or MLFLOW_TRACKING_URI"
+        )
     return Location(f"sqlite:///{database}", database, root / "artifacts")
 
 
@@ -148,9 +147,8 @@ def _sqlite_location(uri: str) -> Location:
     path, _, query = rest.partition("?")
     name = path[1:]
     if not path.startswith("/") or name in ("", ":memory:"):
-        raise TrackingError(
-            f"an sqlite tracking_uri must name a file, as in sqlite:///mlruns/mlflow.db; got {hide(uri)!r}"
-        )
+        example = "sqlite:///mlruns/mlflow.db"
+        raise TrackingError(f"an sqlite tracking_uri must name a file, as in {example}; got {hide(uri)!r}")
     database = Path(name).absolute()
     absolute = f"{driver}:///{database}" + (f"?{query}" if query else "")
     # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
@@ -184,10 +182,9 @@ def check_writable(folder: Path) -> None:
 
 
 def with_password(uri: str) -> str:
-    """Put back what was hidden in a URI, from the one that the user set, or one that this process had before.
+    """Put back what was hidden in a URI, from the one that the user set or one that this process had before.
 
-    Raises:
-        TrackingError: There is none, or another one.
+    Raises `TrackingError` where neither has it.
     """
     if not is_hidden(uri):
         return uri
@@ -209,22 +206,14 @@ def beside(folder: Path, database: Path | None) -> str | None:
 
 
 def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> Location:
-    """Find the store that a record in a run's folder names.
+    """Find the store that a record in a run's folder names by its address and by `database`, the result of `beside`.
 
-    Args:
-        folder: The spool, or the folder of checkpoints.
-        uri: Address of the store when the record was made, without its password.
-        record: Has `database`, the result of `beside` then.
-
-    Returns:
-        The database beside, unless only the one at the address is there; else the store at the address.
-
-    Raises:
-        TrackingError: The address is of no known kind, or a password is missing.
+    That is the database beside, unless only the one at the address is there; else the store at the address. Raises as
+    `locate`.
     """
     found = _BESIDE.fullmatch(str(record.get("database") or ""))
     if found is None or found[1] == "..":
-        return locate(with_password(uri))
+        return locate(uri)
     database = _root(folder) / found[1]
     named = None
     with contextlib.suppress(TrackingError):

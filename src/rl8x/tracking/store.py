@@ -75,20 +75,6 @@ class RunSpec(NamedTuple):
     start_time: int
 
 
-class RunName(NamedTuple):
-    """How a store calls a run, and whether it calls no other run so."""
-
-    text: str
-    is_free: bool
-
-
-class RunStatus(NamedTuple):
-    """The status that a store has of a run, and when the run ended in milliseconds since 1970, if it is known."""
-
-    text: str
-    end_time: int | None
-
-
 def source_tags() -> dict[str, str]:
     """Return the tags by which MLflow's UI shows where a run came from: script, user, git commit. Imports mlflow."""
     from mlflow.tracking.context.registry import resolve_tags
@@ -99,9 +85,7 @@ def source_tags() -> dict[str, str]:
 class MLflowStore:
     """The runs of one MLflow store. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else.
 
-    Args:
-        location: The store. Building this imports mlflow and may create the database.
-        request_timeout_s: Seconds after which an HTTP request counts as failed.
+    Building it imports mlflow and may create the database. An HTTP request counts as failed after `request_timeout_s`.
     """
 
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
@@ -141,9 +125,8 @@ class MLflowStore:
         from mlflow.exceptions import MlflowException
 
         try:
-            if not self._location.remote:
-                return function(*args, **kwargs)
-            with short_requests(self._timeout_s + extra_time_s):
+            timeout_s = self._timeout_s + extra_time_s
+            with short_requests(timeout_s) if self._location.remote else contextlib.nullcontext():
                 return function(*args, **kwargs)
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
             kind: type[Exception] = StoreDownError
@@ -178,12 +161,8 @@ class MLflowStore:
 
     def create_run(self, spec: RunSpec) -> str:
         """Make a run and return its ID."""
-        experiment_id = self._experiment_id(spec)
-        tags = {SPOOL_TAG: spec.spool_id}
-        run = self._call(
-            self._client.create_run, experiment_id, start_time=spec.start_time, tags=tags, run_name=spec.run_name
-        )
-        return self._named(run.info.run_id)
+        about = (self._experiment_id(spec), spec.start_time, {SPOOL_TAG: spec.spool_id}, spec.run_name)
+        return self._named(self._call(self._client.create_run, *about).info.run_id)
 
     def _named(self, answer: Any) -> str:
         """Return the ID in an answer; a proxy's answer, which MLflow's client takes for the server's, has none."""
@@ -197,9 +176,9 @@ class MLflowStore:
         found = self._call(self._client.get_experiment_by_name, spec.experiment)
         if found is None:
             root = self._location.artifact_root
+            where = None if root is None else root.as_uri()
             try:
-                where = None if root is None else root.as_uri()
-                return self._named(self._call(self._client.create_experiment, spec.experiment, artifact_location=where))
+                return self._named(self._call(self._client.create_experiment, spec.experiment, where))
             except StoreRefusedError:  # another process was first
                 found = self._call(self._client.get_experiment_by_name, spec.experiment)
                 if found is None:
@@ -218,17 +197,16 @@ class MLflowStore:
         if run.info.lifecycle_stage != "active":
             raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
-    def run_name(self, run_id: str) -> RunName:
-        """Read a run's name."""
+    def run_name(self, run_id: str) -> tuple[str, bool]:
+        """Read a run's name, and whether no other run has it."""
         name = str(self._run(run_id).info.run_name or "")
-        if not name or "'" in name:
-            return RunName(name, False)
-        return RunName(name, len(self._search_everywhere(f"attributes.run_name = '{name}'")) == 1)
+        can_be_searched = name != "" and "'" not in name
+        return name, can_be_searched and len(self._search_everywhere(f"attributes.run_name = '{name}'")) == 1
 
-    def status(self, run_id: str) -> RunStatus:
-        """Read a run's status."""
+    def status(self, run_id: str) -> tuple[str, int | None]:
+        """Read a run's status, and when it ended in milliseconds since 1970, if that is known."""
         info = self._run(run_id).info
-        return RunStatus(str(info.status), info.end_time)
+        return str(info.status), info.end_time
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
@@ -270,11 +248,7 @@ class MLflowStore:
         self._check_taken(run_id, has_all)
 
     def _check_taken(self, run_id: str, is_there: Callable[[Any], bool]) -> None:
-        """Check that a server has what it was sent: MLflow's client takes an empty answer of a proxy for success.
-
-        Raises:
-            StoreDownError: It does not.
-        """
+        """Check that a server has what it was sent: MLflow's client takes an empty answer of a proxy for success."""
         if not self._location.uri.startswith(("http://", "https://")):
             return
         for wait_s in _LOOK_AGAIN_S:
@@ -283,9 +257,10 @@ class MLflowStore:
                 return
         raise StoreDownError("what was sent was answered as if it had been taken, and is not there")
 
-    def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
+    def log_artifact(self, run_id: str, path: str | Path, to: str | None) -> None:
         """Copy a file or folder to the run's artifacts."""
         self._find_artifacts(run_id)
+        path = Path(path)
         if path.is_dir():
             folder = path.name if to is None else f"{to}/{path.name}"
             self._call(self._client.log_artifacts, run_id, str(path), folder, extra_time_s=120)

@@ -25,12 +25,9 @@ from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.store import (
     MLflowStore,
-    Point,
     RunGoneError,
     RunMissingError,
-    RunName,
     RunSpec,
-    RunStatus,
     StoreDownError,
     StoreRefusedError,
     quiet_thread,
@@ -50,45 +47,26 @@ _importing = threading.Lock()  # modules that import each other are seen half ma
 # A request is a line of JSON (channel, number, name, arguments), and so is an answer (number, name of an error, value).
 
 _ERRORS = {error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError, RunMissingError)}
-_RESULTS: dict[str, Callable[..., Any]] = {"run_name": RunName, "status": RunStatus}
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
-    """Write a request or an answer as one line; a `Location` becomes a dict, a path text."""
+    """Write a request or an answer as one line; a `Location` becomes a list, a path text."""
     return json.dumps(message, default=_plain).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if isinstance(value, Location) else os.fspath(value)
+    return dataclasses.astuple(value) if isinstance(value, Location) else os.fspath(value)
 
 
 def result_of(name: str, error: str | None, value: Any) -> Any:
-    """Return what a call of `MLflowStore` returned, from its answer.
-
-    Raises:
-        StoreDownError: The store is down.
-        StoreRefusedError: As the store says.
-    """
+    """Return what a call of `MLflowStore` returned, or raise what it raised, from its answer."""
     if error is not None:
         raise _ERRORS[error](value)
-    return _RESULTS[name](*value) if name in _RESULTS else value
+    return tuple(value) if name in ("run_name", "status") else value
 
 
-def _typed(name: str, args: list[Any]) -> list[Any]:
-    """Return the arguments of a call as they were before JSON made plain lists and texts of them."""
-    match name:
-        case "find_runs" | "create_run":
-            return [RunSpec(*args[0])]
-        case "log_points":
-            return [args[0], [Point(*point) for point in args[1]]]
-        case "log_artifact":
-            return [args[0], Path(args[1]), args[2]]
-    return args
-
-
-def _location(data: dict[str, Any]) -> Location:
-    paths = {name: None if data[name] is None else Path(data[name]) for name in ("database", "artifact_root")}
-    return Location(**{**data, **paths})
+def _location(uri: str, database: str | None, artifact_root: str | None, guarded: bool) -> Location:
+    return Location(uri, database and Path(database), artifact_root and Path(artifact_root), guarded)
 
 
 def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowStore] = MLflowStore) -> None:
@@ -110,7 +88,7 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
             channels[channel].put((number, name, args))
             continue
         data, timeout_s, sys.argv, wanted = args
-        location = _location(data)
+        location = _location(*data)
         _adopt(wanted, wanted if environment is None else environment)
         environment = wanted
         channels[channel] = queue.SimpleQueue()
@@ -151,7 +129,8 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
                     with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
                         import mlflow.entities  # noqa: F401
                     store = connect()
-                answer(number, getattr(store, name)(*_typed(name, args)))
+                typed = [RunSpec(*args[0])] if name in ("find_runs", "create_run") else args
+                answer(number, getattr(store, name)(*typed))
             except (StoreDownError, StoreRefusedError) as error:
                 answer(number, type(error)(hide(str(error))))
             except Exception as error:  # whatever it is, the training process gets it as an outage and goes on

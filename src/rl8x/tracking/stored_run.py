@@ -87,8 +87,8 @@ class StoredRun:
         if self._spool.ack.run_name is None and self._name_tries < _NAME_TRIES:
             self._name_tries += 1
             with contextlib.suppress(StoreDownError, StoreRefusedError):  # only the last lines name it: no row waits
-                name = self.store.run_name(self.id)
-                self._spool.acknowledge(run_name=name.text, name_is_free=name.is_free)
+                name, is_free = self.store.run_name(self.id)
+                self._spool.acknowledge(run_name=name, name_is_free=is_free)
 
     def _find_or_create(self, set_aside: Callable[[Op, Exception], None]) -> str:
         """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
@@ -175,7 +175,7 @@ class StoredRun:
 
     def finish_killed(self) -> None:
         """Set the status of a run whose process was killed, unless it has ended in another one."""
-        runs_still = self.store.status(self.id).text == "RUNNING" if self.owned else not self._has_tag(STATUS_TAG)
+        runs_still = self.store.status(self.id)[0] == "RUNNING" if self.owned else not self._has_tag(STATUS_TAG)
         if runs_still:
             self.finish("KILLED", self._spool.last_time())
 
