@@ -120,16 +120,12 @@ class MLflowTracker:
         spool, location = self._spool, self._location
         if spool is None or location is None:
             return None
-        return Whereabouts(location, spool.ack, spool.unsent(), spool.folder, self._outage)
+        return Whereabouts(location, spool, self._outage)
 
     # Beginning and end.
 
     def check(self) -> None:
-        """Refuse a store that cannot be used, before `start()`; touches nothing.
-
-        Raises:
-            TrackingError: It is of no known kind, or a file where nothing can be written.
-        """
+        """Raise `TrackingError` where the store cannot be used, before `start()`; touches nothing."""
         _check_installed()
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
@@ -176,10 +172,10 @@ class MLflowTracker:
         fresh = resume is None
         own_tags = set(first[-1]["tags"])
         store = cast("MLflowStore", process)  # it has the same calls
-        self._sender = Sender(spool, lambda: store, fresh=fresh, known=known)
+        self._sender = Sender(spool, store, fresh=fresh, known=known)
         self._writer = Writer(
             self._sender,
-            location.shown,
+            location,
             owner=self,
             keeps_status=keeps_status,
             finish_timeout_s=self.finish_timeout_s,
@@ -187,16 +183,10 @@ class MLflowTracker:
             interval_s=self.interval_s,
             prepare=(lambda: _add_source_tags(spool, process, own_tags)) if fresh and spool.header["owns"] else None,
             release=process.close,
-            sync_command=lambda: Whereabouts(location, spool.ack, spool.unsent(), spool.folder).sync_command,
         )
 
     def _open_spool(self, resume: str | None, before: Spool | None) -> Spool:
-        """Make the spool of a new run, or open or make the one of a run to resume.
-
-        Args:
-            resume: The run to resume.
-            before: The spool that this tracker had for that run.
-        """
+        """Make the spool of a new run, or open or make that of a run to resume, which had `before` in this tracker."""
         root = self.spool_root
         header = self._header()
         active = user_run_id(self.tracking_uri) if resume is None else None

@@ -17,7 +17,8 @@ from typing import Any
 from rl8x.output import counted
 from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.spool_files import OPS, REJECTED, Ack, Unsent, read_ack, read_header
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import OPS, REJECTED, Unsent, read_ack, read_header
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
@@ -89,11 +90,7 @@ def last_change(folder: Path) -> float:
 
 
 def check_run_exists(location: Location, run_id: str) -> None:
-    """Check a run to resume where that is quick: in an sqlite store, without importing mlflow.
-
-    Raises:
-        TrackingError: The store has no such run.
-    """
+    """Raise `TrackingError` where an sqlite store has no such run, which is quick and does not import mlflow."""
     if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
         raise TrackingError(f"there is no run {run_id!r} in {location.shown}; find its ID by `rl8x ui`")
 
@@ -111,11 +108,7 @@ def has_run(location: Location, handle: str) -> bool:
 
 
 def find_run(run: str, tracking_uri: str | None = None, *, experiment_name: str | None = None) -> FoundRun:
-    """Find a run by its ID or its name. Imports mlflow.
-
-    Raises:
-        TrackingError: There is none, or several have this name, or the store does not answer.
-    """
+    """Find a run by its ID or its name, or raise `TrackingError`. Imports mlflow."""
     location = locate(tracking_uri)
     if location.database is not None and not location.database.exists():
         raise TrackingError(f"there is no run {run!r}: {location.database} does not exist")
@@ -155,7 +148,6 @@ def _find_run(location: Location, run: str, experiment_name: str | None) -> Foun
     )
 
 
-@dataclass(frozen=True)
 class Whereabouts:
     """Where a run is.
 
@@ -164,14 +156,13 @@ class Whereabouts:
         ack: What the store has of it.
         unsent: What the store does not have of it.
         spool: The folder that has the rest.
-        reason: Why the store does not take it; empty where that is not known.
+        why: A space and the `reason` in parentheses for which the store does not take it, if that is known.
     """
 
-    location: Location
-    ack: Ack
-    unsent: Unsent
-    spool: Path
-    reason: str = ""
+    def __init__(self, location: Location, spool: Spool, reason: str) -> None:
+        self.location = location
+        self.ack, self.unsent, self.spool = spool.ack, spool.unsent(), spool.folder
+        self.why = f" ({reason})" if reason else ""
 
     @property
     def resume_word(self) -> str | None:
@@ -195,15 +186,15 @@ class Whereabouts:
             lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
         if unsent.num_rows or unsent.num_others:
             what = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
-            why = f" ({self.reason})" if self.reason else ""
-            lines.append(f"{what} of {name} did not reach {store}{why}")
+            lines.append(f"{what} of {name} did not reach {store}{self.why}")
             lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
         if unsent.num_rejected:
             what = counted(unsent.num_rejected, "entry", "entries")
             where = shown_path(self.spool / REJECTED)
             lines.append(f"{what} of {name} could not be logged; to try again what is in {where}: {self.sync_command}")
         if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
-            look = "" if self.location.remote else f"; to look at it: {self._ui_command()}"
+            uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(store)}"
+            look = "" if self.location.remote else f"; to look at it: rl8x ui{uri}"
             lines.append(f"{name} is in {store}{look}")
         return lines
 
@@ -219,10 +210,6 @@ class Whereabouts:
     def is_found_by(self, folder: Path) -> bool:
         """Return whether a command that is started here on a folder of the run may use the store without asking."""
         return beside(folder.absolute(), self.location.database) is not None or is_default(self.location)
-
-    def _ui_command(self) -> str:
-        uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(self.location.shown)}"
-        return f"rl8x ui{uri}"
 
 
 def shown_path(path: Path) -> str:

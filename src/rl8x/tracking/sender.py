@@ -44,7 +44,7 @@ class Sender:
 
     Args:
         spool: What to send.
-        connect: As for `StoredRun`.
+        store: Where to.
         fresh: As for `StoredRun`.
         known: What the run had when it was resumed, where another spool of this process began with that.
         late: As for `StoredRun`; what another process wrote stays, and rows that it logged are not logged again.
@@ -58,14 +58,15 @@ class Sender:
     def __init__(
         self,
         spool: Spool,
-        connect: Callable[[], MLflowStore],
+        store: MLflowStore,
         *,
         fresh: bool = False,
         known: KnownPoints | None = None,
         late: bool = False,
     ) -> None:
         self.spool = spool
-        self.run = StoredRun(spool, connect, fresh=fresh, late=late)
+        self.store = store
+        self.run = StoredRun(spool, store, fresh=fresh, late=late)
         self.on_arrival: Callable[[], None] = lambda: None
         self.num_rows = 0
         self.known = known
@@ -77,16 +78,10 @@ class Sender:
         self._aside: list[tuple[Op, str]] = []
         self._named: set[str] = set()
 
-    @property
-    def store(self) -> MLflowStore:
-        """The store; made at the first use."""
-        return self.run.store
-
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the spool.
 
-        Raises:
-            StoreDownError: The store does not work now; call again later.
+        Raises `StoreDownError` where the store does not work now; call again later.
         """
         try:
             self._aside = []
@@ -115,11 +110,7 @@ class Sender:
         self.spool.compact()
 
     def send_all(self) -> None:
-        """Send the whole spool, and try again what was set aside.
-
-        Raises:
-            StoreDownError: The store does not work now.
-        """
+        """Send the whole spool, and try again what was set aside; raises as `send_some`."""
         while True:
             try:
                 self.send_some()

@@ -160,7 +160,7 @@ def _sync_one(
                 f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
                 "makes a new one in its folder"
             )
-        sender = Sender(spool, lambda: connect(location), late=True)
+        sender = Sender(spool, connect(location), late=True)
         sender.run.begin_anew_where_gone()
         sender.send_all()
         if not spool.ack.finished:

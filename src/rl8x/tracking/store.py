@@ -193,8 +193,7 @@ class MLflowStore:
 
     def check_run(self, run_id: str) -> None:
         """Raise `RunGoneError` unless the run is there and active."""
-        run = self._run(run_id)
-        if run.info.lifecycle_stage != "active":
+        if self._run(run_id).info.lifecycle_stage != "active":
             raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
     def run_name(self, run_id: str) -> tuple[str, bool]:
@@ -210,9 +209,7 @@ class MLflowStore:
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
-        from mlflow.entities import Metric
-
-        self._log_batch(run_id, metrics=[Metric(*point) for point in points])
+        self._log_batch(run_id, points, {}, {})
 
     def params(self, run_id: str) -> dict[str, str]:
         """Read a run's params."""
@@ -220,9 +217,7 @@ class MLflowStore:
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
-        from mlflow.entities import Param
-
-        self._log_batch(run_id, params=[Param(*item) for item in params.items()])
+        self._log_batch(run_id, [], params, {})
 
     def tags(self, run_id: str) -> dict[str, str]:
         """Read a run's tags."""
@@ -230,20 +225,21 @@ class MLflowStore:
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
-        from mlflow.entities import RunTag
+        self._log_batch(run_id, [], {}, tags)
 
-        self._log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
+    def _log_batch(
+        self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
+        from mlflow.entities import Metric, Param, RunTag
 
-    def _log_batch(self, run_id: str, **items: Any) -> None:
-        self._call(self._client.log_batch, run_id, **items)
+        metrics = [Metric(*point) for point in points]
+        texts = [Param(*item) for item in params.items()], [RunTag(*item) for item in tags.items()]
+        self._call(self._client.log_batch, run_id, metrics, *texts)
 
         def has_all(run: Any) -> bool:
-            steps = {point.key: point.step for point in getattr(run.data, "_metric_objs", ())}
-            return (
-                all(steps.get(metric.key, -(2**63)) >= metric.step for metric in items.get("metrics", ()))
-                and all(param.key in run.data.params for param in items.get("params", ()))
-                and all(run.data.tags.get(tag.key) == tag.value for tag in items.get("tags", ()))
-            )
+            last, present = _last_steps(run), run.data.tags
+            has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
+            return has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items()
 
         self._check_taken(run_id, has_all)
 
@@ -292,9 +288,9 @@ class MLflowStore:
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
-        data = self._run(run_id).data
-        steps = {point.key: int(point.step) for point in getattr(data, "_metric_objs", ())}
-        return {name: steps.get(name, 2**63) for name in data.metrics}
+        run = self._run(run_id)
+        steps = _last_steps(run)
+        return {name: steps.get(name, 2**63) for name in run.data.metrics}
 
     def logged_steps(self, run_id: str, name: str) -> list[int]:
         """Read the steps at which a run has a metric, one for each point."""
@@ -314,6 +310,10 @@ class MLflowStore:
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
         self._call(self._client.set_experiment_tag, experiment_id, name, value)
+
+
+def _last_steps(run: Any) -> dict[str, int]:
+    return {point.key: int(point.step) for point in getattr(run.data, "_metric_objs", ())}
 
 
 def _refuses(error: Any) -> bool:

@@ -7,7 +7,6 @@ has the number of its request. A beat every second lets the other end notice tha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -50,12 +49,8 @@ _ERRORS = {error.__name__: error for error in (StoreDownError, StoreRefusedError
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
-    """Write a request or an answer as one line; a `Location` becomes a list, a path text."""
-    return json.dumps(message, default=_plain).encode() + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.astuple(value) if isinstance(value, Location) else os.fspath(value)
+    """Write a request or an answer as one line, and a path as text."""
+    return json.dumps(message, default=os.fspath).encode() + b"\n"
 
 
 def result_of(name: str, error: str | None, value: Any) -> Any:
@@ -63,10 +58,6 @@ def result_of(name: str, error: str | None, value: Any) -> Any:
     if error is not None:
         raise _ERRORS[error](value)
     return tuple(value) if name in ("run_name", "status") else value
-
-
-def _location(uri: str, database: str | None, artifact_root: str | None, guarded: bool) -> Location:
-    return Location(uri, database and Path(database), artifact_root and Path(artifact_root), guarded)
 
 
 def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowStore] = MLflowStore) -> None:
@@ -87,8 +78,8 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
         if name != "open":
             channels[channel].put((number, name, args))
             continue
-        data, timeout_s, sys.argv, wanted = args
-        location = _location(*data)
+        (uri, database, artifacts, guarded), timeout_s, sys.argv, wanted = args
+        location = Location(uri, database and Path(database), artifacts and Path(artifacts), guarded)
         _adopt(wanted, wanted if environment is None else environment)
         environment = wanted
         channels[channel] = queue.SimpleQueue()
@@ -138,10 +129,9 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
 
 
 def main(parent: int) -> None:
-    """Serve on the standard streams; what MLflow prints goes nowhere.
+    """Serve the process `parent` on the standard streams; what MLflow prints goes nowhere.
 
-    Args:
-        parent: The process that asks. This one ends with it, also where its pipes stay open in other hands.
+    This process ends with that one, also where its pipes stay open in other hands.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -31,7 +31,7 @@ class StoredRun:
 
     Args:
         spool: The spool.
-        connect: Makes the store, when it is first needed.
+        store: The store.
         fresh: The spool has just been made, so that the store cannot have a run for it.
         late: The process that wrote the spool is gone, so that another one may have gone on with the run since.
 
@@ -40,22 +40,14 @@ class StoredRun:
         is_resumed: Whether another process has gone on with it since, and may have logged the same rows.
     """
 
-    def __init__(self, spool: Spool, connect: Callable[[], MLflowStore], *, fresh: bool, late: bool) -> None:
+    def __init__(self, spool: Spool, store: MLflowStore, *, fresh: bool, late: bool) -> None:
         self.is_over = False
         self.is_resumed = False
+        self.store = store
         self._spool = spool
-        self._connect = connect
-        self._store: MLflowStore | None = None
         self._fresh = fresh
         self._late = late
         self._name_tries = 0
-
-    @property
-    def store(self) -> MLflowStore:
-        """The store; made at the first use."""
-        if self._store is None:
-            self._store = self._connect()
-        return self._store
 
     @property
     def id(self) -> str:
@@ -71,8 +63,7 @@ class StoredRun:
     def ensure(self, set_aside: Callable[[Op, Exception], None]) -> None:
         """Find or make the run, and look up once what became of it since the spool was written.
 
-        Args:
-            set_aside: Called with the op of a name or experiment that the store refuses.
+        `set_aside` gets the op of a name or experiment that the store refuses.
         """
         if self._spool.ack.run_id is None:
             run_id = self._spool.header.get("run_id")
@@ -135,8 +126,7 @@ class StoredRun:
     def begin_anew_where_gone(self) -> None:
         """Send all rows again to a store that does not have the run, such as a database in place of a deleted one.
 
-        Raises:
-            StoreDownError: It does not work now, or the spool has not all rows of the run.
+        Raises `StoreDownError` where it does not work now, or the spool has not all rows of the run.
         """
         ack = self._spool.ack
         if ack.run_id is None:
@@ -187,10 +177,6 @@ class KnownPoints:
     """What a run had when it was resumed, each point once: a run that goes on from a checkpoint repeats what followed.
 
     A point beyond those that the run had, such as a further evaluation at the same step, is new.
-
-    Args:
-        run_id: The run.
-        last_steps: The last step of each metric that it has.
     """
 
     def __init__(self, run_id: str, last_steps: Mapping[str, int]) -> None:

@@ -33,12 +33,7 @@ DEFAULT_PORT = 5000
 VIEW: Final = "rl8x"
 VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW}"
 # What a run is looked at for, above everything that its metrics are grouped into.
-_FIRST: Final = (
-    "eval/returns/mean",
-    "eval/horizon_returns/mean",
-    "episodes/returns/mean",
-    "returns/mean",
-)
+_FIRST: Final = ("eval/returns/mean", "eval/horizon_returns/mean", "episodes/returns/mean", "returns/mean")
 _FIRST_SECTION: Final = "mean returns"
 _WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metrics whose names have no `/`
 # Sections by the beginning of their names; "" is every other, such as a callback's metrics.
@@ -50,11 +45,7 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
     """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
 
     It runs under `ui_environment`, which has the address of the store: every user of the machine can read a command.
-
-    Args:
-        tracking_uri: The store; default the one that `MLflowTracker` would use.
-        host: Address to listen at.
-        port: Port to listen at.
+    The default store is the one that `MLflowTracker` would use.
 
     Raises:
         TrackingError: The store is a server, which has a UI of its own, or cannot be used.
@@ -104,8 +95,6 @@ def _check_address(host: str, port: int) -> None:
 def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
-    Arguments are as those of `ui_command`.
-
     Returns:
         The link to the runs, and whether a server is there already: the one that keeps them.
 
@@ -125,16 +114,9 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
 def serve_ui(
     tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, link: str | None = None
 ) -> int:
-    """Serve the UI until it is interrupted; returns its exit status.
+    """Serve the UI until it is interrupted; returns its exit status, or raises as `ui_command`.
 
-    Args:
-        tracking_uri: As for `ui_command`.
-        host: As for `ui_command`.
-        port: As for `ui_command`.
-        link: Opened in a browser, where there is one, as soon as the server answers.
-
-    Raises:
-        TrackingError: The store cannot be used.
+    The link is opened in a browser, where there is one, as soon as the server answers.
     """
     process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
     if link is not None:
@@ -166,12 +148,7 @@ def _open_when_served(process: subprocess.Popen[bytes], link: str) -> None:
 
 
 def runs_page(store: MLflowStore, base: str) -> str:
-    """Return the link to the charts of the experiment that has the newest of our runs, and keep their order there.
-
-    Args:
-        store: Where the runs are.
-        base: Address of MLflow's server.
-    """
+    """Return the link, at a server's address, to the charts of our newest run's experiment; keep their order there."""
     experiments = {str(experiment.experiment_id): experiment for experiment in store.experiments()}
     runs = store.search(list(experiments), "tags.`rl8x.version` != ''", max_results=10) if experiments else []
     if not runs:
@@ -219,10 +196,7 @@ def view(names: Iterable[str]) -> dict[str, Any]:
 
     The mean returns of evaluations and episodes come first, then losses and monitors; counters, times and coefficients
     are folded, at the end. MLflow makes the charts of all other metrics, each in the section of its name up to the last
-    `/`.
-
-    Args:
-        names: Metrics that the experiment has.
+    `/`. `names` are the metrics that the experiment has.
     """
     names = set(names)
     named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
