@@ -72,9 +72,9 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
     except TrackingError as error:
         raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.
-    tagged = Path(found.tags.get(CHECKPOINTS_TAG, "none"))
+    tagged = Path(found.data.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, metadata in _runs(root):
-        if metadata["run"].get("id") == found.run_id or folder.name == tagged.name:
+        if metadata["run"].get("id") == found.info.run_id or folder.name == tagged.name:
             return folder
     if tagged.is_absolute() and files.listed(tagged):
         return tagged

@@ -19,7 +19,6 @@ from rl8x.tracking.protocol import NullTracker as NullTracker
 from rl8x.tracking.protocol import Status as Status
 from rl8x.tracking.protocol import Tracker as Tracker
 from rl8x.tracking.protocol import TrackingError as TrackingError
-from rl8x.tracking.runs import FoundRun as FoundRun
 from rl8x.tracking.runs import find_run as find_run
 from rl8x.tracking.spool_sync import SpoolReport as SpoolReport
 from rl8x.tracking.spool_sync import SyncReport as SyncReport

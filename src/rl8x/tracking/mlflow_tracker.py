@@ -171,8 +171,9 @@ class MLflowTracker:
         process = StoreProcess(location, request_timeout_s=self.request_timeout_s)
         fresh = resume is None
         own_tags = set(first[-1]["tags"])
-        store = cast("MLflowStore", process)  # it has the same calls
-        self._sender = Sender(spool, store, fresh=fresh, known=known)
+        # The process has the same calls as a store.
+        self._sender = Sender(spool, cast("MLflowStore", process), fresh=fresh)
+        self._sender.known = known
         self._writer = Writer(
             self._sender,
             location,

@@ -34,15 +34,9 @@ def whole_lines(fd: int, end: int) -> int:
 class OpsFile:
     """The file, opened by the spool's one owner. A line that a killed process left half written is cut off.
 
-    Args:
-        folder: The spool.
-
     Attributes:
         path: Its path.
-        end: The length of the file in bytes.
-
-    Raises:
-        OSError: It cannot be opened or made.
+        end: Its length in bytes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -172,11 +166,7 @@ class WaitingLines:
         self._lines.append(line)
 
     def move(self, write: Callable[[bytes], int]) -> None:
-        """Move lines to the disk.
-
-        Args:
-            write: Writes one line; returns the offset after it, or 0 where the disk does not take it.
-        """
+        """Move lines to the disk by `write`, which returns the offset after a line, or 0 where the disk refuses it."""
         while self._lines:
             offset = write(self._lines[0])
             if not offset:

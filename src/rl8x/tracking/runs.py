@@ -9,8 +9,6 @@ import re
 import shlex
 import sqlite3
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +20,6 @@ from rl8x.tracking.spool_files import OPS, REJECTED, Unsent, read_ack, read_head
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
-
-
-@dataclass(frozen=True)
-class FoundRun:
-    """A run in a store."""
-
-    run_id: str
-    name: str
-    experiment: str
-    status: str
-    tracking_uri: str = field(repr=False)
-    artifact_uri: str
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
@@ -107,45 +92,30 @@ def has_run(location: Location, handle: str) -> bool:
     return False
 
 
-def find_run(run: str, tracking_uri: str | None = None, *, experiment_name: str | None = None) -> FoundRun:
-    """Find a run by its ID or its name, or raise `TrackingError`. Imports mlflow."""
+def find_run(run: str, tracking_uri: str | None = None) -> Any:
+    """Find a run, an `mlflow.entities.Run`, by its ID or its name, or raise `TrackingError`. Imports mlflow."""
     location = locate(tracking_uri)
     if location.database is not None and not location.database.exists():
         raise TrackingError(f"there is no run {run!r}: {location.database} does not exist")
     try:
-        return _find_run(location, run, experiment_name)
+        return _found_run(MLflowStore(location), run, location.shown)
     except (StoreDownError, StoreRefusedError) as error:
         raise TrackingError(f"cannot look for run {run!r} in {location.shown}: {error}") from error
 
 
-def _find_run(location: Location, run: str, experiment_name: str | None) -> FoundRun:
-    store = MLflowStore(location)
-    experiments = {
-        experiment.experiment_id: experiment.name
-        for experiment in store.experiments()
-        if experiment_name is None or experiment.name == experiment_name
-    }
-    found = store.search(list(experiments), f"attributes.run_id = '{run}'") if run.isalnum() else []
+def _found_run(store: MLflowStore, run: str, shown: str) -> Any:
+    found = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
     if not found and "'" not in run:
-        found = store.search(list(experiments), f"attributes.run_name = '{run}'")
+        found = store.search_everywhere(f"attributes.run_name = '{run}'")
     if not found:
-        names = sorted({other.info.run_name for other in store.search(list(experiments), "") if other.info.run_name})
+        names = sorted({other.info.run_name for other in store.search_everywhere("") if other.info.run_name})
         near = difflib.get_close_matches(run, names, n=3)
         hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
-        raise TrackingError(f"there is no run {run!r} in {location.shown}{hint}")
+        raise TrackingError(f"there is no run {run!r} in {shown}{hint}")
     if len(found) > 1:
         ids = ", ".join(other.info.run_id for other in found[:5])
         raise TrackingError(f"{len(found)} runs are called {run!r}; name one by its ID: {ids}")
-    info = found[0].info
-    return FoundRun(
-        run_id=info.run_id,
-        name=info.run_name or "",
-        experiment=experiments[info.experiment_id],
-        status=info.status,
-        tracking_uri=location.uri,
-        artifact_uri=info.artifact_uri,
-        tags=dict(found[0].data.tags),
-    )
+    return found[0]
 
 
 class Whereabouts:

@@ -136,10 +136,7 @@ def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
 
 
 def _sync_one(
-    folder: Path,
-    named: Location | None,
-    allow: Callable[[Location], bool],
-    connect: Callable[[Location], MLflowStore],
+    folder: Path, named: Location | None, allow: Callable[[Location], bool], connect: Callable[[Location], MLflowStore]
 ) -> SpoolReport:
     try:
         if _removed_empty(folder):

@@ -156,7 +156,7 @@ class MLflowStore:
 
     def find_runs(self, spec: RunSpec) -> list[str]:
         """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
-        runs = self._search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
+        runs = self.search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: RunSpec) -> str:
@@ -200,7 +200,7 @@ class MLflowStore:
         """Read a run's name, and whether no other run has it."""
         name = str(self._run(run_id).info.run_name or "")
         can_be_searched = name != "" and "'" not in name
-        return name, can_be_searched and len(self._search_everywhere(f"attributes.run_name = '{name}'")) == 1
+        return name, can_be_searched and len(self.search_everywhere(f"attributes.run_name = '{name}'")) == 1
 
     def status(self, run_id: str) -> tuple[str, int | None]:
         """Read a run's status, and when it ended in milliseconds since 1970, if that is known."""
@@ -304,7 +304,8 @@ class MLflowStore:
         """Search for runs, the newest first."""
         return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
 
-    def _search_everywhere(self, query: str) -> list[Any]:
+    def search_everywhere(self, query: str) -> list[Any]:
+        """Search for runs in all experiments."""
         return self.search([experiment.experiment_id for experiment in self.experiments()], query)
 
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:

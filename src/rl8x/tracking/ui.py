@@ -217,15 +217,8 @@ def _rank(section: str) -> int:
 
 
 def _section(name: str) -> dict[str, Any]:
-    shown = name.split("/")[0] not in _FOLDED
-    return {
-        "uuid": f"rl8x-{name}",
-        "name": name,
-        "display": shown,
-        "isReordered": True,
-        "deleted": False,
-        "isGenerated": True,
-    }
+    state = {"display": name.split("/")[0] not in _FOLDED, "isReordered": True, "deleted": False, "isGenerated": True}
+    return {"uuid": f"rl8x-{name}", "name": name, **state}
 
 
 def _line_chart(metric: str) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class Writer:
             self.last_call.note()
 
     def end(self, status: Status | None, time_ms: int) -> None:
-        """Write the end of the run to the spool, once; None, at the interpreter's end, leaves the status to `LastCall`."""
+        """Write the end of the run to the spool, once; None, at the end of Python, leaves the status to `LastCall`."""
         with self._appending:
             if self._ended:
                 return
