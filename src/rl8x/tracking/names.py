@@ -109,7 +109,7 @@ def metric_step(step: object, what: str = "step") -> int:
 
 
 def artifact_name(name: str) -> str:
-    """Refuse a name of an artifact that is no relative path inside the run's artifacts.
+    """Return an artifact's name as a store has it; `TrackingError` for what is no relative path inside its folder.
 
     What is not UTF-8 in it is written as numbers.
     """
