@@ -100,12 +100,12 @@ def test_what_a_failure_says_is_shown_as_it_is():
 # -- as a run file
 
 
-def again(tmp_path, trainer):
+def again(tmp_path, monkeypatch, trainer):
     path = tmp_path / "run.yaml"
     path.write_text(trainer.tracker.texts["run.yaml"])
-    run = RunConfig.from_dict(load_run_file(path) | {"tracking": False, "progress": "none"})
+    run = RunConfig.from_dict(load_run_file(path) | {"progress": "none"})
+    monkeypatch.setattr(RunConfig, "make_tracker", lambda _: MemoryTracker())
     copy = run.make_trainer()
-    copy.tracker = MemoryTracker()
     run.train(copy)
     return copy
 
@@ -122,9 +122,9 @@ def again(tmp_path, trainer):
         {"run": {"stop_conditions": [HitsUpperBound("env/steps", 48) | HitsUpperBound("returns/mean", 1e9)]}},
     ],
 )
-def test_the_run_file_of_a_run_in_python_makes_the_same_run(tmp_path, options):
+def test_the_run_file_of_a_run_in_python_makes_the_same_run(tmp_path, monkeypatch, options):
     trainer = trained(**options | {"algorithm": {"seed": 1} | options.get("algorithm", {})})
-    copy = again(tmp_path, trainer)
+    copy = again(tmp_path, monkeypatch, trainer)
     assert copy.algorithm.env.config == trainer.algorithm.env.config
     assert copy.tracker.params == trainer.tracker.params
     returns = trainer.tracker.history("returns/mean")

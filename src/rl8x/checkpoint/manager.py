@@ -10,7 +10,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from rl8x.checkpoint.files import Checkpoint, good, listed
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
 from rl8x.checkpoint.tree import encode
 from rl8x.disk import sync_folder
+from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import logger
@@ -40,10 +41,7 @@ class CheckpointManager:
     Args:
         checkpoints: When to save and what to keep: a `Checkpoints`, a path, True for the defaults; False never saves,
             and None saves by the defaults where the tracked run has a spool.
-        spool: Returns the spool of the tracked run, beside which checkpoints lie that were given no folder; None where
-            it has none (yet).
-        spool_root: Returns the folder in which spools of new runs are made; None where none are.
-        before_write: Called in the thread before each checkpoint is written.
+        tracker: What keeps the run; beside its spool, if it has one, lie checkpoints that were given no folder.
 
     Attributes:
         options: When to save and what to keep; None where nothing is saved.
@@ -51,14 +49,7 @@ class CheckpointManager:
         best: The best value so far of the metric to save the best of, where there is one.
     """
 
-    def __init__(
-        self,
-        checkpoints: CheckpointsLike,
-        *,
-        spool: Callable[[], Path | None] = lambda: None,
-        spool_root: Callable[[], Path | None] = lambda: None,
-        before_write: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, checkpoints: CheckpointsLike, tracker: Tracker) -> None:
         if isinstance(checkpoints, str | os.PathLike):
             checkpoints = Checkpoints(checkpoints)
         if checkpoints is not None and not isinstance(checkpoints, bool | Checkpoints):
@@ -69,7 +60,7 @@ class CheckpointManager:
         self._where_tracked = checkpoints is None
         self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
-        self._spool, self._spool_root, self._before_write = spool, spool_root, before_write
+        self._tracker = tracker
         self._known: frozenset[str] | None = None
         self._has_begun = False
         self._lock: FileLock | None = None
@@ -83,7 +74,7 @@ class CheckpointManager:
         """The run's folder of checkpoints; None where nothing is saved, or not yet known where."""
         if self.options is None or self._directory is not None:
             return self._directory
-        spool = self._spool()
+        spool: Path | None = getattr(self._tracker, "spool_folder", None)
         if spool is not None:
             return spool.parent.parent / "checkpoints" / spool.name
         return None if self._where_tracked else mlruns_dir() / "checkpoints" / self.key
@@ -98,7 +89,7 @@ class CheckpointManager:
         """
         directory = self.directory
         if directory is None and self.options is not None:
-            root = self._spool_root()
+            root: Path | None = getattr(self._tracker, "spool_root", None)
             directory = None if root is None else root.parent / "checkpoints"
         if directory is None:
             return False
@@ -288,7 +279,8 @@ class CheckpointManager:
         self, keep: int, directory: Path, steps: int, metadata: dict[str, Any], encoded: Any, tensors: dict[str, Any]
     ) -> None:
         try:
-            self._before_write()
+            # A run that goes on from a checkpoint does not log again what came before it: that must not be lost later.
+            getattr(self._tracker, "sync_to_disk", lambda: None)()
             path = files.write(directory, steps, metadata, encoded, tensors)
         except (OSError, ValueError, TypeError) as error:
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)

@@ -66,7 +66,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self._guard.before_step(algorithm)
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
-            self.tracked_run.note_config()
+            self.record.note_config()
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
@@ -76,11 +76,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         row["profiling/collect_ms"], row["profiling/step_ms"] = collecting.elapsed_ms, learning.elapsed_ms
         if algorithm.env is not None:
             row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
-        row["profiling/tracking_ms"] = self.tracked_run.log_ms
+        row["profiling/tracking_ms"] = self.record.log_ms
         row["memory/process_mb"] = self._process.memory_info().rss / 1e6
         if device.type == "cuda":
             row["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
-        self.tracked_run.log(row)
+        self.record.log(row)
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
             self._act_on(decision)
@@ -112,7 +112,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             returned = returned_metrics(callback, callback(self, stats), self._evaluated)
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
-                self.tracked_run.log(new)
+                self.record.log(new)
             stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
         return stats
 
@@ -194,17 +194,16 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _prepare(self, run: RunState) -> None:
         """Take over what a run is made of, before it begins."""
         self.origin = self._saved_run = None
-        self.record.run = run
         algorithm = self.algorithm
         collected = 0 if algorithm.env is None else algorithm.config.num_envs * algorithm.config.horizon
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
         self.evaluations.env_config = run.options["eval_env_config"]
-        self.tracked_run.prepare(run, self.record.file(callbacks=bool(self.callbacks)))
+        self.record.prepare(run, callbacks=bool(self.callbacks))
 
     def _begin(self, run: RunState) -> TrainStats | None:
         """Begin the tracked run and its checkpoints; returns the last row of a run that has come to its end."""
-        self.tracked_run.open()
-        self.tracked_run.update_params()
+        self.record.open()
+        self.record.update_params()
         if run.last is not None:  # killed after its end was saved, before the tracked run knew
             return run.last
         self.stop_reason = None
@@ -229,13 +228,13 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             raise
         except BaseException as error:
             status, self.stop_reason = "FAILED", hide(described(error))
-            self.tracked_run.log_failure(traceback.format_exc())
+            self.record.log_failure(traceback.format_exc())
             raise
         finally:
             reporter.close()
             try:
                 self.checkpoints.wait()
-                self.tracked_run.close(status, self.stop_reason, self._eval_row)
+                self.record.close(status, self.stop_reason, self._eval_row)
             finally:
                 # Of a run that failed before its first step the error says enough.
                 if status != "FAILED" or run.has_stepped:
@@ -276,7 +275,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
         run.bind(self, known=self.metric_names, measured=self._declared)
         run.start(self.evaluations.plain_configs(env_config, eval_config))
-        if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
+        if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
             run.state_dict()  # raises where a condition cannot be saved
@@ -291,7 +290,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         origin, directory = self.origin, self.checkpoints.directory
         if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()
-        self.go_on_from(newest(directory, origin, self.algorithm))
+        self.go_on_from(*newest(directory, origin, self.algorithm))
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
