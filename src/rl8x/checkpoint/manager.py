@@ -18,10 +18,9 @@ import torch
 
 from rl8x._version import __version__
 from rl8x.checkpoint import files
-from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.files import Checkpoint, good, listed
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
-from rl8x.checkpoint.tree import encode
+from rl8x.checkpoint.tree import CheckpointError, encode
 from rl8x.disk import sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
@@ -199,12 +198,7 @@ class CheckpointManager:
     def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
         """Go on with the run of a checkpoint, in its folder where no other was given.
 
-        Args:
-            checkpoint: What to go on from.
-            known: The checkpoints of its folder when it was chosen.
-
-        Raises:
-            KeyError: If the checkpoint does not say which run it is of.
+        The checkpoints in `known` were there when it was chosen; more of them show that the run has been gone on with.
         """
         self.best, self.key = checkpoint.state["best"], checkpoint.metadata["run"]["key"]
         folder = checkpoint.path.parent
@@ -225,13 +219,7 @@ class CheckpointManager:
         return minutes is not None and time.monotonic() - self._last_save >= minutes * 60
 
     def improved(self, stats: Mapping[str, float], fresh: frozenset[str], steps: int) -> bool:
-        """Whether a row has a new best value of the metric to save the best of.
-
-        Args:
-            stats: The row.
-            fresh: Names of what was measured in this row.
-            steps: The trainer's steps.
-        """
+        """Whether a row, in which the metrics in `fresh` were measured, has a new best of the metric to save by."""
         metric, mode = (None, "max") if self.options is None else (self.options.best, self.options.mode)
         if not self.is_open or metric is None or metric not in fresh or not math.isfinite(stats[metric]):
             return False
@@ -243,13 +231,9 @@ class CheckpointManager:
         return True
 
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
-        """Copy a state now and write it in a thread; waits for the checkpoint before, if that is still being written.
+        """Copy a state now, which may then change, and write it in a thread, after the checkpoint before.
 
-        Args:
-            steps: The trainer's steps.
-            metadata: What the checkpoint is; time, versions and options are added to it.
-            state: All that the run's future depends on; it may change once this returns.
-            is_best: Whether this is the best so far.
+        Time, versions, options and whether it is the best so far are added to the metadata.
         """
         if self.options is None or self._directory is None or not self.is_open:
             return

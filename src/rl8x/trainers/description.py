@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rl8x import algorithms, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint.build import CLASS
+from rl8x.checkpoint.build import CLASS, default_of
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.importing import dotted_path, import_named, is_dotted, is_gymnasium_id
 from rl8x.tracking.secrets import hide, hide_in_words
@@ -57,7 +57,7 @@ def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(algorithm.config)}
     for field in {name: fields[name] for name in (*_ALWAYS, *fields) if name in fields}.values():
         value = getattr(algorithm.config, field.name)
-        if field.name in _ALWAYS or value != _default(field):
+        if field.name in _ALWAYS or value != default_of(field):
             shown[field.name] = algorithm.seed if field.name == "seed" else value
     return {name: value.__name__ if isinstance(value, type) else value for name, value in shown.items()}
 
@@ -131,7 +131,7 @@ def _algorithm_part(algorithm: GenericAlgorithmBase[Any], build: Mapping[str, An
     values = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value != _default(field):
+        if value != default_of(field):
             by_path = isinstance(value, type) and "type[" in str(field.type)
             values[field.name] = dotted_path(value) if by_path else build["config"].get(field.name)
     return {"algorithm": named, "algorithm_config": values} if _plain(values) else None
@@ -142,10 +142,6 @@ def _run_part(options: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     usual = {"eval_env": "auto", "on_non_finite": "stop"}
     return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _plain(value: Any) -> bool:

@@ -1,12 +1,9 @@
-"""The trainer: a loop around an algorithm.
-
-It counts, evaluates, asks the stop conditions, saves, and tracks every metric; it knows nothing of how an algorithm
-learns.
-"""
+"""The trainer: a loop around an algorithm, of which it does not know how it learns."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 import traceback
 import warnings
@@ -52,7 +49,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             The row, with the latest evaluation's metrics beside it.
         """
         row = self._step(env_config)
-        return self._finish_row(row, frozenset(row))
+        return self._finish_row(row)
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -92,7 +89,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         diagnosis, text = decision.diagnosis, non_finite.message(decision.diagnosis)
         if decision.action == "stop":
             self.tracker.set_tags({non_finite.TAG: text})
-            written = non_finite.to_json(diagnosis)
+            written = json.dumps(diagnosis, indent=1, default=str) + "\n"
             self.tracker.log_text(written, "diagnosis.json")
             self.tracker.log_text(text + "\n", "diagnosis.txt")
             path = self.checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
@@ -105,8 +102,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self.tracker.set_tags({non_finite.TAG: text})
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-    def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
-        stats = TrainStats({**self._eval_row, **row}, fresh)
+    def _finish_row(self, row: dict[str, float]) -> TrainStats:
+        stats = TrainStats({**self._eval_row, **row}, frozenset(row))
         for callback in self.callbacks:
             self._evaluated, evaluation = {}, self._eval_row
             returned = returned_metrics(callback, callback(self, stats), self._evaluated)
@@ -180,7 +177,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         run.steps += 1
                         if run.evaluation_is_due:
                             row |= self.eval() | self.state
-                        stats = self._finish_row(row, frozenset(row))
+                        stats = self._finish_row(row)
                         run.judge(stats, self._eval_row)
                         reporter.update(stats, run.total_steps(self.state))
                         self._save_where_due(run, stats, signals, reporter)
@@ -273,8 +270,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
-        run.bind(self, known=self.metric_names, measured=self._declared)
-        run.start(self.evaluations.plain_configs(env_config, eval_config))
+        plain_configs = self.evaluations.plain_configs(env_config, eval_config)
+        run.start(self, plain_configs, known=self.metric_names, measured=self._declared)
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
