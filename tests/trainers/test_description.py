@@ -43,8 +43,8 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     monkeypatch.setattr("sys.argv", ["/bin/train.py", "two words", "--tracking-uri", "https://me:secret@host"])
     monkeypatch.chdir(tmp_path)
     trainer = trained(algorithm={"seed": 3, "lr": 0.01}, run={"steps_per_eval": 1}, num_eval_envs=2, checkpoints="kept")
-    stats = trainer.last_evaluation
-    returns = f"{stats['eval/returns/mean']:.4g} ± {stats['eval/returns/std']:.3g}"
+    mean, std = (trainer.tracker.history(f"eval/returns/{name}")[-1][1] for name in ("mean", "std"))
+    returns = f"{mean:.4g} ± {std:.3g}"
     assert trainer.tracker.description.split("\n\n") == [
         "**PPO on `CartPole`**: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
         "model_config `{'hidden_sizes': [8]}`, lr `0.01`",

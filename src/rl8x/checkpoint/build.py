@@ -1,8 +1,4 @@
-"""How an algorithm was built, as plain data, and building it again.
-
-Without the user's trust a file can make rl8x use classes of the expected kinds that are there already, and nothing
-else; `rl8x.importing` has the rule.
-"""
+"""How an algorithm was built, as plain data, and building it again; `rl8x.importing` says what that may import."""
 
 from __future__ import annotations
 

@@ -58,17 +58,9 @@ class Checkpoint:
 
 
 def write(directory: Path, steps: int, metadata: Mapping[str, Any], state: Any, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint: all of it, synced to the disk, or nothing.
+    """Write a checkpoint to a run's folder of them: all of it, synced to the disk, or nothing; returns its own folder.
 
-    Args:
-        directory: The run's folder of checkpoints.
-        steps: The trainer's steps, for its name.
-        metadata: What it is; JSON can hold it.
-        state: The state as `tree.encode` returned it.
-        tensors: Its tensors, of any shapes.
-
-    Returns:
-        The checkpoint's folder.
+    The state and its tensors, of any shapes, are as `tree.encode` returned them; JSON can hold the metadata.
 
     Raises:
         OSError: If the disk refuses.

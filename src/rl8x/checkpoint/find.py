@@ -21,20 +21,19 @@ from rl8x.tracking.spool_files import read_ack
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 
 
-def find(source: str | Path, *, auto: bool = False, tracking_uri: str | None = None) -> Checkpoint:
+def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
     """Find and read a checkpoint.
 
     Args:
         source: Path of a checkpoint, or of a run's folder of them, whose newest is meant; or a run's name or ID.
         auto: Take the newest good checkpoint of the same run where the one that is meant cannot be used.
-        tracking_uri: Where a run of this name is looked up; None is as in training.
 
     Raises:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
     """
     path = Path(source)
     if not path.exists() and len(path.parts) == 1:
-        path = _folder_of_run(str(source), tracking_uri)
+        path = _folder_of_run(str(source))
     if files.listed(path):
         path = files.listed(path)[-1]
     elif path.is_dir() and not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
@@ -51,7 +50,7 @@ def find(source: str | Path, *, auto: bool = False, tracking_uri: str | None = N
         raise CheckpointError(f"{error}; {hint}") from None
 
 
-def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
+def _folder_of_run(run: str) -> Path:
     """Find a run's folder of checkpoints: by its own name, by what its checkpoints say, by asking MLflow for its ID."""
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
@@ -59,7 +58,7 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
         if folder.name in names or run in (metadata["run"].get("id"), metadata["run"].get("handle")):
             return folder
     try:
-        found = find_run(run, tracking_uri)
+        found = find_run(run)
     except TrackingError as error:
         raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.

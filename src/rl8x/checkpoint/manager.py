@@ -38,8 +38,7 @@ class CheckpointManager:
     """Writes the checkpoints of one run into one folder, which it has to itself from `take` to `end`.
 
     Args:
-        checkpoints: When to save and what to keep: a `Checkpoints`, a path, True for the defaults; False never saves,
-            and None saves by the defaults where the tracked run has a spool.
+        checkpoints: As the trainer documents them.
         tracker: What keeps the run; beside its spool, if it has one, lie checkpoints that were given no folder.
 
     Attributes:
@@ -81,11 +80,7 @@ class CheckpointManager:
     # -- the folder and its lock
 
     def check(self) -> bool:
-        """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing.
-
-        Raises:
-            CheckpointError: If the folder could not be written.
-        """
+        """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing."""
         directory = self.directory
         if directory is None and self.options is not None:
             root: Path | None = getattr(self._tracker, "spool_root", None)
@@ -136,18 +131,17 @@ class CheckpointManager:
         """Find the best checkpoint of the run in its folder, and refuse the folder of another run."""
         self._best_path = None
         for path in listed(directory):
-            with contextlib.suppress(CheckpointError):
+            try:
                 metadata = files.describe(path)
-                if metadata.get("run", {}).get("key") != self.key:
-                    break
-                if metadata.get("is_best"):
-                    self._best_path = path
-        else:
-            return
-        raise CheckpointError(
-            f"{directory} has checkpoints of another run: resume that by Trainer.resume({str(directory)!r}), "
-            "or give this run a directory of its own"
-        )
+            except CheckpointError:
+                continue
+            if metadata.get("run", {}).get("key") != self.key:
+                raise CheckpointError(
+                    f"{directory} has checkpoints of another run: resume that by Trainer.resume({str(directory)!r}), "
+                    "or give this run a directory of its own"
+                )
+            if metadata.get("is_best"):
+                self._best_path = path
 
     @property
     def outrun(self) -> bool:

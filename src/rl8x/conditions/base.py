@@ -174,11 +174,8 @@ class Condition(ABC):
         )
 
     def __repr__(self) -> str:
-        required = {
-            name
-            for name, parameter in inspect.signature(type(self)).parameters.items()
-            if parameter.default is inspect.Parameter.empty
-        }
+        parameters = inspect.signature(type(self)).parameters.values()
+        required = {each.name for each in parameters if each.default is each.empty}
         shown = [
             repr(value) if name in required else f"{name}={value!r}"
             for name, value in self.arguments().items()

@@ -79,10 +79,7 @@ class HitsUpperBound(_Bound):
 
 
 class _Patient(_OnMetric):
-    """A condition that is met when something held `patience` times in a row.
-
-    Between evaluations the rows repeat the latest `eval/*` value: only fresh ones count; the verdict stays meanwhile.
-    """
+    """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays."""
 
     def __init__(self, name: str, patience: int = 5) -> None:
         super().__init__(name)

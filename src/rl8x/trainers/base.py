@@ -185,11 +185,6 @@ class TrainerBase(Generic[AlgorithmT]):
         return self.algorithm.counters
 
     @property
-    def last_evaluation(self) -> Mapping[str, float]:
-        """The metrics of the last evaluation, under `eval/`; empty before the first."""
-        return dict(self._eval_row)
-
-    @property
     def metric_names(self) -> frozenset[str]:
         """Every metric that a row of this trainer may have."""
         env, names = self.algorithm.env, {*keys.TRAINER_METRICS}

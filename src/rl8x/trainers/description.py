@@ -32,13 +32,7 @@ def command() -> str:
 
 
 def describe(algorithm: GenericAlgorithmBase[Any], resume_command: str | None, ending: str | None = None) -> str:
-    """Describe a run in Markdown: what is trained and how, how it ended, and how to go on with it.
-
-    Args:
-        algorithm: What is trained.
-        resume_command: The command that goes on with it; None where nothing is saved.
-        ending: How it ended; None while it runs.
-    """
+    """Describe a run in Markdown: what is trained and how, how it ended if it has, and how to go on if it is saved."""
     env = "" if algorithm.env is None else f" on {_code(type(algorithm.env).__name__)}"
     shown = ", ".join(f"{name} {_code(value)}" for name, value in _hyperparameters(algorithm).items())
     lines = [f"**{type(algorithm).__name__}{env}**: {shown}"]
@@ -93,10 +87,7 @@ def run_file(
 ) -> dict[str, Any] | None:
     """Return the run file that makes a run again; None where no file can say it.
 
-    Args:
-        algorithm: What is trained.
-        build: How it was built, as `describe_algorithm` says it.
-        options: The trainer's options and the run's as plain data, with None for a condition that has no such form.
+    The trainer's options and the run's are plain data, with None for a condition that has no such form.
     """
     parts = (_env_part(build), _algorithm_part(algorithm, build), _run_part(options))
     if build["problems"] or any(part is None for part in parts):

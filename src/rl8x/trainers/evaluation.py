@@ -56,11 +56,7 @@ class Evaluations:
         self.env_config: Mapping[str, Any] | None = None
 
     def measure(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> dict[str, float]:
-        """Evaluate; returns the metrics without `eval/`.
-
-        Args:
-            env_config: Values for the environment's parameters; None are those under which the run evaluates.
-            deterministic: Whether the policy takes its most likely action rather than a sample.
+        """Evaluate as `Trainer.eval` documents it; returns the metrics without `eval/`.
 
         Raises:
             RuntimeError: If there is no environment, or it is not at a reset.
@@ -100,16 +96,11 @@ class Evaluations:
         return keys.EVAL_PREFIX + counterpart if counterpart in self.measured else None
 
     def check_run(self, steps_per_eval: int | None, env_config: Mapping[str, Any] | None, *, resumed: bool) -> None:
-        """Refuse evaluations of a run that could not be made when they are due.
-
-        Args:
-            steps_per_eval: As `run()` takes it.
-            env_config: The run's `eval_env_config`.
-            resumed: Whether the run goes on: its next step then is not its first.
+        """Refuse evaluations of a run under its `eval_env_config` that could not be made when they are due.
 
         Raises:
             ValueError: If there is no environment, or the options do not fit the schedule of its resets.
-            RuntimeError: If the training environment is not at a reset now.
+            RuntimeError: If the run begins now, and the training environment is not at a reset.
         """
         if self._trained is None:
             if self._evaluator is None and steps_per_eval is not None:

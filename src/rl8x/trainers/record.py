@@ -97,12 +97,7 @@ class Record:
     # -- the tracked run
 
     def resume(self, handle: str | None, tags: Mapping[str, str]) -> None:
-        """Go on with the tracked run of another process, whose last rows may come again.
-
-        Args:
-            handle: Its `resume_handle`; None begins another one.
-            tags: What it records of the resume.
-        """
+        """Go on with another process's tracked run, whose last rows may come again; without a handle begin one."""
         self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
 
     def prepare(self, run: RunState, *, callbacks: bool) -> None:
@@ -159,13 +154,7 @@ class Record:
     def close(
         self, status: Status, stop_reason: str | None = None, evaluation: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        """End the tracked run, if it is open.
-
-        Args:
-            status: How it ended.
-            stop_reason: Why; None leaves the reason that it has.
-            evaluation: The metrics of the last evaluation.
-        """
+        """End the tracked run, if it is open, with the last evaluation's metrics; without a reason it keeps its own."""
         if not self.is_open:
             return
         self.is_open = False
@@ -214,12 +203,12 @@ class Record:
     def save(
         self, state: Mapping[str, Any], run: RunState | None, status: str = "RUNNING", *, is_best: bool = False
     ) -> None:
-        """Write a checkpoint in the background, where checkpoints are written.
+        """Write a checkpoint of the trainer's state in the background, where checkpoints are written.
 
         Args:
             state: The trainer's state.
             run: The run in progress; None in a loop over `step()`.
-            status: How far the run has come: `"RUNNING"`, `"KILLED"` or `"FINISHED"`.
+            status: How far it has come: `"RUNNING"`, `"KILLED"` or `"FINISHED"`.
             is_best: Whether this is the best so far.
         """
         manager, counters = self.checkpoints, self.algorithm.counters
@@ -352,11 +341,8 @@ def _config_params(
 ) -> dict[str, Any]:
     """Name the value of each parameter of the environment, and those of evaluations where they are others.
 
-    Args:
-        env: The training environment; None where there is none.
-        eval_env: An evaluation environment of its own; None where there is none.
-        config: What is trained under; without training environment what the evaluation environment came with.
-        eval_config: What is evaluated under; None is `config`.
+    Without training environment `config` is what the evaluation environment came with; without `eval_config`
+    evaluations are under `config` too.
     """
     trained = {} if env is None else _in_force(env, config)
     params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}

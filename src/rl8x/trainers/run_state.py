@@ -36,7 +36,7 @@ class RunState:
     Args:
         options: `env_config`, `eval_env_config`, `steps_per_eval`, `max_steps` and `stop_conditions` as `run()` takes
             them; `...` is None, or what `saved` has.
-        saved: `state_dict()` of a run to go on with.
+        saved: `state_dict()` of a run to go on with; None begins one.
         trust: Whether conditions that `saved` names may import any module.
 
     Attributes:
@@ -52,9 +52,7 @@ class RunState:
         CheckpointError: If a condition of `saved` has no form in a file.
     """
 
-    def __init__(
-        self, options: Mapping[str, Any], saved: Mapping[str, Any] | None = None, *, trust: bool = False
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], saved: Mapping[str, Any] | None, *, trust: bool) -> None:
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
         self.plain = dict(self.options)

@@ -48,8 +48,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         Returns:
             The row, with the latest evaluation's metrics beside it.
         """
-        row = self._step(env_config)
-        return self._finish_row(row)
+        return self._finish_row(self._step(env_config))
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -254,14 +253,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 )
 
     def check_run(self, **options: Any) -> None:
-        """Refuse what `run()` with these options would refuse before its first step, and touch nothing.
-
-        Args:
-            options: As `run()` takes them, except `progress`.
-
-        Raises:
-            ValueError: If an option does not fit, or what the run is to be kept in could not be written.
-        """
+        """Refuse what `run()` with these options, all but `progress`, would refuse before its first step."""
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
 
@@ -281,8 +273,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _catch_up(self) -> None:
         """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
 
-        Raises:
-            CheckpointError: If that is not what was asked for, or the trainer has stepped already.
+        That is refused if another was asked for, or the trainer has stepped already.
         """
         origin, directory = self.origin, self.checkpoints.directory
         if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
