@@ -570,6 +570,10 @@ def test_a_state_of_other_conditions_is_refused():
         ({"any": [{"wall_time": 3}, {"not": {"wall_time": 4}}]}, "Or(WallTime(3), Not(WallTime(4)))"),
         ({"confirmed": {"hits_upper_bound": [EVAL, 5]}}, f"Confirmed(HitsUpperBound('{EVAL}', 5), evaluations=1)"),
         (
+            {"confirmed": [{"plateau": X}, 2, {"hits_upper_bound": [EVAL, 5]}]},
+            f"Confirmed(Plateau('{X}', patience=5, rtol=0.001), evaluations=2, by=HitsUpperBound('{EVAL}', 5))",
+        ),
+        (
             {"confirmed": {"condition": {"plateau": X}, "by": {"hits_upper_bound": [EVAL, 5]}}},
             f"Confirmed(Plateau('{X}', patience=5, rtol=0.001), evaluations=1, by=HitsUpperBound('{EVAL}', 5))",
         ),

@@ -142,7 +142,7 @@ PUBLIC = re.compile(r"^(_foreach_\w+|_replace|_inductor|_ops|_C|_exit|_getframe|
 TAKEN = {
     "_linear_pointwise": "execution/matmul.py",
     "_create_output_node": "execution/matmul.py",
-    "_artifact_repos_cache": "tracking/artifact_folders.py",
+    "_artifact_repos_cache": "tracking/database.py",
     "_engine_map": "tracking/database.py",
 }
 

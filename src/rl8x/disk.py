@@ -8,13 +8,7 @@ from pathlib import Path
 
 
 def write_synced(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
-    """Write a file, all of it on the disk when this returns.
-
-    Args:
-        path: The file.
-        data: What goes into it.
-        mode: Who may read a new file, less what the process's umask takes away.
-    """
+    """Write a file, a new one with `mode` less the umask; all of it is on the disk when this returns."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()

@@ -14,11 +14,7 @@ _GONE: Final = (errno.EPIPE, errno.EIO)
 
 
 class Unfailing:
-    """A text stream whose writing never raises.
-
-    Args:
-        stream: The stream; None, as `sys.stderr` is where a process began without one, takes nothing.
-    """
+    """A text stream whose writing never raises; None, as `sys.stderr` is in some processes, takes nothing."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -53,12 +49,8 @@ class Unfailing:
 
     def _forsake(self) -> None:
         """Give the null device what the stream still holds: at its end Python would try again, and exit with 120."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            try:
-                os.dup2(null, self.fileno())
-            finally:
-                os.close(null)
+        with contextlib.suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), self.fileno())
 
 
 def message_of(error: BaseException) -> str:
@@ -76,12 +68,7 @@ def described(error: BaseException) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, if it can be.
-
-    Args:
-        text: The line.
-        err: Whether to standard error.
-    """
+    """Print a line to standard output, or to standard error (`err`), if it can be."""
     print(text, file=Unfailing(sys.stderr if err else sys.stdout), flush=True)
 
 

@@ -19,6 +19,7 @@ from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
+from rl8x.tracking import NullTracker
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.spool import Spool
 
@@ -298,7 +299,7 @@ def test_the_newest_unfinished_run_of_a_run_file_is_found(tmp_path):
 
 
 def opened(directory, key="k", **options):
-    manager = CheckpointManager(Checkpoints(directory, **options))
+    manager = CheckpointManager(Checkpoints(directory, **options), NullTracker())
     manager.key = key
     manager.take()
     return manager

@@ -12,7 +12,7 @@ from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.step import experience
-from rl8x.trainers.evaluation import EpisodeEvaluator
+from rl8x.trainers.evaluator import EpisodeEvaluator
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from rl8x.tracking.store import RunMissingError, RunName, RunStatus, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import RunMissingError, StoreDownError, StoreRefusedError
 
 
 class FakeStore:
@@ -80,12 +80,12 @@ class FakeStore:
 
     def run_name(self, run_id):
         self._enter("run_name")
-        return RunName(self._run(run_id).get("name") or f"made-up-{run_id}", True)
+        return self._run(run_id).get("name") or f"made-up-{run_id}", True
 
     def status(self, run_id):
         self._enter("status")
         run = self._run(run_id)
-        return RunStatus(run["status"], run["end_time"])
+        return run["status"], run["end_time"]
 
     def log_points(self, run_id, points):
         self._enter("log_points")

@@ -117,8 +117,9 @@ def test_runs_whose_folder_is_deleted_lose_no_row(mlruns, tmp_path):
     tracker.start(params={}, tags={})
     tracker.log_metrics({"a": 0.0}, 0)
     assert tracker.flush(30)
-    mlruns.rename(tmp_path / "gone")  # first: a folder cannot be removed while something is made in it
-    shutil.rmtree(tmp_path / "gone")
+    with tracker._spool._guard:  # or the thread may look in between, and follow the folder
+        mlruns.rename(tmp_path / "gone")  # first: a folder cannot be removed while something is made in it
+        shutil.rmtree(tmp_path / "gone")
     for step in (1, 2):
         tracker.log_metrics({"a": float(step)}, step)
     tracker.finish("FINISHED")

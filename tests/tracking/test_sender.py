@@ -30,7 +30,7 @@ def spool(tmp_path):
 
 
 def send(spool, store, **options):
-    sender = Sender(spool, lambda: store, **options)
+    sender = Sender(spool, store, **options)
     sender.send_some()
     while spool.pending:
         sender.send_some()
@@ -89,7 +89,7 @@ def test_replaying_adds_nothing(spool, store):
 
 def test_a_lost_answer_makes_no_second_run_and_no_second_row(spool, store):
     spool.append(row(0))
-    sender = Sender(spool, lambda: store, fresh=True)
+    sender = Sender(spool, store, fresh=True)
     store.lose_answers = 1
     with pytest.raises(StoreDownError):
         sender.send_some()
@@ -108,7 +108,7 @@ def test_a_lost_answer_makes_no_second_run_and_no_second_row(spool, store):
 
 def test_a_run_that_appears_late_is_deleted(spool, store, monkeypatch):
     """The create request timed out, the search found nothing, and then the first one arrived after all."""
-    sender = Sender(spool, lambda: store, fresh=True)
+    sender = Sender(spool, store, fresh=True)
     create = store.create_run
 
     def late(spec):
@@ -179,7 +179,7 @@ def test_an_artifact_store_that_fails_does_not_hold_up_rows(spool, store, tmp_pa
     spool.append({"op": "artifact", "file": spool.keep_file(source), "to": None})
     spool.append(row(1))
     store.artifacts_down = True
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     for _ in range(2):
         with pytest.raises(StoreDownError):
             sender.send_some()
@@ -238,7 +238,7 @@ def test_a_name_that_cannot_be_read_holds_nothing_up(tmp_path, store, monkeypatc
 
     monkeypatch.setattr(store, "run_name", refuses)
     spool = Spool.create(tmp_path, header())
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     for step in range(5):
         spool.append(row(step))
         sender.send_some()
@@ -255,7 +255,7 @@ def test_a_resumed_run_repeats_each_of_several_points_of_a_step_once(spool, stor
     for time, value in enumerate((1.0, 2.0, 3.0)):
         spool.append({**row(7, a=value), "t": 300 + time})
     store.down = True
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     with pytest.raises(StoreDownError):
         sender.send_some()
     store.down, store.lose_answers = False, 1  # the third point arrives, but not the answer: all are read again
@@ -320,7 +320,7 @@ def test_a_description_that_the_user_gave_at_the_start_stays(spool, store):
 def test_a_description_whose_answer_was_lost_is_sent_again(spool, store):
     send(spool, store)
     spool.append({"op": "describe", "text": "running"})
-    sender, set_tags = Sender(spool, lambda: store), store.set_tags
+    sender, set_tags = Sender(spool, store), store.set_tags
 
     def lost(run_id, tags):
         set_tags(run_id, tags)
@@ -363,7 +363,7 @@ def test_an_entry_of_any_kind_that_is_not_taken_holds_nothing_up(what, error, sp
         spool.append({**row(step), "t": 2000 + step})
     spool.append({"op": "tags", "tags": {"after": "yes"}})
     store.fails = lambda call, content: error("no") if is_bad(call, content) else None
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     sender.send_all()
     assert not spool.pending
     assert store.run["tags"]["after"] == "yes"
@@ -379,7 +379,7 @@ def test_one_bad_param_or_tag_takes_no_other_with_it_and_is_sent_when_it_can_be(
     many = {f"k{i}": str(i) for i in range(250)}
     spool.append({"op": kind, kind: many})
     store.fails = lambda call, content: StoreRefusedError("no") if "k77" in content else None
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     sender.send_all()
     assert {**store.run[kind], "k77": "77"} | {"rl8x.spool_id": "abc"} == many | {"rl8x.spool_id": "abc"}
     assert spool.rejected.entries == [{"op": kind, kind: {"k77": "77"}}]
@@ -394,14 +394,14 @@ def test_what_was_set_aside_does_not_undo_what_came_later(spool, store):
     store.fails = lambda call, content: StoreRefusedError("no") if content == "KILLED" or "1" in content else None
     spool.append({"op": "tags", "tags": {"1": "old"}})
     spool.append({"op": "finish", "status": "KILLED", "t": 3})
-    Sender(spool, lambda: store).send_all()
+    Sender(spool, store).send_all()
     assert len(spool.rejected) == 2
     assert spool.ack.finished
     store.fails = lambda call, content: None
     spool.append({**RESUME, "repeats": False})
     spool.append({"op": "tags", "tags": {"1": "new"}})
     spool.append({"op": "finish", "status": "FINISHED", "t": 9})
-    Sender(spool, lambda: store).send_all()
+    Sender(spool, store).send_all()
     assert (store.run["status"], store.run["tags"]["1"], len(spool.rejected)) == ("FINISHED", "new", 0)
 
 
@@ -409,11 +409,11 @@ def test_a_store_that_takes_no_writes_is_an_outage_and_nothing_is_set_aside(spoo
     """As behind a proxy that answers 400 to every POST for a while."""
     for step in range(3):
         spool.append(row(step))
-    Sender(spool, lambda: store).send_some()
+    Sender(spool, store).send_some()
     spool.append(row(3))
     writes = ("log_points", "set_tags", "log_params", "set_status")
     store.fails = lambda call, content: StoreDownError("400") if call in writes else None
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     for _ in range(10):
         with pytest.raises(NotNowError, match="400"):
             sender.send_some()
@@ -427,7 +427,7 @@ def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(spo
     spool.append({"op": "params", "params": {"big": "x" * 7000, "small": "1"}})
     spool.append(row(1))
     store.fails = lambda call, content: StoreDownError("no bucket") if call == "log_text" else None
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     with pytest.raises(NotNowError, match="no bucket"):
         sender.send_some()
     assert (len(store.run["params"]["big"]), store.run["params"]["small"]) == (6000, "1")
@@ -442,7 +442,7 @@ def test_a_param_that_is_too_long_is_logged_where_artifacts_are_out_of_reach(spo
 
 def test_a_name_of_a_run_that_was_refused_is_given_later(spool, store):
     store.fails = lambda call, content: StoreRefusedError("no") if call == "create_run" and content.run_name else None
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     spool.append(row(1))
     sender.send_some()
     assert store.run["name"] is None
@@ -457,7 +457,7 @@ def test_an_artifact_that_was_set_aside_is_sent_when_it_can_be(spool, store, tmp
     source.write_text("weights")
     spool.append({"op": "artifact", "file": spool.keep_file(source), "to": None})
     store.artifacts_down = True
-    sender = Sender(spool, lambda: store)
+    sender = Sender(spool, store)
     sender.send_all()
     assert (spool.folder / "files/1/policy.txt").exists()
     store.artifacts_down = False

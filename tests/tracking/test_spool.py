@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from rl8x.tracking import TrackingError, kept_files, ops_file, waiting_lines
+from rl8x.tracking import TrackingError, kept_files, ops_file
 from rl8x.tracking import spool as spool_module
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import SpoolInUseError, Unsent, read_header
@@ -241,7 +241,7 @@ def test_lines_that_go_to_the_disk_before_a_lost_answer_are_sent_again(tmp_path,
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(waiting_lines, "MAX_MEMORY_LINES", 3)
+    monkeypatch.setattr(ops_file, "MAX_MEMORY_LINES", 3)
     (tmp_path / "blocked").write_text("a file where the folder should be")
     spool = Spool.create(tmp_path / "blocked", header())
     spool.append({"op": "params", "params": {}})

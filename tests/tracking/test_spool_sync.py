@@ -118,7 +118,7 @@ def running(root, num_rows=3):
     for step in range(num_rows):
         spool.append({"op": "m", "t": 1000 + step, "s": step, "m": {"a": float(step)}})
     store = FakeStore()
-    Sender(spool, lambda: store, fresh=True).send_some()
+    Sender(spool, store, fresh=True).send_some()
     return spool, store
 
 
@@ -131,7 +131,7 @@ def test_a_copy_of_a_spool_in_use_is_left_alone_until_that_is_done(tmp_path):
     assert f"is a copy of {tmp_path}/spool/one, which is in use by this process" in str(report)
     assert (store.run["status"], len(values(store.run, "a"))) == ("RUNNING", 3)
     spool.append({"op": "finish", "status": "FINISHED", "t": 9000})
-    Sender(spool, lambda: store).send_some()
+    Sender(spool, store).send_some()
     spool.close(remove=True)
     assert sync(tmp_path / "backup", connect=lambda location: store, allow=any_store).num_sent == 1
     assert (store.run["status"], store.run["end_time"]) == ("FINISHED", 9000)

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rl8x.tracking.location import locate
-from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.store import (
     MLflowStore,
     Point,
@@ -20,6 +19,8 @@ from rl8x.tracking.store import (
     RunSpec,
     StoreDownError,
     StoreRefusedError,
+    quiet_thread,
+    short_requests,
 )
 
 SPEC = RunSpec("abc", "e", None, "n", 1234)
@@ -271,3 +272,12 @@ def test_what_a_proxy_takes_in_place_of_the_server_has_not_arrived(what, monkeyp
             store.create_run(SPEC._replace(experiment_id="1"))
         proxy.shutdown()
     assert len(asked) >= 5
+
+
+def test_short_requests_keeps_what_the_user_set(monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    with short_requests(3), short_requests(9):
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ

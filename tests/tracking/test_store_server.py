@@ -2,6 +2,7 @@ import io
 import math
 import os
 import sys
+from dataclasses import astuple
 
 from rl8x.tracking.location import Location
 from rl8x.tracking.store import Point
@@ -26,12 +27,12 @@ class Fake:
 def test_the_other_end_answers_in_order_and_survives_any_error():
     point = Point("a", math.nan, 1, 2)
     requests = [
-        (5, 0, "open", (Location("u"), 3, sys.argv, dict(os.environ))),
+        (5, 0, "open", (astuple(Location("u")), 3, sys.argv, dict(os.environ))),
         (5, 1, "log_points", ("r", [point])),
         (5, 2, "log_points", ("r", [point, point])),
         (5, 3, "params", ("r",)),
         (5, 4, "nothing", ()),
-        (6, 0, "open", (Location("v"), 4, sys.argv, {**os.environ, "RL8X_TEST": "new"})),
+        (6, 0, "open", (astuple(Location("v")), 4, sys.argv, {**os.environ, "RL8X_TEST": "new"})),
         (6, 5, "params", ("r",)),
         (5, 6, "close", ()),
     ]

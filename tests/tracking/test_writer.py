@@ -5,6 +5,7 @@ import time
 import pytest
 
 from rl8x.tracking import writer as writer_module
+from rl8x.tracking.location import Location
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.writer import Writer
@@ -25,7 +26,7 @@ def make(tmp_path, store, monkeypatch, caplog):
 
     def make():
         spool = Spool.create(tmp_path, {"op": "open", "version": 1, "spool_id": "abc", "t": 1, "experiment": "e"})
-        writer = Writer(Sender(spool, lambda: store, fresh=True), "the store", interval_s=0.01)
+        writer = Writer(Sender(spool, store, fresh=True), Location("the store"), interval_s=0.01)
         made.append(writer)
         return spool, writer
 

@@ -43,8 +43,8 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     monkeypatch.setattr("sys.argv", ["/bin/train.py", "two words", "--tracking-uri", "https://me:secret@host"])
     monkeypatch.chdir(tmp_path)
     trainer = trained(algorithm={"seed": 3, "lr": 0.01}, run={"steps_per_eval": 1}, num_eval_envs=2, checkpoints="kept")
-    stats = trainer.last_evaluation
-    returns = f"{stats['eval/returns/mean']:.4g} ± {stats['eval/returns/std']:.3g}"
+    mean, std = (trainer.tracker.history(f"eval/returns/{name}")[-1][1] for name in ("mean", "std"))
+    returns = f"{mean:.4g} ± {std:.3g}"
     assert trainer.tracker.description.split("\n\n") == [
         "**PPO on `CartPole`**: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
         "model_config `{'hidden_sizes': [8]}`, lr `0.01`",
@@ -100,12 +100,12 @@ def test_what_a_failure_says_is_shown_as_it_is():
 # -- as a run file
 
 
-def again(tmp_path, trainer):
+def again(tmp_path, monkeypatch, trainer):
     path = tmp_path / "run.yaml"
     path.write_text(trainer.tracker.texts["run.yaml"])
-    run = RunConfig.from_dict(load_run_file(path) | {"tracking": False, "progress": "none"})
+    run = RunConfig.from_dict(load_run_file(path) | {"progress": "none"})
+    monkeypatch.setattr(RunConfig, "make_tracker", lambda _: MemoryTracker())
     copy = run.make_trainer()
-    copy.tracker = MemoryTracker()
     run.train(copy)
     return copy
 
@@ -122,9 +122,9 @@ def again(tmp_path, trainer):
         {"run": {"stop_conditions": [HitsUpperBound("env/steps", 48) | HitsUpperBound("returns/mean", 1e9)]}},
     ],
 )
-def test_the_run_file_of_a_run_in_python_makes_the_same_run(tmp_path, options):
+def test_the_run_file_of_a_run_in_python_makes_the_same_run(tmp_path, monkeypatch, options):
     trainer = trained(**options | {"algorithm": {"seed": 1} | options.get("algorithm", {})})
-    copy = again(tmp_path, trainer)
+    copy = again(tmp_path, monkeypatch, trainer)
     assert copy.algorithm.env.config == trainer.algorithm.env.config
     assert copy.tracker.params == trainer.tracker.params
     returns = trainer.tracker.history("returns/mean")

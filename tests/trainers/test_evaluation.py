@@ -15,7 +15,7 @@ from rl8x.execution.compiled import CompiledProgram
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
-from rl8x.trainers.evaluation_names import config_name
+from rl8x.trainers.evaluation import config_name
 
 
 def build(env=CartPole, **options):

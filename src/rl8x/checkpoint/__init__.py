@@ -1,10 +1,10 @@
 """Checkpoints: all that a run's future depends on, on the disk, checked, and readable without running anything."""
 
-from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.files import Checkpoint, describe, listed, read
 from rl8x.checkpoint.find import find
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
+from rl8x.checkpoint.tree import CheckpointError
 
 __all__ = [
     "Checkpoint",

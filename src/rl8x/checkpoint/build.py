@@ -1,8 +1,4 @@
-"""How an algorithm was built, as plain data, and building it again.
-
-Without the user's trust a file can make rl8x use classes of the expected kinds that are there already, and nothing
-else; `rl8x.importing` has the rule.
-"""
+"""How an algorithm was built, as plain data, and building it again; `rl8x.importing` says what that may import."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from torch import nn
 from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names
-from rl8x.checkpoint.errors import CheckpointError
+from rl8x.checkpoint.tree import CheckpointError
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
@@ -74,11 +70,9 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
     if factory is None:
         problems.append("the environment was given as an instance")
         return None
-    maker, args, kwargs = factory, (), {}
-    if isinstance(factory, functools.partial):
-        maker, args, kwargs = factory.func, factory.args, factory.keywords
-    path = dotted_path(maker) if isinstance(maker, type) and issubclass(maker, Env) else None
-    arguments = _plain({"args": list(args), "kwargs": dict(kwargs)})
+    made_by = factory if isinstance(factory, functools.partial) else functools.partial(factory)
+    path = dotted_path(made_by.func) if isinstance(made_by.func, type) and issubclass(made_by.func, Env) else None
+    arguments = _plain({"args": list(made_by.args), "kwargs": dict(made_by.keywords)})
     if path is None:
         problems.append("the environment is not made by a class that is an attribute of a module")
         return None
@@ -244,8 +238,13 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
             raise CheckpointError(f"the checkpoint's {what} is {build.get(key)}; the algorithm given has {now[key]}")
     before = dict(build["config"])
     no_form = " ".join([*build["problems"], *now["problems"]])
-    defaults = _defaults(algorithm.config).items()
-    missing = {name: value for name, value in defaults if name not in before and f"`{name}` is " not in no_form}
+    missing = {
+        field.name: _plain(default_of(field))
+        for field in dataclasses.fields(algorithm.config)
+        if field.name not in before
+        and f"`{field.name}` is " not in no_form
+        and default_of(field) is not dataclasses.MISSING
+    }
     if missing:
         listed = ", ".join(f"{name}={value!r}" for name, value in missing.items())
         warnings.warn(
@@ -261,12 +260,6 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
     return {name: (before.get(name), now["config"].get(name)) for name in sorted(different)}
 
 
-def _defaults(config: AlgorithmConfig) -> dict[str, Any]:
-    """Return the default of each hyperparameter that has one, as JSON can hold it."""
-    found = {}
-    for field in dataclasses.fields(config):
-        if field.default_factory is not dataclasses.MISSING:
-            found[field.name] = _plain(field.default_factory())
-        elif field.default is not dataclasses.MISSING:
-            found[field.name] = _plain(field.default)
-    return found
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a hyperparameter; `dataclasses.MISSING` where it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -28,8 +28,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rl8x.checkpoint.errors import CheckpointError
-from rl8x.checkpoint.tree import decode
+from rl8x.checkpoint.tree import CheckpointError, decode
 from rl8x.disk import sync_folder, write_synced
 from rl8x.tracking.secrets import hide_in_data
 
@@ -59,17 +58,9 @@ class Checkpoint:
 
 
 def write(directory: Path, steps: int, metadata: Mapping[str, Any], state: Any, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint: all of it, synced to the disk, or nothing.
+    """Write a checkpoint to a run's folder of them: all of it, synced to the disk, or nothing; returns its own folder.
 
-    Args:
-        directory: The run's folder of checkpoints.
-        steps: The trainer's steps, for its name.
-        metadata: What it is; JSON can hold it.
-        state: The state as `tree.encode` returned it.
-        tensors: Its tensors.
-
-    Returns:
-        The checkpoint's folder.
+    The state and its tensors, of any shapes, are as `tree.encode` returned them; JSON can hold the metadata.
 
     Raises:
         OSError: If the disk refuses.
@@ -162,12 +153,7 @@ def listed(directory: Path) -> list[Path]:
 
 
 def good(directory: Path, besides: Path | None = None) -> Iterator[Checkpoint]:
-    """Read the good checkpoints of a folder, the newest first.
-
-    Args:
-        directory: The run's folder of checkpoints.
-        besides: One to leave out.
-    """
+    """Read the good checkpoints of a folder, the newest first, but for one `besides` them."""
     for path in reversed(listed(directory)):
         if besides is None or path.name != besides.name:
             with contextlib.suppress(CheckpointError):
@@ -195,12 +181,11 @@ def _number(path: Path) -> int:
 
 def _sums(folder: Path) -> str:
     """Return the digests of a checkpoint's files in the form of `sha256sum`."""
-    return "".join(f"{_digest(folder / name)}  {name}\n" for name in (DESCRIPTION, TENSORS))
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    lines = []
+    for name in (DESCRIPTION, TENSORS):
+        with open(folder / name, "rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    return "".join(lines)
 
 
 def _one_line(error: object) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl8x.checkpoint import files
-from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.files import Checkpoint
+from rl8x.checkpoint.tree import CheckpointError
 from rl8x.tracking import TrackingError, find_run
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import is_locked, was_left
@@ -21,46 +21,36 @@ from rl8x.tracking.spool_files import read_ack
 CHECKPOINTS_TAG: Final = "rl8x.checkpoints"
 
 
-def find(source: str | Path, *, auto: bool = False, tracking_uri: str | None = None) -> Checkpoint:
+def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
     """Find and read a checkpoint.
 
     Args:
         source: Path of a checkpoint, or of a run's folder of them, whose newest is meant; or a run's name or ID.
         auto: Take the newest good checkpoint of the same run where the one that is meant cannot be used.
-        tracking_uri: Where a run of this name is looked up; None is as in training.
 
     Raises:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
     """
     path = Path(source)
-    if not path.is_dir():
-        if path.exists() or len(path.parts) > 1:
-            return _instead_of_missing(path, auto)
-        path = _folder_of_run(str(source), tracking_uri)
+    if not path.exists() and len(path.parts) == 1:
+        path = _folder_of_run(str(source))
     if files.listed(path):
         path = files.listed(path)[-1]
-    elif not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
+    elif path.is_dir() and not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
         raise CheckpointError(f"there is no checkpoint in {path}")
     try:
+        if not path.is_dir():
+            raise CheckpointError(f"there is no checkpoint {path}")
         return files.read(path)
     except CheckpointError as error:
         other = next(files.good(path.parent, besides=path), None)
-        if other is None:
-            raise CheckpointError(f"{error}; there is no good one beside it") from None
-        if auto:
+        if other is not None and auto:
             return other
-        raise CheckpointError(f"{error}; the newest good one is {other.path}") from None
+        hint = "there is no good one beside it" if other is None else f"the newest good one is {other.path}"
+        raise CheckpointError(f"{error}; {hint}") from None
 
 
-def _instead_of_missing(path: Path, auto: bool) -> Checkpoint:
-    other = next(files.good(path.parent), None)
-    if other is not None and auto:
-        return other
-    hint = "" if other is None else f"; the newest good one is {other.path}"
-    raise CheckpointError(f"there is no checkpoint {path}{hint}")
-
-
-def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
+def _folder_of_run(run: str) -> Path:
     """Find a run's folder of checkpoints: by its own name, by what its checkpoints say, by asking MLflow for its ID."""
     root = mlruns_dir() / "checkpoints"
     names = {run, run.removeprefix(HANDLE_PREFIX)}
@@ -68,13 +58,13 @@ def _folder_of_run(run: str, tracking_uri: str | None) -> Path:
         if folder.name in names or run in (metadata["run"].get("id"), metadata["run"].get("handle")):
             return folder
     try:
-        found = find_run(run, tracking_uri)
+        found = find_run(run)
     except TrackingError as error:
         raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.
-    tagged = Path(found.tags.get(CHECKPOINTS_TAG, "none"))
+    tagged = Path(found.data.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, metadata in _runs(root):
-        if metadata["run"].get("id") == found.run_id or folder.name == tagged.name:
+        if metadata["run"].get("id") == found.info.run_id or folder.name == tagged.name:
             return folder
     if tagged.is_absolute() and files.listed(tagged):
         return tagged
@@ -85,11 +75,7 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     """Find the newest run of a run file that has checkpoints, has not finished, and that no process is at.
 
     One that was killed after its last checkpoint, before its store had all of it or its last lines were written, has
-    not finished either.
-
-    Args:
-        run_file: The run as plain data, as its checkpoints say it.
-        root: The folder with the runs' folders; None is `mlruns/checkpoints`.
+    not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`.
     """
     found = []
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
@@ -107,15 +93,10 @@ def _has_finished(folder: Path, metadata: Mapping[str, Any]) -> bool:
 
 
 def spool_of(folder: Path, metadata: Mapping[str, Any]) -> Path | None:
-    """Find the spool of a run.
+    """Find the spool of the run whose checkpoints are in a folder; None where there is none (any more).
 
-    Args:
-        folder: The run's folder of checkpoints.
-        metadata: Of one of them. It names the spool relative to the folder: both may have been moved or copied, and
-            then another run may go on with the spool where it was.
-
-    Returns:
-        None where there is none (any more).
+    Their metadata name it relative to the folder: both may have been moved or copied, and then another run may go on
+    with the spool where it was.
     """
     saved = metadata["run"].get("spool")
     spool = None if saved is None else Path(os.path.normpath(folder.resolve() / saved))

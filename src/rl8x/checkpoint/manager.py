@@ -10,7 +10,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +18,15 @@ import torch
 
 from rl8x._version import __version__
 from rl8x.checkpoint import files
-from rl8x.checkpoint.errors import CheckpointError
 from rl8x.checkpoint.files import Checkpoint, good, listed
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
-from rl8x.checkpoint.tree import encode
+from rl8x.checkpoint.tree import CheckpointError, encode
 from rl8x.disk import sync_folder
+from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import logger
-from rl8x.tracking.whereabouts import shown_path
 
 _log = logger(__name__)
 
@@ -38,12 +38,8 @@ class CheckpointManager:
     """Writes the checkpoints of one run into one folder, which it has to itself from `take` to `end`.
 
     Args:
-        checkpoints: When to save and what to keep: a `Checkpoints`, a path, True for the defaults; False never saves,
-            and None saves by the defaults where the tracked run has a spool.
-        spool: Returns the spool of the tracked run, beside which checkpoints lie that were given no folder; None where
-            it has none (yet).
-        spool_root: Returns the folder in which spools of new runs are made; None where none are.
-        before_write: Called in the thread before each checkpoint is written.
+        checkpoints: As the trainer documents them.
+        tracker: What keeps the run; beside its spool, if it has one, lie checkpoints that were given no folder.
 
     Attributes:
         options: When to save and what to keep; None where nothing is saved.
@@ -51,14 +47,7 @@ class CheckpointManager:
         best: The best value so far of the metric to save the best of, where there is one.
     """
 
-    def __init__(
-        self,
-        checkpoints: CheckpointsLike,
-        *,
-        spool: Callable[[], Path | None] = lambda: None,
-        spool_root: Callable[[], Path | None] = lambda: None,
-        before_write: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, checkpoints: CheckpointsLike, tracker: Tracker) -> None:
         if isinstance(checkpoints, str | os.PathLike):
             checkpoints = Checkpoints(checkpoints)
         if checkpoints is not None and not isinstance(checkpoints, bool | Checkpoints):
@@ -69,7 +58,7 @@ class CheckpointManager:
         self._where_tracked = checkpoints is None
         self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
         self._directory = None if not self.options or self.options.directory is None else Path(self.options.directory)
-        self._spool, self._spool_root, self._before_write = spool, spool_root, before_write
+        self._tracker = tracker
         self._known: frozenset[str] | None = None
         self._has_begun = False
         self._lock: FileLock | None = None
@@ -83,7 +72,7 @@ class CheckpointManager:
         """The run's folder of checkpoints; None where nothing is saved, or not yet known where."""
         if self.options is None or self._directory is not None:
             return self._directory
-        spool = self._spool()
+        spool: Path | None = getattr(self._tracker, "spool_folder", None)
         if spool is not None:
             return spool.parent.parent / "checkpoints" / spool.name
         return None if self._where_tracked else mlruns_dir() / "checkpoints" / self.key
@@ -91,14 +80,10 @@ class CheckpointManager:
     # -- the folder and its lock
 
     def check(self) -> bool:
-        """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing.
-
-        Raises:
-            CheckpointError: If the folder could not be written.
-        """
+        """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing."""
         directory = self.directory
         if directory is None and self.options is not None:
-            root = self._spool_root()
+            root: Path | None = getattr(self._tracker, "spool_root", None)
             directory = None if root is None else root.parent / "checkpoints"
         if directory is None:
             return False
@@ -146,18 +131,17 @@ class CheckpointManager:
         """Find the best checkpoint of the run in its folder, and refuse the folder of another run."""
         self._best_path = None
         for path in listed(directory):
-            with contextlib.suppress(CheckpointError):
+            try:
                 metadata = files.describe(path)
-                if metadata.get("run", {}).get("key") != self.key:
-                    break
-                if metadata.get("is_best"):
-                    self._best_path = path
-        else:
-            return
-        raise CheckpointError(
-            f"{directory} has checkpoints of another run: resume that by Trainer.resume({str(directory)!r}), "
-            "or give this run a directory of its own"
-        )
+            except CheckpointError:
+                continue
+            if metadata.get("run", {}).get("key") != self.key:
+                raise CheckpointError(
+                    f"{directory} has checkpoints of another run: resume that by Trainer.resume({str(directory)!r}), "
+                    "or give this run a directory of its own"
+                )
+            if metadata.get("is_best"):
+                self._best_path = path
 
     @property
     def outrun(self) -> bool:
@@ -208,12 +192,7 @@ class CheckpointManager:
     def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
         """Go on with the run of a checkpoint, in its folder where no other was given.
 
-        Args:
-            checkpoint: What to go on from.
-            known: The checkpoints of its folder when it was chosen.
-
-        Raises:
-            KeyError: If the checkpoint does not say which run it is of.
+        The checkpoints in `known` were there when it was chosen; more of them show that the run has been gone on with.
         """
         self.best, self.key = checkpoint.state["best"], checkpoint.metadata["run"]["key"]
         folder = checkpoint.path.parent
@@ -234,13 +213,7 @@ class CheckpointManager:
         return minutes is not None and time.monotonic() - self._last_save >= minutes * 60
 
     def improved(self, stats: Mapping[str, float], fresh: frozenset[str], steps: int) -> bool:
-        """Whether a row has a new best value of the metric to save the best of.
-
-        Args:
-            stats: The row.
-            fresh: Names of what was measured in this row.
-            steps: The trainer's steps.
-        """
+        """Whether a row, in which the metrics in `fresh` were measured, has a new best of the metric to save by."""
         metric, mode = (None, "max") if self.options is None else (self.options.best, self.options.mode)
         if not self.is_open or metric is None or metric not in fresh or not math.isfinite(stats[metric]):
             return False
@@ -252,13 +225,9 @@ class CheckpointManager:
         return True
 
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
-        """Copy a state now and write it in a thread; waits for the checkpoint before, if that is still being written.
+        """Copy a state now, which may then change, and write it in a thread, after the checkpoint before.
 
-        Args:
-            steps: The trainer's steps.
-            metadata: What the checkpoint is; time, versions and options are added to it.
-            state: All that the run's future depends on; it may change once this returns.
-            is_best: Whether this is the best so far.
+        Time, versions, options and whether it is the best so far are added to the metadata.
         """
         if self.options is None or self._directory is None or not self.is_open:
             return
@@ -288,7 +257,8 @@ class CheckpointManager:
         self, keep: int, directory: Path, steps: int, metadata: dict[str, Any], encoded: Any, tensors: dict[str, Any]
     ) -> None:
         try:
-            self._before_write()
+            # A run that goes on from a checkpoint does not log again what came before it: that must not be lost later.
+            getattr(self._tracker, "sync_to_disk", lambda: None)()
             path = files.write(directory, steps, metadata, encoded, tensors)
         except (OSError, ValueError, TypeError) as error:
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)

@@ -13,23 +13,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rl8x.checkpoint.errors import CheckpointError
-
 _TENSOR: Final = "$tensor"
 _TUPLE: Final = "$tuple"
 _FLOAT: Final = "$float"
 _MAX_DEPTH: Final = 64
 
 
-def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Take a state apart.
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used as asked; the message says which one, why, and what can be used instead."""
 
-    Args:
-        tree: Nested dicts (with text keys), lists and tuples of tensors, numbers, texts, flags and None.
+
+def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Take apart nested dicts (with text keys), lists and tuples of tensors, numbers, texts, flags and None.
 
     Returns:
-        The tree as JSON can hold it, and copies of its tensors on the CPU by path. Neither shares anything with `tree`,
-        which may change from here on.
+        The tree as JSON can hold it, and copies of its tensors on the CPU, of any shapes, by path. Neither shares
+        anything with `tree`, which may change from here on.
 
     Raises:
         TypeError: If something in the tree is of another kind.

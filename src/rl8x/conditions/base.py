@@ -15,7 +15,7 @@ import difflib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from rl8x import keys
 
@@ -174,11 +174,8 @@ class Condition(ABC):
         )
 
     def __repr__(self) -> str:
-        required = {
-            name
-            for name, parameter in inspect.signature(type(self)).parameters.items()
-            if parameter.default is inspect.Parameter.empty
-        }
+        parameters = inspect.signature(type(self)).parameters.values()
+        required = {each.name for each in parameters if each.default is each.empty}
         shown = [
             repr(value) if name in required else f"{name}={value!r}"
             for name, value in self.arguments().items()
@@ -188,14 +185,10 @@ class Condition(ABC):
 
 
 class FromCallable(Condition):
-    """A plain callable on the statistics as a condition.
+    """A plain callable on the statistics as a condition; what it returns is taken as true or false.
 
-    Args:
-        function: Called with each row; what it returns is taken as true or false. It may look up metrics that the row
-            lacks and another may have, such as `eval/*` and `episodes/*`: then it is not met.
-
-    Attributes:
-        missed: The metric that it looked up in vain in the last row.
+    It may look up metrics that the row lacks and another may have, such as `eval/*` and `episodes/*`: then it is not
+    met, and `missed` is the last that it looked up in vain.
     """
 
     def __init__(self, function: Callable[[Stats], object]) -> None:
@@ -346,21 +339,15 @@ def _remembers(value: object) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Copy plain data.
-
-    Raises:
-        TypeError: If something in it is of another kind; the message is its name.
-    """
-    if isinstance(value, list | tuple):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else _refuse(value)
+    """Copy plain data; the TypeError at something of another kind says what that is."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
     if isinstance(value, dict):
         if not all(isinstance(key, str) and not key.startswith("$") for key in value):
             raise TypeError("a dict with keys that are not texts or begin with '$'")
         return {key: _plain(item) for key, item in value.items()}
-    return value if value is None or isinstance(value, bool | int | float | str) else _refuse(value)
-
-
-def _refuse(value: object) -> NoReturn:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     raise TypeError(f"a value of type {type(value).__qualname__}")
 
 
@@ -372,15 +359,7 @@ def parts(condition: Condition) -> Iterable[Condition]:
 
 
 def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
-    """Refuse conditions on metrics that will never exist.
-
-    Args:
-        conditions: The conditions, composed ones too.
-        known: Every metric name that a row can have.
-
-    Raises:
-        ValueError: At the first unknown name, with the nearest known ones.
-    """
+    """Raise ValueError at the first condition on a metric that no row can have, with the nearest `known`."""
     names = list(known)
     for condition in conditions:
         for name in sorted(condition.metric_names):

@@ -49,7 +49,7 @@ class Confirmed(Condition):
         self.by = None if by is None else as_condition(by)
         if self.by is None:
             form = self.condition.on_evaluation(_prefixed)
-            if form is None or not _reads_evaluations(form):
+            if form is None or not any(name.startswith(keys.EVAL_PREFIX) for name in form.metric_names):
                 raise ValueError(f"Confirmed: an evaluation cannot decide {self.condition!r}; give `by`. {_GIVE_BY}")
         self.test = self.by
         self._trainer: Evaluator | None = None
@@ -117,10 +117,6 @@ class Confirmed(Condition):
 def _prefixed(name: str) -> str:
     """Name what an evaluation may call a metric, before there is a trainer that knows."""
     return keys.EVAL_PREFIX + name if name in keys.COLLECT_METRICS or name.startswith(keys.INFO_PREFIX) else name
-
-
-def _reads_evaluations(condition: Condition) -> bool:
-    return any(name.startswith(keys.EVAL_PREFIX) for name in condition.metric_names)
 
 
 def _joined(measured: Mapping[str, float], stats: Stats) -> Stats:

@@ -79,10 +79,7 @@ class HitsUpperBound(_Bound):
 
 
 class _Patient(_OnMetric):
-    """A condition that is met when something held `patience` times in a row.
-
-    Between evaluations the rows repeat the latest `eval/*` value: only fresh ones count; the verdict stays meanwhile.
-    """
+    """A condition that is met when something held for `patience` fresh values in a row; meanwhile the verdict stays."""
 
     def __init__(self, name: str, patience: int = 5) -> None:
         super().__init__(name)
@@ -148,33 +145,25 @@ class _StopsImproving(_Patient):
 
 
 class StopsDecreasing(_StopsImproving):
-    """Met when the metric did not fall below its lowest value so far `patience` times in a row.
+    """Met when the metric did not fall below its lowest value so far `patience` (at least 1) times in a row.
 
-    Args:
-        name: The metric. A value that is not finite never counts as lower.
-        patience: How often in a row, at least 1. The first finite value is the lowest so far.
+    The first finite value is the lowest so far; one that is not finite never counts as lower.
     """
 
     better = staticmethod(operator.lt)
 
 
 class StopsIncreasing(_StopsImproving):
-    """Met when the metric did not rise above its highest value so far `patience` times in a row.
+    """Met when the metric did not rise above its highest value so far `patience` (at least 1) times in a row.
 
-    Args:
-        name: The metric. A value that is not finite never counts as higher.
-        patience: How often in a row, at least 1. The first finite value is the highest so far.
+    The first finite value is the highest so far; one that is not finite never counts as higher.
     """
 
     better = staticmethod(operator.gt)
 
 
 class NonFinite(Condition):
-    """Met when a metric is NaN or infinite.
-
-    Args:
-        names: The metrics to watch; None watches all of the row.
-    """
+    """Met when one of the named metrics, or without names any of the row, is NaN or infinite."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
         if isinstance(names, str):

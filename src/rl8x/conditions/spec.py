@@ -45,19 +45,27 @@ def from_spec(spec: object, *, find: Find | None = None) -> Condition:
         return cls(*(from_spec(part, find=find) for part in arguments))
     if cls is Not:
         return Not(from_spec(arguments, find=find))
-    if cls is NonFinite and isinstance(arguments, list | tuple):
-        return NonFinite(arguments)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     if isinstance(arguments, Mapping):
         named = {str(name): value for name, value in arguments.items()}
-    elif isinstance(arguments, list | tuple):
+    elif isinstance(arguments, list | tuple) and cls is not NonFinite:
         positional = list(arguments)
     elif arguments is not None:
         positional = [arguments]
-    if cls.condition_arguments:
-        _make_inner(cls.condition_arguments, positional, named, find)
-    return _construct(cls, kind, positional, named)
+    inner = cls.condition_arguments
+    if inner and len(named) == 1 and inner[0] not in named:
+        # {confirmed: {hits_upper_bound: [returns/mean, 9]}}: the one entry is the condition
+        positional, named = [named], {}
+    signature = inspect.signature(cls)
+    try:
+        bound = signature.bind(*positional, **named)
+    except TypeError as error:
+        raise ValueError(f"stop condition {kind!r} takes {', '.join(signature.parameters)}; {error}.") from None
+    for name in inner:
+        if bound.arguments.get(name) is not None:
+            bound.arguments[name] = from_spec(bound.arguments[name], find=find)
+    return cls(*bound.args, **bound.kwargs)
 
 
 def _split(spec: object) -> tuple[str, Any]:
@@ -92,28 +100,6 @@ def kinds_in(specs: object) -> Iterator[str]:
         yield from kinds_in(inner)
     for inner in specs if isinstance(specs, list | tuple) else ():
         yield from kinds_in(inner)
-
-
-def _make_inner(names: tuple[str, ...], positional: list[Any], named: dict[str, Any], find: Find | None) -> None:
-    """Make the conditions among the arguments of a condition, in place."""
-    if positional:
-        positional[0] = from_spec(positional[0], find=find)
-    elif names[0] not in named and len(named) == 1:
-        # {confirmed: {hits_upper_bound: [returns/mean, 9]}}: the one entry is the condition
-        positional.append(from_spec(dict(named), find=find))
-        named.clear()
-    for name in names:
-        if named.get(name) is not None:
-            named[name] = from_spec(named[name], find=find)
-
-
-def _construct(cls: type[Condition], kind: str, positional: list[Any], named: dict[str, Any]) -> Condition:
-    signature = inspect.signature(cls)
-    try:
-        signature.bind(*positional, **named)
-    except TypeError as error:
-        raise ValueError(f"stop condition {kind!r} takes {', '.join(signature.parameters)}; {error}.") from None
-    return cls(*positional, **named)
 
 
 def to_spec(condition: Condition) -> Any:

@@ -11,18 +11,10 @@ from typing import Any, Final
 from rl8x.conditions.base import Condition, EvaluationName, Stats, Verdict
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_DURATION: Final = re.compile(r"(?:(\d+(?:\.\d+)?)\s*([dhms])\s*)", re.ASCII)
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])\s*", re.ASCII)
 
 
-def parse_duration(duration: float | str) -> float:
-    """Return a duration in seconds.
-
-    Args:
-        duration: Seconds, or a text such as "90s", "1h30m", "1.5h" or "2d".
-
-    Raises:
-        ValueError: If it is neither, or not positive.
-    """
+def _seconds(duration: float | str) -> float:
     seconds = math.nan
     if isinstance(duration, str):
         text = duration.strip().lower()
@@ -42,12 +34,12 @@ class WallTime(Condition):
 
     Args:
         duration: Seconds, or a text such as "90s", "1h30m", "1.5h" or "2d". It is looked at once a row: a run ends
-            with the first step that ends after it.
+            with the first step that ends after it. What is neither, or not positive, is a ValueError.
     """
 
     def __init__(self, duration: float | str) -> None:
         self.duration = duration
-        self.seconds = parse_duration(duration)
+        self.seconds = _seconds(duration)
         self._before = 0.0
         self._began: float | None = None
 

@@ -3,14 +3,13 @@
 Importing this package does not import mlflow; `MLflowTracker` does, in a process of its own. Each file imports only
 files that stand after it here:
 
-    mlflow_tracker, spool_sync                                          the tracker, and `rl8x sync`
-    writer, last_call                                                   the thread that sends, and how a run ended
-    sender, stored_run, known_points, attempts                          from the spool to the store
-    ui, page, whereabouts, runs                                         runs as a user looks for them
-    spool, waiting_lines, ops_file, kept_files, rejected, spool_files   a run on the disk
-    store_process, store_server, store, mlflow_settings                 MLflow, in a process of its own
-    database, artifact_folders, address, location                       where runs are kept
-    memory, names, locks, secrets, protocol                             what the others share
+    mlflow_tracker, spool_sync                          the tracker, and `rl8x sync`
+    writer, sender, stored_run, attempts                from the spool to the store
+    ui, runs                                            runs as a user looks for them
+    spool, ops_file, kept_files, rejected, spool_files  a run on the disk
+    store_process, store_server, store                  MLflow, in a process of its own
+    database, location                                  where runs are kept
+    memory, names, locks, secrets, protocol             what the others share
 """
 
 from rl8x.tracking.memory import MemoryTracker as MemoryTracker
@@ -20,7 +19,6 @@ from rl8x.tracking.protocol import NullTracker as NullTracker
 from rl8x.tracking.protocol import Status as Status
 from rl8x.tracking.protocol import Tracker as Tracker
 from rl8x.tracking.protocol import TrackingError as TrackingError
-from rl8x.tracking.runs import FoundRun as FoundRun
 from rl8x.tracking.runs import find_run as find_run
 from rl8x.tracking.spool_sync import SpoolReport as SpoolReport
 from rl8x.tracking.spool_sync import SyncReport as SyncReport

@@ -14,11 +14,7 @@ _ItemT = TypeVar("_ItemT")
 
 
 class NotNowError(StoreDownError):
-    """Nothing more can be sent now.
-
-    Attributes:
-        of_entry: Whether everything else of the store works, so that it may be the entry's fault.
-    """
+    """Nothing more can be sent now; `of_entry` where all else of the store works: it may be the entry's fault."""
 
     def __init__(self, text: str, *, of_entry: bool = False) -> None:
         super().__init__(text)
@@ -47,16 +43,10 @@ class Attempts:
         give_up: Callable[[_ItemT, Exception], None],
         check: Callable[[], None],
     ) -> None:
-        """Make a call with all items, except those that it cannot be made with.
+        """Make a call with all items, except those that it cannot be made with: `give_up` gets each, and why.
 
-        Args:
-            items: What to send.
-            call: Sends some of them, all or none.
-            give_up: Called with each item that cannot be sent, and why.
-            check: Raises where the store does not work, whatever is sent.
-
-        Raises:
-            NotNowError: The store does not work now, or it is too soon to blame an item.
+        A call takes all that it is made with or none. `check` raises where the store does not work, whatever is sent;
+        then this raises `NotNowError`, as where it is too soon to blame an item.
         """
         self._checked = False
         given_up: list[tuple[_ItemT, Exception]] = []

@@ -1,4 +1,8 @@
-"""Make MLflow's sqlite database once, whole or not at all, and ready for several writers."""
+"""MLflow's sqlite database: made once, whole or not at all, and where the artifacts of its runs go.
+
+MLflow keeps the absolute path of each run's artifacts in the database, and makes that path anew where it is gone, also
+after the folder of both was moved or copied.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,13 @@ import os
 import sqlite3
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
 
 from rl8x.tracking.location import Location, make_mlruns
 from rl8x.tracking.locks import FileLock
+from rl8x.tracking.secrets import hide
+
+ROOT = "artifacts"  # beside the database, in the layout that `rl8x.tracking.location` makes
 
 
 def ensure_database(location: Location) -> None:
@@ -51,13 +59,9 @@ def merge_log(database: Path) -> None:
 
 
 class DatabaseFile:
-    """The file of a database, distinguished from another one that has taken its place.
+    """The file of a database, which MLflow calls `uri`, distinguished from another one that has taken its place.
 
     A process that has a file open goes on writing to it after it was deleted, and MLflow keeps files open.
-
-    Args:
-        database: Its path.
-        uri: What MLflow calls it.
     """
 
     # By URI, what MLflow may have open in this process
@@ -109,4 +113,58 @@ def _make(database: Path, artifact_root: Path) -> None:
         # MLflow itself waits 20 s for a lock, in each session.
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.commit()
+
+
+class ArtifactFolders:
+    """The folders of artifacts of the runs in one database; `guarded` allows only those in the database's folder."""
+
+    def __init__(self, database: Path, *, guarded: bool = False) -> None:
+        self._database = database
+        self._guarded = guarded
+        self._ready: set[str] = set()
+
+    def prepare(self, run_id: str, uri: str) -> None:
+        """Check, before anything is written, that a run's artifacts go to a folder of this store, or raise `OSError`.
+
+        Where they lay beside a database that was moved or copied since, the database gets their path beside it here in
+        place of `uri`: MLflow's page then finds those that were moved with it as well.
+        """
+        from mlflow.tracking._tracking_service import utils
+
+        # MLflow shall ask again where they are: another store of this process may be a copy.
+        utils._artifact_repos_cache.pop(run_id, None)
+        folder = _local(uri)
+        if run_id in self._ready or (folder is None and not self._guarded):
+            return
+        here = self._database.parent
+        if folder is not None and self._was_left_behind(folder, run_id):
+            folder = here / ROOT / run_id / "artifacts"
+            with contextlib.closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
+                connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
+        inside = folder is not None and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(here))
+        if self._guarded and not inside:
+            raise PermissionError(
+                f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
+                f"and you have not named this store: `rl8x sync --to sqlite:///{self._database}` does"
+            )
+        if folder is not None and not any(parent.exists() for parent in folder.parents[1:4]):
+            raise FileNotFoundError(f"the folder of the run's artifacts, {folder}, is not there, and none is made")
+        self._ready.add(run_id)
+
+    def _was_left_behind(self, folder: Path, run_id: str) -> bool:
+        """Return whether a folder belongs to the place from which this database was moved or copied."""
+        root = folder.parents[1]
+        if folder.parts[-4:] != ("mlruns", ROOT, run_id, "artifacts"):
+            return False
+        with contextlib.suppress(OSError):
+            if os.path.samefile(root.parent, self._database.parent):
+                return False
+        return not root.exists() or (root.parent / self._database.name).exists()
+
+
+def _local(uri: str) -> Path | None:
+    parts = urlsplit(uri)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    path = Path(uri if parts.scheme == "" else unquote(parts.path))
+    return path if path.is_absolute() else None

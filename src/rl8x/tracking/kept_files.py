@@ -25,14 +25,7 @@ def highest_number(spool: Path) -> int:
 def keep(spool: Path, number: int, source: Path, besides: Collection[Path] = ()) -> str:
     """Copy a file or folder into a spool; returns its path there, in which all names are UTF-8.
 
-    Args:
-        spool: The folder of the spool.
-        number: The number of the copy, which no other has.
-        source: What to copy.
-        besides: Folders in `source` that are left out, as all spools are.
-
-    Raises:
-        OSError: It cannot be read, or there is no room.
+    No other copy has its number. All spools are left out, and the folders `besides`.
     """
     name = artifact_name(source.name)
     target = spool / FILES / str(number) / name
@@ -67,11 +60,7 @@ def _rename_non_utf8(folder: Path) -> None:
 
 
 def kept_path(spool: Path, file: str) -> Path:
-    """Return the path of a copy, which cannot lie outside the spool whatever an op names.
-
-    Raises:
-        TrackingError: It would.
-    """
+    """Return the path of a copy; raises `TrackingError` where what an op names would lie outside the spool."""
     name = PurePosixPath(artifact_name(file))
     if name.parts[0] != FILES or len(name.parts) != 3:
         raise TrackingError(f"not a file of this spool: {name}")
@@ -82,9 +71,6 @@ def check_kept(path: Path, spool: Path) -> None:
     """Refuse what no spool of ours has: a link on the way to a copy or in a copied folder, a device, a pipe.
 
     Nothing is opened.
-
-    Raises:
-        TrackingError: There is one, or there is no copy.
     """
     if not os.path.lexists(path):
         raise TrackingError("its file is not in the spool")

@@ -1,13 +1,19 @@
-"""Where runs are kept: the user's tracking URI, or `mlruns/` in the working directory."""
+"""Where runs are kept: the user's tracking URI, or `mlruns/` in the working directory, or what a run's folder names.
+
+A folder of runs may have been moved or copied since, and may be somebody else's. So the database that lies beside it
+counts more than an address, and an address only where the user has named it too: requests carry the user's token.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import os
+import re
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +23,7 @@ from rl8x.tracking.secrets import hide, hide_in_uris, is_hidden, learn, recall
 
 _SQL = ("sqlite", "postgresql", "mysql", "mssql")
 _REMOTE = ("http", "https", "databricks", "databricks-uc")
+_BESIDE = re.compile(r"\.\./\.\./([^/\0]+)")
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Location:
         guarded: Whether artifacts may go to the database's own folder only, as the user has not named the store.
     """
 
-    uri: str
+    uri: str = field(repr=False)  # may have a password
     database: Path | None = None
     artifact_root: Path | None = None
     guarded: bool = False
@@ -38,10 +45,6 @@ class Location:
     def __post_init__(self) -> None:
         """Make the secrets of the URI known, so that they are hidden in all messages of MLflow."""
         learn(self.uri)
-
-    def __repr__(self) -> str:
-        """Write it without secrets."""
-        return f"Location(uri={self.shown!r}, database={self.database!r}, artifact_root={self.artifact_root!r})"
 
     @property
     def remote(self) -> bool:
@@ -110,13 +113,12 @@ def is_default(location: Location) -> bool:
 def _default_location() -> Location:
     root = mlruns_dir()
     database = root / "mlflow.db"
-    if not database.exists():
-        for folder in sorted(root.glob("[0-9]*")):
-            if folder.name.isdigit() and (folder / "meta.yaml").exists():
-                raise TrackingError(
-                    f"found MLflow's old file store in {root} ({folder.name}/meta.yaml), which MLflow 3 cannot write: "
-                    f"run `mlflow migrate-filestore`, or choose another store by tracking_uri or MLFLOW_TRACKING_URI"
-                )
+    old = [file.parent.name for file in root.glob("[0-9]*/meta.yaml") if file.parent.name.isdigit()]
+    if old and not database.exists():
+        raise TrackingError(
+            f"found MLflow's old file store in {root} ({min(old)}/meta.yaml), which MLflow 3 cannot write: "
+            "run `mlflow migrate-filestore`, or choose another store by tracking_uri or MLFLOW_TRACKING_URI"
+        )
     return Location(f"sqlite:///{database}", database, root / "artifacts")
 
 
@@ -145,9 +147,8 @@ def _sqlite_location(uri: str) -> Location:
     path, _, query = rest.partition("?")
     name = path[1:]
     if not path.startswith("/") or name in ("", ":memory:"):
-        raise TrackingError(
-            f"an sqlite tracking_uri must name a file, as in sqlite:///mlruns/mlflow.db; got {hide(uri)!r}"
-        )
+        example = "sqlite:///mlruns/mlflow.db"
+        raise TrackingError(f"an sqlite tracking_uri must name a file, as in {example}; got {hide(uri)!r}")
     database = Path(name).absolute()
     absolute = f"{driver}:///{database}" + (f"?{query}" if query else "")
     # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
@@ -181,10 +182,9 @@ def check_writable(folder: Path) -> None:
 
 
 def with_password(uri: str) -> str:
-    """Put back what was hidden in a URI, from the one that the user set, or one that this process had before.
+    """Put back what was hidden in a URI, from the one that the user set or one that this process had before.
 
-    Raises:
-        TrackingError: There is none, or another one.
+    Raises `TrackingError` where neither has it.
     """
     if not is_hidden(uri):
         return uri
@@ -193,3 +193,46 @@ def with_password(uri: str) -> str:
     if known is not None:
         return known
     raise TrackingError(f"the password of {uri} is needed: set MLFLOW_TRACKING_URI to the whole URI")
+
+
+def beside(folder: Path, database: Path | None) -> str | None:
+    """Return a database's path from a run's folder: `../../mlflow.db` for `<root>/spool/<id>` and `<root>/mlflow.db`.
+
+    None where it lies elsewhere: the two do not move together then.
+    """
+    if database is None or Path(os.path.realpath(database.parent)) != _root(folder):
+        return None
+    return f"../../{database.name}"
+
+
+def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> Location:
+    """Find the store that a record in a run's folder names by its address and by `database`, the result of `beside`.
+
+    That is the database beside, unless only the one at the address is there; else the store at the address. Raises as
+    `locate`.
+    """
+    found = _BESIDE.fullmatch(str(record.get("database") or ""))
+    if found is None or found[1] == "..":
+        return locate(uri)
+    database = _root(folder) / found[1]
+    named = None
+    with contextlib.suppress(TrackingError):
+        named = locate(uri)
+    if named is not None and named.database is not None and named.database.exists() and not database.exists():
+        return named
+    location = locate(f"sqlite:///{database}")
+    own_layout = named is not None and named.artifact_root is not None  # the folder may have another name since
+    return replace(location, artifact_root=database.with_name("artifacts") if own_layout else location.artifact_root)
+
+
+def is_users_own(location: Location, folder: Path) -> bool:
+    """Return whether a store that a run's folder names lies beside it, or is the one that training would use here."""
+    if beside(folder, location.database) is not None:
+        return True
+    with contextlib.suppress(TrackingError):
+        return locate().uri.rstrip("/") == location.uri.rstrip("/")
+    return False
+
+
+def _root(folder: Path) -> Path:
+    return Path(os.path.realpath(folder.parent)).parent

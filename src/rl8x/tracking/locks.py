@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 import time
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock between processes
-    fcntl = None  # type: ignore[assignment]
 
 _held: set[FileLock] = set()
 _held_guard = threading.RLock()
@@ -47,14 +43,12 @@ class FileLock:
             if self._fd is not None:
                 return False
             # In somebody else's folder it may be a link to any file, which would be cut to nothing below.
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-            try:
-                if not (_lock(fd, shared=False) and self._is_there(fd)):
-                    os.close(fd)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            with contextlib.ExitStack() as unless_locked:
+                unless_locked.callback(os.close, fd)
+                if not (_lock(fd, fcntl.LOCK_EX) and self._is_there(fd)):
                     return False
-            except OSError:
-                os.close(fd)
-                raise
+                unless_locked.pop_all()
             self._fd = fd
             _held.add(self)
             with contextlib.suppress(OSError):  # only there to be read by a person or an error message
@@ -82,8 +76,7 @@ class FileLock:
             if self._fd is not None:
                 with contextlib.suppress(OSError):  # whose process ends without that has left its number there
                     os.ftruncate(self._fd, 0)
-                if fcntl is not None:  # closing would not do where a library of C has forked
-                    fcntl.flock(self._fd, fcntl.LOCK_UN)
+                fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would not do where a library of C has forked
                 self.close()
 
     def close(self) -> None:
@@ -106,9 +99,9 @@ class FileLock:
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock on a file; makes and changes none."""
     with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            return not _lock(fd, shared=True)
+            return not _lock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
     return False
@@ -121,13 +114,12 @@ def was_left(path: Path) -> bool:
     return False
 
 
-def _lock(fd: int, *, shared: bool) -> bool:
+def _lock(fd: int, kind: int) -> bool:
     """Lock an open file; False where it is locked by another opening of it."""
-    if fcntl is not None:
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 
@@ -137,5 +129,4 @@ def _close_in_child() -> None:
     _held_guard.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_close_in_child)
+os.register_at_fork(before=_held_guard.acquire, after_in_parent=_held_guard.release, after_in_child=_close_in_child)

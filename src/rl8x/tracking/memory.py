@@ -58,11 +58,7 @@ class MemoryTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with the one that is here, as the protocol says.
-
-        Raises:
-            TrackingError: `resume` names another run.
-        """
+        """Begin a run, or go on with the one that is here, as the protocol says; raises `TrackingError` at another."""
         if resume is None:
             self._clear()
             self.run_id = uuid.uuid4().hex
@@ -89,21 +85,14 @@ class MemoryTracker:
         self.description = text
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep one row, without what a resumed run already had at this step, as often as it had it.
-
-        Raises:
-            RuntimeError: The run has not been started, or is over.
-        """
+        """Keep one row, without what a resumed run already had at this step, as often as it had it."""
         if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")
         at = metric_step(step)
-        row = {name: metric_value(name, v) for name, v in metrics.items() if not self._is_repeated((at, name))}
+        self._known.subtract((at, name) for name in metrics)
+        row = {name: metric_value(name, value) for name, value in metrics.items() if self._known[at, name] < 0}
         if row:
             self.rows.append(Row(at, row))
-
-    def _is_repeated(self, point: tuple[int, str]) -> bool:
-        self._known[point] -= 1
-        return self._known[point] >= 0
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
         """Keep the name that the file would have; raises `FileNotFoundError` where there is no such file."""

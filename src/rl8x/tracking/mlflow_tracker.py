@@ -12,18 +12,25 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import cast
 
-from rl8x.tracking.address import beside, is_users_own, recorded_location
-from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir, user_tracking_uri
+from rl8x.tracking.location import (
+    Location,
+    beside,
+    check_writable,
+    is_users_own,
+    locate,
+    mlruns_dir,
+    recorded_location,
+    user_tracking_uri,
+)
 from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
 from rl8x.tracking.protocol import Status, TrackingError, check_status
-from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, find_spool, user_run_id
+from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_run_exists, find_spool, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, Op
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MLflowStore
 from rl8x.tracking.store_process import StoreProcess
-from rl8x.tracking.whereabouts import Whereabouts
 from rl8x.tracking.writer import Writer
 
 _log = logger(__name__)
@@ -113,16 +120,12 @@ class MLflowTracker:
         spool, location = self._spool, self._location
         if spool is None or location is None:
             return None
-        return Whereabouts(location, spool.ack, spool.unsent(), spool.folder, self._outage)
+        return Whereabouts(location, spool, self._outage)
 
     # Beginning and end.
 
     def check(self) -> None:
-        """Refuse a store that cannot be used, before `start()`; touches nothing.
-
-        Raises:
-            TrackingError: It is of no known kind, or a file where nothing can be written.
-        """
+        """Raise `TrackingError` where the store cannot be used, before `start()`; touches nothing."""
         _check_installed()
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
@@ -168,11 +171,12 @@ class MLflowTracker:
         process = StoreProcess(location, request_timeout_s=self.request_timeout_s)
         fresh = resume is None
         own_tags = set(first[-1]["tags"])
-        store = cast("MLflowStore", process)  # it has the same calls
-        self._sender = Sender(spool, lambda: store, fresh=fresh, known=known)
+        # The process has the same calls as a store.
+        self._sender = Sender(spool, cast("MLflowStore", process), fresh=fresh)
+        self._sender.known = known
         self._writer = Writer(
             self._sender,
-            location.shown,
+            location,
             owner=self,
             keeps_status=keeps_status,
             finish_timeout_s=self.finish_timeout_s,
@@ -180,16 +184,10 @@ class MLflowTracker:
             interval_s=self.interval_s,
             prepare=(lambda: _add_source_tags(spool, process, own_tags)) if fresh and spool.header["owns"] else None,
             release=process.close,
-            sync_command=lambda: Whereabouts(location, spool.ack, spool.unsent(), spool.folder).sync_command,
         )
 
     def _open_spool(self, resume: str | None, before: Spool | None) -> Spool:
-        """Make the spool of a new run, or open or make the one of a run to resume.
-
-        Args:
-            resume: The run to resume.
-            before: The spool that this tracker had for that run.
-        """
+        """Make the spool of a new run, or open or make that of a run to resume, which had `before` in this tracker."""
         root = self.spool_root
         header = self._header()
         active = user_run_id(self.tracking_uri) if resume is None else None

@@ -31,11 +31,7 @@ def legal_name(name: str) -> str:
     """Turn any text into a name that MLflow takes: letters, digits, `_ - . : /` and space, at most 250 characters.
 
     A legal name comes back as it is. Illegal characters become `_`, empty parts of the path go, a name that is too
-    long ends in a digest of the whole.
-
-    Raises:
-        TypeError: The name is not a string.
-        ValueError: Nothing is left of it.
+    long ends in a digest of the whole. Raises `TypeError`, and `ValueError` where nothing is left.
     """
     if not isinstance(name, str):
         raise TypeError(f"a name must be a str; got {type(name).__name__} {name!r}")
@@ -67,28 +63,20 @@ def fitted(name: str, text: str) -> tuple[str, str | None]:
 class NameTable:
     """Remembers which legal name each given name got, and refuses two given names for one legal name.
 
-    Args:
-        kind: What is named, for a warning at the first use of a name that is not legal; empty warns of none.
+    Where it is told what `kind` of thing is named, it warns at the first use of a name that is not legal.
     """
 
     def __init__(self, kind: str = "") -> None:
         self._kind = kind
         self._legal: dict[str, str] = {}
         self._given: dict[str, str] = {}
-        self._plain: set[str] = set()
 
     def legal(self, named: Mapping[str, _ValueT]) -> Mapping[str, _ValueT]:
         """Return values under the legal ones of their names; raises as `add`."""
-        if named.keys() <= self._plain:  # the fast path of every row
-            return named
         return {self.add(name): value for name, value in named.items()}
 
     def add(self, name: str) -> str:
-        """Return the legal name of `name`.
-
-        Raises:
-            ValueError: Another name already became the same legal name.
-        """
+        """Return the legal name of `name`; raises `ValueError` where another name already became the same."""
         if name in self._legal:
             return self._legal[name]
         legal = legal_name(name)
@@ -96,19 +84,13 @@ class NameTable:
         if other != name:
             raise ValueError(f"{name!r} and {other!r} are both called {legal!r} in MLflow; rename one of them")
         self._legal[name] = legal
-        if legal == name:
-            self._plain.add(name)
-        elif self._kind:
+        if legal != name and self._kind:
             _log.warning("tracking: the %s %r is logged as %r, which MLflow takes", self._kind, name, legal)
         return legal
 
 
 def metric_value(name: str, value: object) -> float:
-    """Turn a number (or a tensor or array of one) into a float; NaN and infinities stay.
-
-    Raises:
-        TypeError: The value is no number.
-    """
+    """Turn a number (or a tensor or array of one) into a float, or raise `TypeError`; NaN and infinities stay."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -116,12 +98,7 @@ def metric_value(name: str, value: object) -> float:
 
 
 def metric_step(step: object, what: str = "step") -> int:
-    """Turn a step, or a time in milliseconds, into an int.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It does not fit into 64 bits.
-    """
+    """Turn a step, or a time in milliseconds, into an int; raises `TypeError`, and `ValueError` beyond 64 bits."""
     try:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
@@ -132,23 +109,13 @@ def metric_step(step: object, what: str = "step") -> int:
 
 
 def artifact_name(name: str) -> str:
-    """Check that an artifact's name is a relative path that stays inside the run's artifacts.
+    """Return an artifact's name as a store has it; `TrackingError` for what is no relative path inside its folder.
 
     What is not UTF-8 in it is written as numbers.
-
-    Raises:
-        TrackingError: It is absolute, empty, or leads out of its folder.
     """
     text = _SURROGATE.sub(lambda found: f"_u{ord(found[0]):x}", str(name))
-    bad = (
-        not text.strip()
-        or "\\" in text
-        or "\0" in text
-        or text.startswith(("/", "~"))
-        or ":" in text.split("/")[0]
-        or ".." in text.split("/")
-        or posixpath.normpath(text) == "."
-    )
-    if bad:
+    path = posixpath.normpath(text) if text.strip() else "."
+    odd = path == "." or text.startswith(("/", "~")) or "\\" in text or "\0" in text
+    if odd or ":" in text.split("/")[0] or ".." in text.split("/"):
         raise TrackingError(f"an artifact's name must be a relative path without '..', ':' or '\\'; got {text!r}")
-    return posixpath.normpath(text)
+    return path

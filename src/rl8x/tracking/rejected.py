@@ -16,9 +16,6 @@ class Rejected:
     An entry that a later one replaces (a tag by the same tag, a status by another) goes when that one arrives, or
     comes after it: sent again, it would undo it.
 
-    Args:
-        folder: The spool.
-
     Attributes:
         path: The file.
         num_rows_lost: Rows that could not be written down.

@@ -1,36 +1,25 @@
-"""Find runs: the one that the user has active, the one to resume, and its spool."""
+"""Find runs: the one that the user has active, the one to resume, and its spool; and say where one is."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import os
+import re
+import shlex
 import sqlite3
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl8x.tracking.location import Location, locate
+from rl8x.output import counted
+from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.spool_files import OPS, read_ack, read_header
+from rl8x.tracking.spool import Spool
+from rl8x.tracking.spool_files import OPS, REJECTED, Unsent, read_ack, read_header
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
-
-
-@dataclass(frozen=True)
-class FoundRun:
-    """A run in a store."""
-
-    run_id: str
-    name: str
-    experiment: str
-    status: str
-    tracking_uri: str = field(repr=False)
-    artifact_uri: str
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
@@ -86,11 +75,7 @@ def last_change(folder: Path) -> float:
 
 
 def check_run_exists(location: Location, run_id: str) -> None:
-    """Check a run to resume where that is quick: in an sqlite store, without importing mlflow.
-
-    Raises:
-        TrackingError: The store has no such run.
-    """
+    """Raise `TrackingError` where an sqlite store has no such run, which is quick and does not import mlflow."""
     if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
         raise TrackingError(f"there is no run {run_id!r} in {location.shown}; find its ID by `rl8x ui`")
 
@@ -107,46 +92,98 @@ def has_run(location: Location, handle: str) -> bool:
     return False
 
 
-def find_run(run: str, tracking_uri: str | None = None, *, experiment_name: str | None = None) -> FoundRun:
-    """Find a run by its ID or its name. Imports mlflow.
-
-    Raises:
-        TrackingError: There is none, or several have this name, or the store does not answer.
-    """
+def find_run(run: str, tracking_uri: str | None = None) -> Any:
+    """Find a run, an `mlflow.entities.Run`, by its ID or its name, or raise `TrackingError`. Imports mlflow."""
     location = locate(tracking_uri)
     if location.database is not None and not location.database.exists():
         raise TrackingError(f"there is no run {run!r}: {location.database} does not exist")
     try:
-        return _find_run(location, run, experiment_name)
+        return _found_run(MLflowStore(location), run, location.shown)
     except (StoreDownError, StoreRefusedError) as error:
         raise TrackingError(f"cannot look for run {run!r} in {location.shown}: {error}") from error
 
 
-def _find_run(location: Location, run: str, experiment_name: str | None) -> FoundRun:
-    store = MLflowStore(location)
-    experiments = {
-        experiment.experiment_id: experiment.name
-        for experiment in store.experiments()
-        if experiment_name is None or experiment.name == experiment_name
-    }
-    found = store.search(list(experiments), f"attributes.run_id = '{run}'") if run.isalnum() else []
+def _found_run(store: MLflowStore, run: str, shown: str) -> Any:
+    found = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
     if not found and "'" not in run:
-        found = store.search(list(experiments), f"attributes.run_name = '{run}'")
+        found = store.search_everywhere(f"attributes.run_name = '{run}'")
     if not found:
-        names = sorted({other.info.run_name for other in store.search(list(experiments), "") if other.info.run_name})
+        names = sorted({other.info.run_name for other in store.search_everywhere("") if other.info.run_name})
         near = difflib.get_close_matches(run, names, n=3)
         hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
-        raise TrackingError(f"there is no run {run!r} in {location.shown}{hint}")
+        raise TrackingError(f"there is no run {run!r} in {shown}{hint}")
     if len(found) > 1:
         ids = ", ".join(other.info.run_id for other in found[:5])
         raise TrackingError(f"{len(found)} runs are called {run!r}; name one by its ID: {ids}")
-    info = found[0].info
-    return FoundRun(
-        run_id=info.run_id,
-        name=info.run_name or "",
-        experiment=experiments[info.experiment_id],
-        status=info.status,
-        tracking_uri=location.uri,
-        artifact_uri=info.artifact_uri,
-        tags=dict(found[0].data.tags),
-    )
+    return found[0]
+
+
+class Whereabouts:
+    """Where a run is.
+
+    Attributes:
+        location: The store.
+        ack: What the store has of it.
+        unsent: What the store does not have of it.
+        spool: The folder that has the rest.
+        why: A space and the `reason` in parentheses for which the store does not take it, if that is known.
+    """
+
+    def __init__(self, location: Location, spool: Spool, reason: str) -> None:
+        self.location = location
+        self.ack, self.unsent, self.spool = spool.ack, spool.unsent(), spool.folder
+        self.why = f" ({reason})" if reason else ""
+
+    @property
+    def resume_word(self) -> str | None:
+        """What `rl8x resume` finds the run by, started in this folder: its name, or its ID where the name will not do.
+
+        None where neither would: the store is not the default one, or does not have all of the run.
+        """
+        ack = self.ack
+        if ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
+            return None
+        name = ack.run_name or ""
+        plain = re.fullmatch(r"\w[\w .-]*", name) is not None and not Path(name).exists()
+        return shlex.quote(name) if plain and ack.name_is_free else ack.run_id
+
+    def lines(self) -> list[str]:
+        """Write it in words, a fact a line."""
+        unsent, store = self.unsent, self.location.shown
+        name = f"run {self.ack.run_name or self.ack.run_id or HANDLE_PREFIX + self.spool.name}"
+        lines = []
+        if unsent.lost:
+            lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
+        if unsent.num_rows or unsent.num_others:
+            what = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
+            lines.append(f"{what} of {name} did not reach {store}{self.why}")
+            lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
+        if unsent.num_rejected:
+            what = counted(unsent.num_rejected, "entry", "entries")
+            where = shown_path(self.spool / REJECTED)
+            lines.append(f"{what} of {name} could not be logged; to try again what is in {where}: {self.sync_command}")
+        if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
+            uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(store)}"
+            look = "" if self.location.remote else f"; to look at it: rl8x ui{uri}"
+            lines.append(f"{name} is in {store}{look}")
+        return lines
+
+    @property
+    def sync_command(self) -> str:
+        """Write the command that sends what waits, started in this folder, without asking anything."""
+        location, folder = self.location, shlex.quote(shown_path(self.spool))
+        if not self.is_found_by(self.spool):
+            uri = shlex.quote(location.uri) if location.shown == location.uri else "URI"
+            return f"rl8x sync {folder} --to {uri}"
+        return "rl8x sync" if self.spool.parent == mlruns_dir() / "spool" else f"rl8x sync {folder}"
+
+    def is_found_by(self, folder: Path) -> bool:
+        """Return whether a command that is started here on a folder of the run may use the store without asking."""
+        return beside(folder.absolute(), self.location.database) is not None or is_default(self.location)
+
+
+def shown_path(path: Path) -> str:
+    """Write a path as short as it can be in the working directory."""
+    with contextlib.suppress(ValueError, FileNotFoundError):  # it lies elsewhere, or the directory was removed
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

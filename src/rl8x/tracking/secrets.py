@@ -6,6 +6,7 @@ process knows as secrets, wherever they stand: of environment variables, of URIs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -58,7 +59,7 @@ def recall(shown: str) -> str | None:
 
 def hide(text: str) -> str:
     """Replace each password and token in a text for a person to read."""
-    return _without(hide_in_uris(text), _known(_SHORTEST))
+    return _known(_SHORTEST).sub(HIDDEN, hide_in_uris(text))
 
 
 def hide_in_uris(text: str) -> str:
@@ -125,9 +126,9 @@ def _hide_in_record(record: logging.LogRecord) -> bool:
     return True
 
 
-def _replaced(data: Any, known: re.Pattern[str] | None) -> Any:
+def _replaced(data: Any, known: re.Pattern[str]) -> Any:
     if isinstance(data, str):
-        return _without(hide_in_uris(data), known)
+        return known.sub(HIDDEN, hide_in_uris(data))
     if isinstance(data, Mapping):
         return {name: _replaced(value, known) for name, value in data.items()}
     if type(data) in (list, tuple):
@@ -135,20 +136,19 @@ def _replaced(data: Any, known: re.Pattern[str] | None) -> Any:
     return data
 
 
-def _without(text: str, known: re.Pattern[str] | None) -> str:
-    return text if known is None else known.sub(HIDDEN, text)
-
-
 # What this process knows.
 
 
-def _known(shortest: int) -> re.Pattern[str] | None:
+def _known(shortest: int) -> re.Pattern[str]:
     """Return a pattern of the secrets that this process knows."""
-    return _pattern(frozenset(_secrets()), _working_directory(), shortest)
+    here = ""
+    with contextlib.suppress(OSError):  # what stands in its path is no secret, and hidden it would spoil other paths
+        here = os.getcwd()
+    return _pattern(frozenset(_secrets()), here, shortest)
 
 
 @functools.lru_cache(maxsize=8)
-def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> re.Pattern[str] | None:
+def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> re.Pattern[str]:
     forms = {
         form
         for secret, around in secrets
@@ -160,7 +160,7 @@ def _pattern(secrets: frozenset[tuple[str, str]], here: str, shortest: int) -> r
         re.escape(form) if len(form) >= _STRONG else rf"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{{2}})){re.escape(form)}(?!\w)"
         for form in sorted(forms, key=len, reverse=True)
     ]
-    return re.compile("|".join(parts)) if parts else None
+    return re.compile("|".join(parts) or "(?!)")  # which is nowhere
 
 
 def _secrets() -> Iterator[tuple[str, str]]:
@@ -181,11 +181,3 @@ def _forms(secret: str) -> set[str]:
     encoded = {form for text in plain for form in (quote(text), quote(text, safe=""), quote_plus(text))}
     lower = {re.sub("%..", lambda match: match[0].lower(), text) for text in encoded}
     return plain | encoded | lower | {escape(text)[1:-1] for text in plain for escape in (repr, json.dumps)}
-
-
-def _working_directory() -> str:
-    """Return the working directory; what stands in its path is no secret, and hidden it would spoil other paths."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""

@@ -9,23 +9,14 @@ from typing import Any, TypeVar
 
 from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
 from rl8x.tracking.kept_files import check_kept, kept_path
-from rl8x.tracking.known_points import KnownPoints
 from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, digest, fitted, legal_name, metric_step
-from rl8x.tracking.protocol import STATUSES, TrackingError
+from rl8x.tracking.protocol import TrackingError, check_status
 from rl8x.tracking.rejected import name_of
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import (
-    MAX_METRICS,
-    MAX_PARAMS,
-    MLflowStore,
-    Point,
-    StoreDownError,
-    StoreRefusedError,
-    in_words,
-)
-from rl8x.tracking.stored_run import StoredRun
+from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore, Point, StoreDownError, StoreRefusedError, in_words
+from rl8x.tracking.stored_run import KnownPoints, StoredRun
 
 _log = logger(__name__)
 
@@ -45,31 +36,24 @@ class Sender:
 
     Args:
         spool: What to send.
-        connect: As for `StoredRun`.
+        store: Where to.
         fresh: As for `StoredRun`.
-        known: What the run had when it was resumed, where another spool of this process began with that.
         late: As for `StoredRun`; what another process wrote stays, and rows that it logged are not logged again.
 
     Attributes:
         run: The run in the store.
-        known: What the run had when it was resumed; None where it was not, or nothing has been compared yet.
+        known: What the run had when it was resumed; None where it was not, or nothing has been compared yet. A sender
+            that goes on with the run of another one of this process may be given that one's.
         num_rows: Rows that were sent.
     """
 
-    def __init__(
-        self,
-        spool: Spool,
-        connect: Callable[[], MLflowStore],
-        *,
-        fresh: bool = False,
-        known: KnownPoints | None = None,
-        late: bool = False,
-    ) -> None:
+    def __init__(self, spool: Spool, store: MLflowStore, *, fresh: bool = False, late: bool = False) -> None:
         self.spool = spool
-        self.run = StoredRun(spool, connect, fresh=fresh, late=late)
+        self.store = store
+        self.run = StoredRun(spool, store, fresh=fresh, late=late)
         self.on_arrival: Callable[[], None] = lambda: None
         self.num_rows = 0
-        self.known = known
+        self.known: KnownPoints | None = None
         self._points: list[Point] = []
         self._upto: int | None = None
         self._lines = 0
@@ -78,16 +62,10 @@ class Sender:
         self._aside: list[tuple[Op, str]] = []
         self._named: set[str] = set()
 
-    @property
-    def store(self) -> MLflowStore:
-        """The store; made at the first use."""
-        return self.run.store
-
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the spool.
 
-        Raises:
-            StoreDownError: The store does not work now; call again later.
+        Raises `StoreDownError` where the store does not work now; call again later.
         """
         try:
             self._aside = []
@@ -116,11 +94,7 @@ class Sender:
         self.spool.compact()
 
     def send_all(self) -> None:
-        """Send the whole spool, and try again what was set aside.
-
-        Raises:
-            StoreDownError: The store does not work now.
-        """
+        """Send the whole spool, and try again what was set aside; raises as `send_some`."""
         while True:
             try:
                 self.send_some()
@@ -177,11 +151,8 @@ class Sender:
         self.on_arrival()
 
     def _set_aside(self, op: Op, error: Exception) -> None:
-        if isinstance(error, KeyError):
-            reason = f"it has no {error}"
-        else:
-            reason = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
-        self._aside.append((op, reason))
+        words = str(error) if isinstance(error, ValueError | TypeError) else in_words(error)
+        self._aside.append((op, f"it has no {error}" if isinstance(error, KeyError) else words))
 
     def _attempt(self, op: Op, call: Callable[[], None], check: Callable[[], None] | None = None) -> None:
         """Make the calls of an op, which is set aside where they alone fail."""
@@ -196,12 +167,8 @@ class Sender:
     ) -> None:
         """Send items, at most `size` in a call; those that are not taken are set aside, each as an op of its own."""
         for begin in range(0, len(items), size):
-            self._attempts.send(
-                items[begin : begin + size],
-                call,
-                lambda item, error: self._set_aside(op_of(item), error),
-                self.run.check_writes,
-            )
+            some, check = items[begin : begin + size], self.run.check_writes
+            self._attempts.send(some, call, lambda item, error: self._set_aside(op_of(item), error), check)
 
     # Metrics.
 
@@ -220,13 +187,13 @@ class Sender:
         if not points or (self.known is None and not repeats):
             return points
         new: list[Point] = []
-        self._attempt(op, lambda: new.extend(self._new(points)))
-        return new
 
-    def _new(self, points: Sequence[Point]) -> list[Point]:
-        if self.known is None:
-            self.known = KnownPoints(self.run.id, self.store.last_steps(self.run.id))
-        return self.known.new(points, self.store)
+        def compare() -> None:
+            self.known = self.known or KnownPoints(self.run.id, self.store.last_steps(self.run.id))
+            new.extend(self.known.new(points, self.store))
+
+        self._attempt(op, compare)
+        return new
 
     def _parsed(self, op: Op) -> list[Point]:
         """Read a row; what is no point in it is set aside."""
@@ -349,8 +316,7 @@ class Sender:
         status = op["status"]
         if status is not None:
             end_time = metric_step(op["t"], "time")
-            if status not in STATUSES:
-                raise ValueError(f"unknown status {status!r}")
+            check_status(status)
             if not self.run.is_over:  # where only this fails, the spool counts as finished
                 self._attempt(op, lambda: self.run.finish(status, end_time))
         return {"finished": True}

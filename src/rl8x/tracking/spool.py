@@ -23,12 +23,11 @@ from rl8x.disk import replace_synced, sync_folder
 from rl8x.tracking import kept_files, spool_files
 from rl8x.tracking.location import make_mlruns
 from rl8x.tracking.locks import FileLock
-from rl8x.tracking.ops_file import OpsFile
+from rl8x.tracking.ops_file import OpsFile, WaitingLines
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.rejected import Rejected
 from rl8x.tracking.secrets import hide_in_data, logger
 from rl8x.tracking.spool_files import ACK, END, Op, SpoolInUseError, Unsent, decode, encode
-from rl8x.tracking.waiting_lines import WaitingLines
 
 _log = logger(__name__)
 
@@ -40,12 +39,8 @@ _RETRY_S = 1.0
 class Spool:
     """One run's spool, opened for appending, reading and acknowledging by its one owner.
 
-    `append` may be called by any thread; the rest belongs to the thread that sends.
-
-    Args:
-        folder: The spool.
-        header: Its first op.
-        lock: The lock of a spool that is there; None makes one, in memory for as long as the disk refuses.
+    `append` may be called by any thread; the rest belongs to the thread that sends. Without the lock of a spool that is
+    there it makes one, in memory for as long as the disk refuses.
     """
 
     def __init__(self, folder: Path, header: Op, lock: FileLock | None) -> None:
@@ -81,9 +76,7 @@ class Spool:
     def open(cls, folder: Path, timeout_s: float = 0.0) -> Spool:
         """Open a spool that is there: take its lock, cut off a torn last line.
 
-        Raises:
-            SpoolInUseError: Another process has it, or the one that it is a copy of.
-            TrackingError: It is no spool, or has links in it.
+        Raises `SpoolInUseError` where another process has it, or the one that it is a copy of; else `TrackingError`.
         """
         spool_files.check_plain(folder)
         lock = FileLock(folder / "lock")
@@ -193,7 +186,8 @@ class Spool:
             self._failed_at = 0.0
             _log.info("tracking: the spool %s can be written again", self.folder)
 
-    def _make_file(self) -> OpsFile:
+    def _make_file(self, lost: OpsFile | None = None) -> OpsFile:
+        """Make the spool's folder and files, with its header or all that is in a file which was lost."""
         if self.folder.parents[1].name == "mlruns":
             make_mlruns(self.folder.parents[1])
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +201,9 @@ class Spool:
         try:
             if not (self.folder / END).exists():  # room for how the run ends, where the disk is full by then
                 spool_files.write_end(self.folder, None)
-            if not file.end:
+            if lost is not None:
+                file.copy_from(lost)
+            elif not file.end:
                 file.write(encode(self.header))
         except OSError:
             file.close()
@@ -225,16 +221,12 @@ class Spool:
             if not self._file.is_deleted:
                 self._follow(self._file.moved_to)
                 return
-            file = None
             try:
                 if self._lock is not None:  # its file has gone with the folder
                     self._lock.release()
                     self._lock = None
-                file = self._make_file()
-                file.copy_from(self._file)
+                file = self._make_file(self._file)
             except OSError as error:
-                if file is not None:
-                    file.close()
                 self._fail(error)
                 return
             self._file.close()
@@ -294,11 +286,7 @@ class Spool:
         return lambda: not self.pending or (mark is not None and (self.ack.generation, self.ack.offset) >= mark)
 
     def read(self) -> Sequence[tuple[Op, int | None]]:
-        """Read ops from the first that is not acknowledged, about a megabyte of them.
-
-        Returns:
-            Each op with the offset after it; None for a line that is in memory only.
-        """
+        """Read about a megabyte of ops that are not acknowledged, each with the offset after it; None if in memory."""
         start = self.ack.offset
         with self._guard:
             file, end = self._file, 0 if self._file is None else self._file.end

@@ -134,12 +134,8 @@ def without_secrets(op: Mapping[str, Any]) -> Op:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file of a spool, no pipe, which would never end, and no link, which may lead anywhere.
-
-    Raises:
-        OSError: It cannot be opened, or is no plain file.
-    """
-    fd = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+    """Open a plain file of a spool; `OSError` for a pipe, which would never end, or a link, which may lead anywhere."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(22, f"{path.name} is no file")
@@ -147,29 +143,24 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a spool that has, or is, a link or anything else than plain files: it may be somebody else's.
+    """Refuse a spool that has, or is, a link or anything else than plain files, of which none is opened.
 
-    Raises:
-        TrackingError: It does; nothing has been opened.
+    It may be somebody else's.
     """
     try:
         if folder.is_symlink():
             raise TrackingError(f"the spool {folder} is a link, which is not followed")
         with os.scandir(folder) as entries:
             for entry in entries:
-                is_plain = entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
-                if not is_plain or (entry.name == FILES) != entry.is_dir(follow_symlinks=False):
+                kind = entry.is_dir if entry.name == FILES else entry.is_file
+                if not kind(follow_symlinks=False):
                     raise TrackingError(f"the spool {folder} has {entry.name!r}, which is no plain file")
     except OSError as error:
         raise TrackingError(f"cannot open the spool {folder}: {error}") from error
 
 
 def check_is_no_copy(folder: Path, header: Op) -> None:
-    """Refuse the copy of a spool that a process still writes: what it sends would be sent twice, and end the run.
-
-    Raises:
-        SpoolInUseError: It is one.
-    """
+    """Refuse the copy of a spool that a process still writes: what it sends would be sent twice, and end the run."""
     lock = FileLock(Path(str(header.get("folder", folder))) / "lock")
     with contextlib.suppress(OSError):
         if not os.path.samefile(lock.path, folder / "lock") and is_locked(lock.path):
@@ -188,11 +179,7 @@ _HEADER: dict[str, tuple[type, ...]] = {
 
 
 def read_header(folder: Path) -> Op:
-    """Read the first line of a spool.
-
-    Raises:
-        TrackingError: It is no spool that this version can read.
-    """
+    """Read the first line of a spool, or raise `TrackingError` where this version cannot read it."""
     check_plain(folder)
     try:
         with os.fdopen(open_regular(folder / OPS), "rb") as file:
@@ -228,11 +215,7 @@ def read_ack(folder: Path) -> Ack:
 
 
 def write_end(folder: Path, op: Mapping[str, object] | None) -> None:
-    """Write how the run ended over the room that was reserved for it; None reserves it, or takes the end away.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write how the run ended over the room that was reserved for it; None reserves it, or takes the end away."""
     data = b"" if op is None else encode(op)
     fd = open_regular(folder / END, os.O_RDWR | os.O_CREAT)
     try:

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 from rl8x.output import counted
-from rl8x.tracking.address import is_users_own, recorded_location
 from rl8x.tracking.database import has_tables
-from rl8x.tracking.location import Location, locate, mlruns_dir, user_tracking_uri
+from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, recorded_location, user_tracking_uri
 from rl8x.tracking.locks import FileLock
-from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import FILES, OPS, SpoolInUseError, check_plain
-from rl8x.tracking.store import MLflowStore, in_words
+from rl8x.tracking.store import MLflowStore, in_words, quiet_thread
 
 Outcome = Literal["sent", "busy", "failed"]
 
@@ -138,10 +136,7 @@ def _own_location(spool: Spool, allow: Callable[[Location], bool]) -> Location:
 
 
 def _sync_one(
-    folder: Path,
-    named: Location | None,
-    allow: Callable[[Location], bool],
-    connect: Callable[[Location], MLflowStore],
+    folder: Path, named: Location | None, allow: Callable[[Location], bool], connect: Callable[[Location], MLflowStore]
 ) -> SpoolReport:
     try:
         if _removed_empty(folder):
@@ -162,7 +157,7 @@ def _sync_one(
                 f"there is no database {location.database}: `rl8x sync --to URI` sends to another store, and `rl8x ui` "
                 "makes a new one in its folder"
             )
-        sender = Sender(spool, lambda: connect(location), late=True)
+        sender = Sender(spool, connect(location), late=True)
         sender.run.begin_anew_where_gone()
         sender.send_all()
         if not spool.ack.finished:

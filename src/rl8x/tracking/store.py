@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import re
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rl8x.output import described
-from rl8x.tracking.artifact_folders import ArtifactFolders
-from rl8x.tracking.database import DatabaseFile, ensure_database
+from rl8x.tracking.database import ArtifactFolders, DatabaseFile, ensure_database
 from rl8x.tracking.location import Location
-from rl8x.tracking.mlflow_settings import short_requests
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, showable
 
@@ -24,6 +26,12 @@ MAX_PARAMS = 100
 _LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # a server may read from a copy of its database that is a little behind
 _DAMAGED = "file is not a database|database disk image is malformed"
 _ReturnT = TypeVar("_ReturnT")
+
+_NOISY = ("mlflow.store.db.utils", "mlflow.utils.rest_utils", "urllib3.connectionpool", "mlflow.utils.git_utils")
+_quiet_threads: set[int] = set()
+_guard = threading.Lock()
+_users = 0
+_set_here: set[str] = set()
 
 
 class StoreDownError(Exception):
@@ -67,20 +75,6 @@ class RunSpec(NamedTuple):
     start_time: int
 
 
-class RunName(NamedTuple):
-    """How a store calls a run, and whether it calls no other run so."""
-
-    text: str
-    is_free: bool
-
-
-class RunStatus(NamedTuple):
-    """The status that a store has of a run, and when the run ended in milliseconds since 1970, if it is known."""
-
-    text: str
-    end_time: int | None
-
-
 def source_tags() -> dict[str, str]:
     """Return the tags by which MLflow's UI shows where a run came from: script, user, git commit. Imports mlflow."""
     from mlflow.tracking.context.registry import resolve_tags
@@ -91,9 +85,7 @@ def source_tags() -> dict[str, str]:
 class MLflowStore:
     """The runs of one MLflow store. Every call raises `StoreDownError` or `StoreRefusedError` and nothing else.
 
-    Args:
-        location: The store. Building this imports mlflow and may create the database.
-        request_timeout_s: Seconds after which an HTTP request counts as failed.
+    Building it imports mlflow and may create the database. An HTTP request counts as failed after `request_timeout_s`.
     """
 
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
@@ -133,9 +125,8 @@ class MLflowStore:
         from mlflow.exceptions import MlflowException
 
         try:
-            if not self._location.remote:
-                return function(*args, **kwargs)
-            with short_requests(self._timeout_s + extra_time_s):
+            timeout_s = self._timeout_s + extra_time_s
+            with short_requests(timeout_s) if self._location.remote else contextlib.nullcontext():
                 return function(*args, **kwargs)
         except Exception as error:  # sqlite, requests, OSError, a plugin's own: training goes on whatever it is
             kind: type[Exception] = StoreDownError
@@ -165,17 +156,13 @@ class MLflowStore:
 
     def find_runs(self, spec: RunSpec) -> list[str]:
         """List the runs that were made for a spool, the oldest first, in whichever experiment they are."""
-        runs = self._search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
+        runs = self.search_everywhere(f"tags.`{SPOOL_TAG}` = '{spec.spool_id}'")
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
 
     def create_run(self, spec: RunSpec) -> str:
         """Make a run and return its ID."""
-        experiment_id = self._experiment_id(spec)
-        tags = {SPOOL_TAG: spec.spool_id}
-        run = self._call(
-            self._client.create_run, experiment_id, start_time=spec.start_time, tags=tags, run_name=spec.run_name
-        )
-        return self._named(run.info.run_id)
+        about = (self._experiment_id(spec), spec.start_time, {SPOOL_TAG: spec.spool_id}, spec.run_name)
+        return self._named(self._call(self._client.create_run, *about).info.run_id)
 
     def _named(self, answer: Any) -> str:
         """Return the ID in an answer; a proxy's answer, which MLflow's client takes for the server's, has none."""
@@ -189,9 +176,9 @@ class MLflowStore:
         found = self._call(self._client.get_experiment_by_name, spec.experiment)
         if found is None:
             root = self._location.artifact_root
+            where = None if root is None else root.as_uri()
             try:
-                where = None if root is None else root.as_uri()
-                return self._named(self._call(self._client.create_experiment, spec.experiment, artifact_location=where))
+                return self._named(self._call(self._client.create_experiment, spec.experiment, where))
             except StoreRefusedError:  # another process was first
                 found = self._call(self._client.get_experiment_by_name, spec.experiment)
                 if found is None:
@@ -206,27 +193,23 @@ class MLflowStore:
 
     def check_run(self, run_id: str) -> None:
         """Raise `RunGoneError` unless the run is there and active."""
-        run = self._run(run_id)
-        if run.info.lifecycle_stage != "active":
+        if self._run(run_id).info.lifecycle_stage != "active":
             raise RunGoneError(f"run {run_id} is deleted; `mlflow runs restore --run-id {run_id}` brings it back")
 
-    def run_name(self, run_id: str) -> RunName:
-        """Read a run's name."""
+    def run_name(self, run_id: str) -> tuple[str, bool]:
+        """Read a run's name, and whether no other run has it."""
         name = str(self._run(run_id).info.run_name or "")
-        if not name or "'" in name:
-            return RunName(name, False)
-        return RunName(name, len(self._search_everywhere(f"attributes.run_name = '{name}'")) == 1)
+        can_be_searched = name != "" and "'" not in name
+        return name, can_be_searched and len(self.search_everywhere(f"attributes.run_name = '{name}'")) == 1
 
-    def status(self, run_id: str) -> RunStatus:
-        """Read a run's status."""
+    def status(self, run_id: str) -> tuple[str, int | None]:
+        """Read a run's status, and when it ended in milliseconds since 1970, if that is known."""
         info = self._run(run_id).info
-        return RunStatus(str(info.status), info.end_time)
+        return str(info.status), info.end_time
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all or none."""
-        from mlflow.entities import Metric
-
-        self._log_batch(run_id, metrics=[Metric(*point) for point in points])
+        self._log_batch(run_id, points, {}, {})
 
     def params(self, run_id: str) -> dict[str, str]:
         """Read a run's params."""
@@ -234,9 +217,7 @@ class MLflowStore:
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         """Log at most 100 new params."""
-        from mlflow.entities import Param
-
-        self._log_batch(run_id, params=[Param(*item) for item in params.items()])
+        self._log_batch(run_id, [], params, {})
 
     def tags(self, run_id: str) -> dict[str, str]:
         """Read a run's tags."""
@@ -244,29 +225,26 @@ class MLflowStore:
 
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set at most 100 tags."""
-        from mlflow.entities import RunTag
+        self._log_batch(run_id, [], {}, tags)
 
-        self._log_batch(run_id, tags=[RunTag(*item) for item in tags.items()])
+    def _log_batch(
+        self, run_id: str, points: Sequence[Point], params: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
+        from mlflow.entities import Metric, Param, RunTag
 
-    def _log_batch(self, run_id: str, **items: Any) -> None:
-        self._call(self._client.log_batch, run_id, **items)
+        metrics = [Metric(*point) for point in points]
+        texts = [Param(*item) for item in params.items()], [RunTag(*item) for item in tags.items()]
+        self._call(self._client.log_batch, run_id, metrics, *texts)
 
         def has_all(run: Any) -> bool:
-            steps = {point.key: point.step for point in getattr(run.data, "_metric_objs", ())}
-            return (
-                all(steps.get(metric.key, -(2**63)) >= metric.step for metric in items.get("metrics", ()))
-                and all(param.key in run.data.params for param in items.get("params", ()))
-                and all(run.data.tags.get(tag.key) == tag.value for tag in items.get("tags", ()))
-            )
+            last, present = _last_steps(run), run.data.tags
+            has_points = all(last.get(metric.key, -(2**63)) >= metric.step for metric in metrics)
+            return has_points and params.keys() <= run.data.params.keys() and tags.items() <= present.items()
 
         self._check_taken(run_id, has_all)
 
     def _check_taken(self, run_id: str, is_there: Callable[[Any], bool]) -> None:
-        """Check that a server has what it was sent: MLflow's client takes an empty answer of a proxy for success.
-
-        Raises:
-            StoreDownError: It does not.
-        """
+        """Check that a server has what it was sent: MLflow's client takes an empty answer of a proxy for success."""
         if not self._location.uri.startswith(("http://", "https://")):
             return
         for wait_s in _LOOK_AGAIN_S:
@@ -275,9 +253,10 @@ class MLflowStore:
                 return
         raise StoreDownError("what was sent was answered as if it had been taken, and is not there")
 
-    def log_artifact(self, run_id: str, path: Path, to: str | None) -> None:
+    def log_artifact(self, run_id: str, path: str | Path, to: str | None) -> None:
         """Copy a file or folder to the run's artifacts."""
         self._find_artifacts(run_id)
+        path = Path(path)
         if path.is_dir():
             folder = path.name if to is None else f"{to}/{path.name}"
             self._call(self._client.log_artifacts, run_id, str(path), folder, extra_time_s=120)
@@ -309,9 +288,9 @@ class MLflowStore:
 
     def last_steps(self, run_id: str) -> dict[str, int]:
         """Read the last step of each metric that a run has."""
-        data = self._run(run_id).data
-        steps = {point.key: int(point.step) for point in getattr(data, "_metric_objs", ())}
-        return {name: steps.get(name, 2**63) for name in data.metrics}
+        run = self._run(run_id)
+        steps = _last_steps(run)
+        return {name: steps.get(name, 2**63) for name in run.data.metrics}
 
     def logged_steps(self, run_id: str, name: str) -> list[int]:
         """Read the steps at which a run has a metric, one for each point."""
@@ -325,12 +304,17 @@ class MLflowStore:
         """Search for runs, the newest first."""
         return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
 
-    def _search_everywhere(self, query: str) -> list[Any]:
+    def search_everywhere(self, query: str) -> list[Any]:
+        """Search for runs in all experiments."""
         return self.search([experiment.experiment_id for experiment in self.experiments()], query)
 
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
         self._call(self._client.set_experiment_tag, experiment_id, name, value)
+
+
+def _last_steps(run: Any) -> dict[str, int]:
+    return {point.key: int(point.step) for point in getattr(run.data, "_metric_objs", ())}
 
 
 def _refuses(error: Any) -> bool:
@@ -348,3 +332,43 @@ def _short(error: Exception) -> str:
     """Write an error as one line; of a chain of causes that MLflow and requests nest in one text, the last."""
     text = " ".join(hide(str(error)).split())  # before it is cut, maybe within a password
     return text if len(text) <= 200 else f"{text[:60]} ... {text[-135:]}"
+
+
+@contextlib.contextmanager
+def short_requests(timeout_s: int) -> Iterator[None]:
+    """Let MLflow's HTTP calls end after one try of `timeout_s`, in silence, for as long as the context lasts.
+
+    MLflow reads these settings from the environment at each call and offers no argument for them. A setting that the
+    user made stays. A call by another thread in the same moment sees ours too; it then fails sooner than it would.
+    """
+    global _users
+    settings = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
+    settings["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # the URI may have a password in it
+    with _guard:
+        _users += 1
+        _set_here.update(settings.keys() - os.environ.keys())
+        os.environ.update({name: value for name, value in settings.items() if name not in os.environ})
+    try:
+        yield
+    finally:
+        with _guard:
+            _users -= 1
+            while not _users and _set_here:
+                os.environ.pop(_set_here.pop(), None)
+
+
+@contextlib.contextmanager
+def quiet_thread() -> Iterator[None]:
+    """Keep MLflow from logging a traceback for each failure in this thread: rl8x logs one line for each outage."""
+    thread = threading.get_ident()
+    for name in _NOISY:
+        logging.getLogger(name).addFilter(_is_loud)
+    _quiet_threads.add(thread)
+    try:
+        yield
+    finally:
+        _quiet_threads.discard(thread)
+
+
+def _is_loud(record: logging.LogRecord) -> bool:
+    return record.thread not in _quiet_threads

@@ -11,6 +11,7 @@ noticed long before a request could count as too slow.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -37,10 +38,6 @@ class StoreProcess:
     """Has the calls of `MLflowStore`, made by the process that all trackers share, which the first call starts.
 
     A process that has ended, cannot be started or is silent is a store that is down: a later call starts another.
-
-    Args:
-        location: As for `MLflowStore`.
-        request_timeout_s: As for `MLflowStore`.
     """
 
     def __init__(self, location: Location, *, request_timeout_s: int = 10) -> None:
@@ -107,7 +104,7 @@ class _Process:
         channel = next(self._numbers)
         self.channels.add(channel)
         # MLflow takes the run's source from the arguments, and credentials from the environment, as they are now.
-        opening = (location, request_timeout_s, sys.argv, dict(os.environ))
+        opening = (dataclasses.astuple(location), request_timeout_s, sys.argv, dict(os.environ))
         self._requests.put(encode((channel, 0, "open", opening)))
         return channel
 

@@ -7,7 +7,6 @@ has the number of its request. A beat every second lets the other end notice tha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -22,18 +21,15 @@ from typing import IO, Any
 from rl8x.output import described
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import Location
-from rl8x.tracking.mlflow_settings import quiet_thread
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.store import (
     MLflowStore,
-    Point,
     RunGoneError,
     RunMissingError,
-    RunName,
     RunSpec,
-    RunStatus,
     StoreDownError,
     StoreRefusedError,
+    quiet_thread,
     source_tags,
 )
 
@@ -50,45 +46,18 @@ _importing = threading.Lock()  # modules that import each other are seen half ma
 # A request is a line of JSON (channel, number, name, arguments), and so is an answer (number, name of an error, value).
 
 _ERRORS = {error.__name__: error for error in (StoreDownError, StoreRefusedError, RunGoneError, RunMissingError)}
-_RESULTS: dict[str, Callable[..., Any]] = {"run_name": RunName, "status": RunStatus}
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
-    """Write a request or an answer as one line; a `Location` becomes a dict, a path text."""
-    return json.dumps(message, default=_plain).encode() + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if isinstance(value, Location) else os.fspath(value)
+    """Write a request or an answer as one line, and a path as text."""
+    return json.dumps(message, default=os.fspath).encode() + b"\n"
 
 
 def result_of(name: str, error: str | None, value: Any) -> Any:
-    """Return what a call of `MLflowStore` returned, from its answer.
-
-    Raises:
-        StoreDownError: The store is down.
-        StoreRefusedError: As the store says.
-    """
+    """Return what a call of `MLflowStore` returned, or raise what it raised, from its answer."""
     if error is not None:
         raise _ERRORS[error](value)
-    return _RESULTS[name](*value) if name in _RESULTS else value
-
-
-def _typed(name: str, args: list[Any]) -> list[Any]:
-    """Return the arguments of a call as they were before JSON made plain lists and texts of them."""
-    match name:
-        case "find_runs" | "create_run":
-            return [RunSpec(*args[0])]
-        case "log_points":
-            return [args[0], [Point(*point) for point in args[1]]]
-        case "log_artifact":
-            return [args[0], Path(args[1]), args[2]]
-    return args
-
-
-def _location(data: dict[str, Any]) -> Location:
-    paths = {name: None if data[name] is None else Path(data[name]) for name in ("database", "artifact_root")}
-    return Location(**{**data, **paths})
+    return tuple(value) if name in ("run_name", "status") else value
 
 
 def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowStore] = MLflowStore) -> None:
@@ -109,8 +78,8 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
         if name != "open":
             channels[channel].put((number, name, args))
             continue
-        data, timeout_s, sys.argv, wanted = args
-        location = _location(data)
+        (uri, database, artifacts, guarded), timeout_s, sys.argv, wanted = args
+        location = Location(uri, database and Path(database), artifacts and Path(artifacts), guarded)
         _adopt(wanted, wanted if environment is None else environment)
         environment = wanted
         channels[channel] = queue.SimpleQueue()
@@ -151,7 +120,8 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
                     with _importing, contextlib.suppress(Exception):  # it is raised again where it is needed
                         import mlflow.entities  # noqa: F401
                     store = connect()
-                answer(number, getattr(store, name)(*_typed(name, args)))
+                typed = [RunSpec(*args[0])] if name in ("find_runs", "create_run") else args
+                answer(number, getattr(store, name)(*typed))
             except (StoreDownError, StoreRefusedError) as error:
                 answer(number, type(error)(hide(str(error))))
             except Exception as error:  # whatever it is, the training process gets it as an outage and goes on
@@ -159,10 +129,9 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
 
 
 def main(parent: int) -> None:
-    """Serve on the standard streams; what MLflow prints goes nowhere.
+    """Serve the process `parent` on the standard streams; what MLflow prints goes nowhere.
 
-    Args:
-        parent: The process that asks. This one ends with it, also where its pipes stay open in other hands.
+    This process ends with that one, also where its pipes stay open in other hands.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -1,9 +1,10 @@
-"""The run of a spool in its store: found or made once, and ended once."""
+"""The run of a spool in its store: found or made once, ended once, and what it had when it was resumed."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from rl8x.tracking.attempts import TRIES
 from rl8x.tracking.protocol import STATUSES
@@ -13,6 +14,7 @@ from rl8x.tracking.store import (
     DEFAULT_EXPERIMENT,
     SPOOL_TAG,
     MLflowStore,
+    Point,
     RunMissingError,
     RunSpec,
     StoreDownError,
@@ -29,7 +31,7 @@ class StoredRun:
 
     Args:
         spool: The spool.
-        connect: Makes the store, when it is first needed.
+        store: The store.
         fresh: The spool has just been made, so that the store cannot have a run for it.
         late: The process that wrote the spool is gone, so that another one may have gone on with the run since.
 
@@ -38,22 +40,14 @@ class StoredRun:
         is_resumed: Whether another process has gone on with it since, and may have logged the same rows.
     """
 
-    def __init__(self, spool: Spool, connect: Callable[[], MLflowStore], *, fresh: bool, late: bool) -> None:
+    def __init__(self, spool: Spool, store: MLflowStore, *, fresh: bool, late: bool) -> None:
         self.is_over = False
         self.is_resumed = False
+        self.store = store
         self._spool = spool
-        self._connect = connect
-        self._store: MLflowStore | None = None
         self._fresh = fresh
         self._late = late
         self._name_tries = 0
-
-    @property
-    def store(self) -> MLflowStore:
-        """The store; made at the first use."""
-        if self._store is None:
-            self._store = self._connect()
-        return self._store
 
     @property
     def id(self) -> str:
@@ -69,8 +63,7 @@ class StoredRun:
     def ensure(self, set_aside: Callable[[Op, Exception], None]) -> None:
         """Find or make the run, and look up once what became of it since the spool was written.
 
-        Args:
-            set_aside: Called with the op of a name or experiment that the store refuses.
+        `set_aside` gets the op of a name or experiment that the store refuses.
         """
         if self._spool.ack.run_id is None:
             run_id = self._spool.header.get("run_id")
@@ -85,8 +78,8 @@ class StoredRun:
         if self._spool.ack.run_name is None and self._name_tries < _NAME_TRIES:
             self._name_tries += 1
             with contextlib.suppress(StoreDownError, StoreRefusedError):  # only the last lines name it: no row waits
-                name = self.store.run_name(self.id)
-                self._spool.acknowledge(run_name=name.text, name_is_free=name.is_free)
+                name, is_free = self.store.run_name(self.id)
+                self._spool.acknowledge(run_name=name, name_is_free=is_free)
 
     def _find_or_create(self, set_aside: Callable[[Op, Exception], None]) -> str:
         """Find or make the run. `create_run` is not idempotent: once one was asked for, look before asking again."""
@@ -133,8 +126,7 @@ class StoredRun:
     def begin_anew_where_gone(self) -> None:
         """Send all rows again to a store that does not have the run, such as a database in place of a deleted one.
 
-        Raises:
-            StoreDownError: It does not work now, or the spool has not all rows of the run.
+        Raises `StoreDownError` where it does not work now, or the spool has not all rows of the run.
         """
         ack = self._spool.ack
         if ack.run_id is None:
@@ -173,9 +165,52 @@ class StoredRun:
 
     def finish_killed(self) -> None:
         """Set the status of a run whose process was killed, unless it has ended in another one."""
-        runs_still = self.store.status(self.id).text == "RUNNING" if self.owned else not self._has_tag(STATUS_TAG)
+        runs_still = self.store.status(self.id)[0] == "RUNNING" if self.owned else not self._has_tag(STATUS_TAG)
         if runs_still:
             self.finish("KILLED", self._spool.last_time())
 
     def _has_tag(self, name: str) -> bool:
         return name in self.store.tags(self.id)
+
+
+class KnownPoints:
+    """What a run had when it was resumed, each point once: a run that goes on from a checkpoint repeats what followed.
+
+    A point beyond those that the run had, such as a further evaluation at the same step, is new.
+    """
+
+    def __init__(self, run_id: str, last_steps: Mapping[str, int]) -> None:
+        self._run_id = run_id
+        self._last = last_steps
+        self._left: dict[str, Counter[int]] = {}
+        self._taken: list[Point] = []  # known points of rows that have not been acknowledged
+
+    def new(self, points: Sequence[Point], store: MLflowStore) -> list[Point]:
+        """Return those points that the run did not have; each of the others counts as repeated from now on.
+
+        A metric's history is read only where it may matter. Where one cannot be read, no point counts as repeated.
+        """
+        for point in points:
+            if self._may_repeat(point) and point.name not in self._left:
+                self._left[point.name] = Counter(store.logged_steps(self._run_id, point.name))
+        new = []
+        for point in points:
+            if self._may_repeat(point) and self._left[point.name][point.step] > 0:
+                self._left[point.name][point.step] -= 1
+                self._taken.append(point)
+            else:
+                new.append(point)
+        return new
+
+    def _may_repeat(self, point: Point) -> bool:
+        return point.step <= self._last.get(point.name, point.step - 1)
+
+    def confirm(self) -> None:
+        """Note that the rows which were compared have been acknowledged: they will not be compared again."""
+        self._taken = []
+
+    def put_back(self) -> None:
+        """Put back what was taken for rows that have not been acknowledged, and are read again."""
+        for point in self._taken:
+            self._left[point.name][point.step] += 1
+        self._taken = []

@@ -1,10 +1,18 @@
-"""Open MLflow's UI on the store that runs are kept in, with as few processes as it takes."""
+"""Open MLflow's UI on the store that runs are kept in, on the charts of the newest runs.
+
+Without a link of this kind MLflow's UI opens an experiment on what it has for language models, and sorts charts by the
+alphabet, counters first. The order is a saved view of MLflow's: a tag of the experiment, which the link names and the
+page's menu of views lists.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,25 +20,32 @@ import sysconfig
 import threading
 import time
 import webbrowser
-from urllib.parse import urlsplit
+import zlib
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
 
 from rl8x.tracking.location import Location, locate
-from rl8x.tracking.page import runs_page, server_address
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
 
 DEFAULT_PORT = 5000
+VIEW: Final = "rl8x"
+VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW}"
+# What a run is looked at for, above everything that its metrics are grouped into.
+_FIRST: Final = ("eval/returns/mean", "eval/horizon_returns/mean", "episodes/returns/mean", "returns/mean")
+_FIRST_SECTION: Final = "mean returns"
+_WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metrics whose names have no `/`
+# Sections by the beginning of their names; "" is every other, such as a callback's metrics.
+_SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards")
+_FOLDED: Final = ("coefficients", "profiling", "memory", "env", "algorithm")
 
 
 def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:
     """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
 
     It runs under `ui_environment`, which has the address of the store: every user of the machine can read a command.
-
-    Args:
-        tracking_uri: The store; default the one that `MLflowTracker` would use.
-        host: Address to listen at.
-        port: Port to listen at.
+    The default store is the one that `MLflowTracker` would use.
 
     Raises:
         TrackingError: The store is a server, which has a UI of its own, or cannot be used.
@@ -80,8 +95,6 @@ def _check_address(host: str, port: int) -> None:
 def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
-    Arguments are as those of `ui_command`.
-
     Returns:
         The link to the runs, and whether a server is there already: the one that keeps them.
 
@@ -101,16 +114,9 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
 def serve_ui(
     tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, link: str | None = None
 ) -> int:
-    """Serve the UI until it is interrupted; returns its exit status.
+    """Serve the UI until it is interrupted; returns its exit status, or raises as `ui_command`.
 
-    Args:
-        tracking_uri: As for `ui_command`.
-        host: As for `ui_command`.
-        port: As for `ui_command`.
-        link: Opened in a browser, where there is one, as soon as the server answers.
-
-    Raises:
-        TrackingError: The store cannot be used.
+    The link is opened in a browser, where there is one, as soon as the server answers.
     """
     process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
     if link is not None:
@@ -139,3 +145,102 @@ def _open_when_served(process: subprocess.Popen[bytes], link: str) -> None:
             open_browser(link)
             return
         time.sleep(0.5)
+
+
+def runs_page(store: MLflowStore, base: str) -> str:
+    """Return the link, at a server's address, to the charts of our newest run's experiment; keep their order there."""
+    experiments = {str(experiment.experiment_id): experiment for experiment in store.experiments()}
+    runs = store.search(list(experiments), "tags.`rl8x.version` != ''", max_results=10) if experiments else []
+    if not runs:
+        return f"{base}/#/experiments?{urlencode({'workflowType': 'machine_learning'})}"
+    experiment_id = runs[0].info.experiment_id
+    query = {"workflowType": "machine_learning", "compareRunsMode": "CHART"}
+    names = {name for run in runs if run.info.experiment_id == experiment_id for name in run.data.metrics}
+    if _keep_view(store, experiment_id, experiments[experiment_id].tags.get(VIEW_TAG), view(names)):
+        query["viewStateShareKey"] = VIEW
+    return f"{base}/#/experiments/{experiment_id}/runs?{urlencode(query)}"
+
+
+def server_address(location: Location, host: str, port: int) -> str:
+    """Return the address of MLflow's page: of the server that keeps the runs, else of the one at `host` and `port`."""
+    if location.remote:
+        parts = urlsplit(location.uri)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}"
+
+
+def _keep_view(store: MLflowStore, experiment_id: str, present: str | None, state: dict[str, Any]) -> bool:
+    """Write the view, unless the user has saved another under its name; return whether there is one."""
+    text = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
+    # MLflow's page writes no `by`: where it is missing, the view is the user's own.
+    envelope = json.dumps({"name": VIEW, "createdAt": 0, "updatedAt": 0, "by": VIEW, "state": text})
+    if present is not None and (present == envelope or not _is_ours(present)):
+        return True
+    try:
+        store.set_experiment_tag(experiment_id, VIEW_TAG, envelope)
+    except (StoreDownError, StoreRefusedError):  # such as a server on which the user may only look
+        return present is not None
+    return True
+
+
+def _is_ours(envelope: str) -> bool:
+    try:
+        return bool(json.loads(envelope).get("by") == VIEW)
+    except (ValueError, AttributeError):
+        return False
+
+
+def view(names: Iterable[str]) -> dict[str, Any]:
+    """Return the state of MLflow's page that shows metrics in the order in which they are of use.
+
+    The mean returns of evaluations and episodes come first, then losses and monitors; counters, times and coefficients
+    are folded, at the end. MLflow makes the charts of all other metrics, each in the section of its name up to the last
+    `/`. `names` are the metrics that the experiment has.
+    """
+    names = set(names)
+    named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
+    first = [*_FIRST, *sorted(named)]
+    found = {name.rpartition("/")[0] or _WITHOUT_GROUP for name in names - set(first)} - {"system"}
+    sections = sorted(found, key=lambda name: (_rank(name), name.count("/"), name))
+    return {
+        "compareRunCharts": [_line_chart(name) for name in first],
+        "compareRunSections": [_section(_FIRST_SECTION), *map(_section, sections)],
+        "isAccordionReordered": True,
+    }
+
+
+def _rank(section: str) -> int:
+    group = section.split("/")[0]
+    order = (*_SHOWN, *_FOLDED)
+    return order.index(group if group in order else "")
+
+
+def _section(name: str) -> dict[str, Any]:
+    state = {"display": name.split("/")[0] not in _FOLDED, "isReordered": True, "deleted": False, "isGenerated": True}
+    return {"uuid": f"rl8x-{name}", "name": name, **state}
+
+
+def _line_chart(metric: str) -> dict[str, Any]:
+    """Return a chart with all that MLflow's page reads of one."""
+    return {
+        "uuid": f"rl8x-{metric}",
+        "type": "LINE",
+        "metricKey": metric,
+        "displayName": metric.removesuffix("/mean"),
+        "metricSectionId": f"rl8x-{_FIRST_SECTION}",
+        "deleted": False,
+        "isGenerated": True,
+        "runsCountToCompare": 10,
+        "lineSmoothness": 0,
+        "xAxisKey": "step",
+        "xAxisScaleType": "linear",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "scaleType": "linear",
+        "range": {},
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }

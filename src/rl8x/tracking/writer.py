@@ -1,28 +1,109 @@
-"""The one thread that sends a spool while training goes on, and outlasts the store's absence."""
+"""The one thread that sends a spool while training goes on, and ends a run that the user's code has not ended."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import random
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
+from types import CodeType, FrameType
+from typing import NamedTuple
 
-from rl8x.tracking.last_call import LastCall
-from rl8x.tracking.mlflow_settings import quiet_thread
+from rl8x.tracking.location import Location
 from rl8x.tracking.protocol import Status
+from rl8x.tracking.runs import Whereabouts
 from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.store import StoreDownError, in_words
+from rl8x.tracking.store import StoreDownError, in_words, quiet_thread
 
 _log = logger(__name__)
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 FIRST_CONTACT_S = 60.0  # importing mlflow and making a new database take this long on a slow, busy computer
+
+
+class _Call(NamedTuple):
+    """A call that logged something.
+
+    Attributes:
+        code: What ran in this place: see `_place`.
+        thread: Where it ran.
+        error_id: The `id` of the exception that was known already; itself would keep all that its frames hold.
+    """
+
+    code: CodeType | None
+    thread: weakref.ref[threading.Thread]
+    error_id: int
+
+
+class LastCall:
+    """Remembers the code that logged last; the run is FINISHED, unless that code was interrupted.
+
+    - An exception came after the last row, out of the code that logged it: FAILED, or KILLED where it was a Ctrl-C.
+      `sys.last_value` is what ended a script, a cell of a notebook or a line of an interpreter, and stays for good: an
+      earlier one, or one of another cell, has nothing to do with this run.
+    - A daemon thread is still in that code when the interpreter ends, which cuts it off: KILLED.
+    """
+
+    def __init__(self) -> None:
+        self._error: tuple[_Call, Status] | None = None
+        self.note()
+
+    def note(self) -> None:
+        """Remember the caller as the code that logged last."""
+        thread = weakref.ref(threading.current_thread())
+        self._call = _Call(_place(sys._getframe(1)), thread, id(getattr(sys, "last_value", None)))
+
+    def look(self) -> None:
+        """Remember an exception that has interrupted the code which logged last, before another takes its place."""
+        call, error = self._call, getattr(sys, "last_value", None)
+        if error is None or id(error) == call.error_id:
+            return
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_frame.f_code is not call.code:
+            traceback = traceback.tb_next
+        if traceback is not None:
+            self._error = (call, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+    def status(self, *, at_exit: bool) -> Status:
+        """Return how the run ended; `at_exit` where the interpreter ends now, and with it its daemon threads."""
+        self.look()
+        call, thread = self._call, self._call.thread()
+        if self._error is not None and self._error[0] is call:
+            return self._error[1]
+        if at_exit and thread is not None and thread.daemon and thread.ident is not None:
+            stack = _frames(sys._current_frames().get(thread.ident))
+            if any(frame.f_code is call.code for frame in stack):
+                return "KILLED"
+        return "FINISHED"
+
+
+def _place(frame: FrameType) -> CodeType | None:
+    """Name the code in which a call was made: the script, cell, or line, or the function that runs in a thread.
+
+    That is the outermost code of the main module, and where it has no part in the call, the innermost that is not
+    rl8x's. What stands around a cell, such as IPython's own code, is not of that module, and around all cells.
+    """
+    main = vars(sys.modules["__main__"])
+    innermost = outermost = None
+    for one in _frames(frame):
+        if one.f_globals is main:
+            outermost = one.f_code
+        elif innermost is None and not str(one.f_globals.get("__name__")).startswith("rl8x."):
+            innermost = one.f_code
+    return outermost or innermost
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 @dataclass(eq=False)
@@ -42,11 +123,10 @@ class Writer:
         interval_s: Seconds between two looks at the spool: rows are gathered into few requests.
         prepare: Called once in the thread before anything is sent, for slow work such as importing mlflow.
         release: Called in the thread when all is over.
-        sync_command: Writes the command that sends what is left.
     """
 
     sender: Sender
-    location: str
+    location: Location
     owner: InitVar[object] = None
     _: KW_ONLY
     keeps_status: bool = False
@@ -55,7 +135,6 @@ class Writer:
     interval_s: float = 1.0
     prepare: Callable[[], None] | None = None
     release: Callable[[], None] = lambda: None
-    sync_command: Callable[[], str] = lambda: "rl8x sync"
 
     def __post_init__(self, owner: object) -> None:
         """Start the thread."""
@@ -64,7 +143,7 @@ class Writer:
         self._wake = threading.Event()
         self._progress = threading.Condition()
         self._appending = threading.Lock()
-        self._last_call = LastCall()
+        self.last_call = LastCall()
         self._ended = False
         self._stopping = False
         self._failures = 0
@@ -74,14 +153,10 @@ class Writer:
         self.sender.on_arrival = self._arrived
         self._thread = threading.Thread(target=self._run, name="rl8x-tracking", daemon=True)
         for other in list(_working):
-            other.look()  # an error that ended that run is soon followed by another try
+            other.last_call.look()  # an error that ended that run is soon followed by another try
         if owner is not None:
             _working.add(self)
         self._thread.start()
-
-    def look(self) -> None:
-        """Remember an exception that has interrupted the code which logged last."""
-        self._last_call.look()
 
     def append(self, op: Mapping[str, object]) -> None:
         """Add an op to the spool; none of a thread that still runs when the run has been ended at exit."""
@@ -89,20 +164,15 @@ class Writer:
             if not self._ended:
                 self._spool.append(op)
         if op["op"] == "m":
-            self._last_call.note()
+            self.last_call.note()
 
     def end(self, status: Status | None, time_ms: int) -> None:
-        """Write the end of the run to the spool, once.
-
-        Args:
-            status: How it ended; None, when the interpreter ends, leaves that to `LastCall`.
-            time_ms: When it ended, in milliseconds since 1970.
-        """
+        """Write the end of the run to the spool, once; None, at the end of Python, leaves the status to `LastCall`."""
         with self._appending:
             if self._ended:
                 return
             self._ended = True
-            status = status or self._last_call.status(at_exit=True)
+            status = status or self.last_call.status(at_exit=True)
             self._spool.end({"op": "finish", "status": None if self.keeps_status else status, "t": time_ms})
         self._wake.set()
 
@@ -122,13 +192,8 @@ class Writer:
     ) -> bool:
         """Send without delay until `done`; False where that does not come in time.
 
-        Args:
-            done: What is waited for.
-            timeout_s: How long to wait at most.
-            outage_timeout_s: How long to wait for a store that is down, counted from its last answer; a request that is
-                under way is waited for.
-            first_contact_s: How much longer than `timeout_s` to wait for a store that has not been tried yet.
-            begin: Since when, by `time.monotonic()`; default now.
+        A store that is down is waited for from its last answer on, for `outage_timeout_s` and as long as a request is
+        under way; one that has not been tried yet for `first_contact_s` more. `begin` is of `time.monotonic()`.
         """
         begin = time.monotonic() if begin is None else begin
         with self._progress:
@@ -146,11 +211,7 @@ class Writer:
         return self._failures > 0 and time.monotonic() - max(begin, self._answered_at) >= timeout_s
 
     def finish(self, begin: float | None = None) -> None:
-        """Send what is left of a run that has ended, but do not wait long for a store that is away; end the thread.
-
-        Args:
-            begin: As for `wait`.
-        """
+        """Send what is left of a run that has ended, but do not wait long for a store that is away; end the thread."""
         try:
             timeouts = (self.finish_timeout_s, self.outage_timeout_s)
             self.wait(self._all_arrived, *timeouts, first_contact_s=FIRST_CONTACT_S, begin=begin)
@@ -165,13 +226,12 @@ class Writer:
         return not self._spool.pending
 
     def _warn_of_rest(self) -> None:
-        lost = self._spool.unsent().lost
-        if lost:
-            _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", lost, self.location)
+        where, store = Whereabouts(self.location, self._spool, self.reason), self.location.shown
+        if where.unsent.lost:
+            _log.warning("tracking: the run has lost %s: neither the disk nor %s took them", where.unsent.lost, store)
         elif not self._all_arrived():
-            why = f" ({self.reason})" if self.reason else ""
-            rest = f"it is in {self._spool.folder}, and `{self.sync_command()}` sends it"
-            _log.warning("tracking: not all of the run has reached %s%s; %s", self.location, why, rest)
+            rest = f"it is in {self._spool.folder}, and `{where.sync_command}` sends it"
+            _log.warning("tracking: not all of the run has reached %s%s; %s", store, where.why, rest)
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """End the thread. One that hangs in a request is left to itself; it gives the spool back when it is through."""
@@ -185,10 +245,10 @@ class Writer:
             while not self._stopping:
                 self._pause(wait_s)
                 self._wake.clear()
-                self._last_call.look()
+                self.last_call.look()
                 collected = self._owner is not None and self._owner() is None
                 if collected:
-                    self.end(self._last_call.status(at_exit=False), time.time_ns() // 1_000_000)
+                    self.end(self.last_call.status(at_exit=False), time.time_ns() // 1_000_000)
                 wait_s = self._send()
                 self._settled = True
                 with self._progress:
@@ -232,7 +292,7 @@ class Writer:
     def _arrived(self) -> None:
         if self._failures:
             self._failures = 0
-            _log.info("tracking: %s takes rows again; what waited is being sent", self.location)
+            _log.info("tracking: %s takes rows again; what waited is being sent", self.location.shown)
         self._settled = True
         self._answered_at = time.monotonic()
         with self._progress:
@@ -242,7 +302,7 @@ class Writer:
         reason = hide(reason)
         if not self._failures:
             rest = f"training goes on and rows wait in {self._spool.folder}"
-            _log.warning("tracking: %s does not take rows (%s); %s", self.location, reason, rest)
+            _log.warning("tracking: %s does not take rows (%s); %s", self.location.shown, reason, rest)
         self._failures += 1
         self._reason = reason
         longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(self._failures - 1, 10))

@@ -12,20 +12,19 @@ import psutil
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import CheckpointError, CheckpointsLike
+from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.find import spool_of
 from rl8x.envs import Env
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.trainers import non_finite
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics
-from rl8x.trainers.evaluation import EpisodeEvaluator, Evaluations, make_evaluator
-from rl8x.trainers.evaluation_names import check_evaluation_name, in_group
+from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_group
+from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
 from rl8x.trainers.non_finite import OnNonFinite
-from rl8x.trainers.record import Record
-from rl8x.trainers.resume import Origin, Resumed, handle_for, prepare, set_torch_generators
+from rl8x.trainers.record import Record, default_tracker
+from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
 from rl8x.trainers.statistics import EvalStats, Timer
-from rl8x.trainers.tracked_run import TrackedRun, default_tracker
 
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
@@ -62,8 +61,8 @@ class TrainerBase(Generic[AlgorithmT]):
         checkpoints: The manager of its checkpoints.
         evaluator: What `eval()` plays in; None where that is the training environment, or none.
         evaluations: Under what `eval()` plays, when, and how its metrics are called.
-        tracked_run: What its tracker records.
-        record: What is known of its run, for checkpoints and last lines.
+        tracker: Where params and metrics go.
+        record: What its tracker and its checkpoints keep of the run beside rows and state.
         origin: How it came to go on from a checkpoint; None where it does not, or has done so in a `run()`.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
@@ -92,9 +91,10 @@ class TrainerBase(Generic[AlgorithmT]):
             "num_eval_envs": num_eval_envs,
             "on_non_finite": on_non_finite,
         }
-        self.record = Record(algorithm, default_tracker() if tracker is None else tracker, checkpoints, self.options)
+        self.tracker = default_tracker() if tracker is None else tracker
+        eval_env_made = None if self.evaluator is None else self.evaluator.env
+        self.record = Record(algorithm, self.tracker, checkpoints, self.options, eval_env_made)
         self.checkpoints = self.record.checkpoints
-        self.tracked_run = TrackedRun(self.record, None if self.evaluator is None else self.evaluator.env)
         best = None if self.checkpoints.options is None else self.checkpoints.options.best
         if best is not None and best not in self.metric_names:
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.")
@@ -141,7 +141,7 @@ class TrainerBase(Generic[AlgorithmT]):
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
         """
-        resumed, origin, options = prepare(
+        checkpoint, origin, options = prepare(
             source,
             auto=auto,
             algorithm=algorithm,
@@ -152,23 +152,22 @@ class TrainerBase(Generic[AlgorithmT]):
             trust=trust,
         )
         trainer = cls(callbacks=callbacks, **options)
-        trainer.origin = origin
-        trainer.go_on_from(resumed)
+        trainer.go_on_from(checkpoint, origin)
         return trainer
 
-    def go_on_from(self, resumed: Resumed) -> None:
+    def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
         """Take over the state of a checkpoint, its folder and its tracked run; the next `run()` goes on with its run.
 
         Raises:
             CheckpointError: If it does not fit this trainer.
         """
-        checkpoint, algorithm = resumed.checkpoint, self.algorithm
-        state, metadata = checkpoint.state, checkpoint.metadata
+        algorithm, state, metadata = self.algorithm, checkpoint.state, checkpoint.metadata
+        self.origin = origin
         try:
             self.load_state_dict(state["trainer"])
             set_torch_generators(state["torch_generators"], algorithm.device)
             self._saved_run = state["run"]
-            self.checkpoints.go_on_from(checkpoint, resumed.known)
+            self.checkpoints.go_on_from(checkpoint, origin.known)
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
             reason = " ".join(described(error).split())
             raise CheckpointError(
@@ -180,16 +179,7 @@ class TrainerBase(Generic[AlgorithmT]):
             self.evaluations.env_config = self._saved_run["options"]["eval_env_config"]
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
-        self.tracked_run.resume(handle_for(metadata["run"], self.tracker), resumed.tags)
-
-    @property
-    def tracker(self) -> Tracker:
-        """Where params and metrics go."""
-        return self.record.tracker
-
-    @tracker.setter
-    def tracker(self, tracker: Tracker) -> None:
-        self.record.tracker = tracker
+        self.record.resume(handle_for(metadata["run"], self.tracker), origin.tags)
 
     @property
     def state(self) -> TrainerState:
@@ -197,16 +187,11 @@ class TrainerBase(Generic[AlgorithmT]):
         return self.algorithm.counters
 
     @property
-    def last_evaluation(self) -> Mapping[str, float]:
-        """The metrics of the last evaluation, under `eval/`; empty before the first."""
-        return dict(self._eval_row)
-
-    @property
     def metric_names(self) -> frozenset[str]:
         """Every metric that a row of this trainer may have."""
         env, names = self.algorithm.env, {*keys.TRAINER_METRICS}
         names = names - _COLLECTED if env is None else names | {*keys.info_metrics(env.metric_names)}
-        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.names.measured}
+        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
         return frozenset(names | {*self.algorithm.metrics} | evaluated | self._declared)
 
     @property
@@ -215,7 +200,7 @@ class TrainerBase(Generic[AlgorithmT]):
 
     def evaluation_name(self, name: str) -> str | None:
         """Name the metric of an evaluation that measures what `name` does in a training row; None where none does."""
-        return self.evaluations.names.of(name)
+        return self.evaluations.name_of(name)
 
     # -- one step, one evaluation
 
@@ -245,7 +230,7 @@ class TrainerBase(Generic[AlgorithmT]):
         own, tracked = (in_group(stats, group) for group in (name, tracked_name))
         if tracked_name is None:
             self._eval_row = own
-        self.tracked_run.log(tracked | spent, trains=False)
+        self.record.log(tracked | spent, trains=False)
         self._evaluated |= tracked | spent
         return EvalStats(own | spent)
 
@@ -255,7 +240,7 @@ class TrainerBase(Generic[AlgorithmT]):
         Returns:
             The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
         """
-        self.tracked_run.open(trains=False)
+        self.record.open(trains=False)
         self.checkpoints.begin()
         self.record.save(self.state_dict(), None)
         return self.checkpoints.end()
@@ -268,12 +253,12 @@ class TrainerBase(Generic[AlgorithmT]):
 
     def close(self) -> None:
         """End the tracked run of a loop over `step()`; `run()` does so itself."""
-        self.tracked_run.close("FINISHED", self.stop_reason, self._eval_row)
+        self.record.close("FINISHED", self.stop_reason, self._eval_row)
 
     @property
     def params(self) -> dict[str, Any]:
         """Everything that a run is made of: hyperparameters, physics, run options, versions and the machine."""
-        return self.tracked_run.params
+        return self.record.params
 
     # -- saving
 

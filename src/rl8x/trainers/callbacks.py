@@ -23,16 +23,9 @@ def declared_metrics(callback: object) -> tuple[str, ...]:
 
 
 def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> None:
-    """Check what callbacks declare.
+    """Refuse callbacks that cannot be called, and names that they declare where MLflow or the trainer has no place.
 
-    Args:
-        callbacks: The callbacks.
-        known: Metrics of the trainer's own, which no callback may measure; but `eval/*`, which `trainer.eval()` in a
-            callback does.
-
-    Raises:
-        TypeError: If something is no callable, or declares no names.
-        ValueError: If a name is taken, or is none that MLflow takes.
+    Of the trainer's metrics (`known`) they may measure `eval/*`, which `trainer.eval()` in a callback does.
     """
     taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
     for callback in callbacks:
@@ -50,16 +43,9 @@ def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> No
 
 
 def returned_metrics(callback: Callback, returned: object, evaluated: Collection[str]) -> dict[str, float]:
-    """Check what a callback returned, and return it as numbers.
+    """Check what a callback returned, and return it as numbers; what one returns that declares nothing means nothing.
 
-    Args:
-        callback: The callback; what one returns that declares nothing means nothing.
-        returned: What it returned.
-        evaluated: Metrics of evaluations that it made; they need not be declared.
-
-    Raises:
-        TypeError: If it is neither None nor a mapping to numbers.
-        ValueError: If it has names that were not declared.
+    The metrics of evaluations that it made (`evaluated`) need not be declared.
     """
     declared = declared_metrics(callback)
     if not declared or returned is None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rl8x import algorithms, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint.build import CLASS
+from rl8x.checkpoint.build import CLASS, default_of
 from rl8x.envs import GymnasiumEnv, registry
 from rl8x.importing import dotted_path, import_named, is_dotted, is_gymnasium_id
 from rl8x.tracking.secrets import hide, hide_in_words
@@ -32,13 +32,7 @@ def command() -> str:
 
 
 def describe(algorithm: GenericAlgorithmBase[Any], resume_command: str | None, ending: str | None = None) -> str:
-    """Describe a run in Markdown: what is trained and how, how it ended, and how to go on with it.
-
-    Args:
-        algorithm: What is trained.
-        resume_command: The command that goes on with it; None where nothing is saved.
-        ending: How it ended; None while it runs.
-    """
+    """Describe a run in Markdown: what is trained and how, how it ended if it has, and how to go on if it is saved."""
     env = "" if algorithm.env is None else f" on {_code(type(algorithm.env).__name__)}"
     shown = ", ".join(f"{name} {_code(value)}" for name, value in _hyperparameters(algorithm).items())
     lines = [f"**{type(algorithm).__name__}{env}**: {shown}"]
@@ -57,7 +51,7 @@ def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(algorithm.config)}
     for field in {name: fields[name] for name in (*_ALWAYS, *fields) if name in fields}.values():
         value = getattr(algorithm.config, field.name)
-        if field.name in _ALWAYS or value != _default(field):
+        if field.name in _ALWAYS or value != default_of(field):
             shown[field.name] = algorithm.seed if field.name == "seed" else value
     return {name: value.__name__ if isinstance(value, type) else value for name, value in shown.items()}
 
@@ -93,10 +87,7 @@ def run_file(
 ) -> dict[str, Any] | None:
     """Return the run file that makes a run again; None where no file can say it.
 
-    Args:
-        algorithm: What is trained.
-        build: How it was built, as `describe_algorithm` says it.
-        options: The trainer's options and the run's as plain data, with None for a condition that has no such form.
+    The trainer's options and the run's are plain data, with None for a condition that has no such form.
     """
     parts = (_env_part(build), _algorithm_part(algorithm, build), _run_part(options))
     if build["problems"] or any(part is None for part in parts):
@@ -131,7 +122,7 @@ def _algorithm_part(algorithm: GenericAlgorithmBase[Any], build: Mapping[str, An
     values = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if value != _default(field):
+        if value != default_of(field):
             by_path = isinstance(value, type) and "type[" in str(field.type)
             values[field.name] = dotted_path(value) if by_path else build["config"].get(field.name)
     return {"algorithm": named, "algorithm_config": values} if _plain(values) else None
@@ -142,10 +133,6 @@ def _run_part(options: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     usual = {"eval_env": "auto", "on_non_finite": "stop"}
     return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _plain(value: Any) -> bool:

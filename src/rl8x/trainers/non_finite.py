@@ -6,10 +6,8 @@ the counts come to the host with everything else. Only where one is not 0 are th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +28,7 @@ MAX_IN_A_ROW: Final = 10
 
 
 class NonFiniteError(ArithmeticError):
-    """A quantity was not finite.
-
-    Attributes:
-        diagnosis: What was found, as plain data.
-    """
+    """A quantity was not finite; its `diagnosis` is what was found, as plain data."""
 
     def __init__(self, message: str, diagnosis: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -48,11 +42,7 @@ def take_counts(row: dict[str, float]) -> dict[str, float]:
 
 
 def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> dict[str, Any]:
-    """Search for what is not finite, and say what, where and since when.
-
-    Args:
-        algorithm: What was trained; it still holds its last experience.
-        counts: By quantity, of those that are not 0.
+    """Search the last experience and the weights for what is not finite, of which there are `counts` by quantity.
 
     Returns:
         Plain data: the `quantity` that came first, the `environments` and the `slot` of the horizon where it did,
@@ -107,19 +97,10 @@ def message(diagnosis: Mapping[str, Any]) -> str:
     return f"{diagnosis['quantity']} not finite at step {diagnosis['step']}, {where}{also}"
 
 
-def to_json(diagnosis: Mapping[str, Any]) -> str:
-    """Write a diagnosis as a file."""
-    return json.dumps(diagnosis, indent=1, default=str) + "\n"
+class Decision(NamedTuple):
+    """What was found, as plain data, and what is to be done about it.
 
-
-@dataclass(frozen=True)
-class Decision:
-    """What is to be done about a step in which a quantity was not finite.
-
-    Attributes:
-        action: `"stop"` ends the run; `"skip"` goes back to the weights before the step, `"rollback"` to those of the
-            last checkpoint.
-        diagnosis: What was found, as plain data.
+    `"stop"` ends the run, `"skip"` goes back to the weights before the step, `"rollback"` to the last checkpoint's.
     """
 
     action: OnNonFinite
@@ -127,14 +108,7 @@ class Decision:
 
 
 class Guard:
-    """Decides what follows from a step's counts, and takes an update back.
-
-    Args:
-        mode: The trainer's `on_non_finite`.
-
-    Raises:
-        ValueError: If there is no such mode.
-    """
+    """Decides by the trainer's `on_non_finite` what follows from a step's counts, and takes an update back."""
 
     def __init__(self, mode: OnNonFinite) -> None:
         if mode not in CHOICES:
@@ -149,12 +123,7 @@ class Guard:
             self._before = clone(algorithm.learned_state())
 
     def judge(self, algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> Decision | None:
-        """Decide what follows from a step; None where all quantities are finite.
-
-        Args:
-            algorithm: What took the step.
-            counts: By quantity, of those that are not 0.
-        """
+        """Decide what follows from a step's counts, none of them 0; None where all quantities are finite."""
         if not counts:
             self._in_a_row = 0
             return None

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from tqdm import tqdm
 
 from rl8x import keys
-from rl8x.output import Unfailing
+from rl8x.output import Unfailing, short
 
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
@@ -51,12 +51,7 @@ class ProgressReporter:
         self._episode_return: float | None = None
 
     def update(self, stats: Mapping[str, float], total_steps: int | None = None) -> None:
-        """Show one row.
-
-        Args:
-            stats: The row.
-            total_steps: Steps after which the run ends, as far as is known by now.
-        """
+        """Show one row, and how far it is to the `total_steps` by which the run ends, as far as is known by now."""
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
             self._bar.total, self._bar.bar_format = total_steps, _form(total_steps)
@@ -86,22 +81,18 @@ def _form(total_steps: int | None) -> str:
 def describe(stats: Mapping[str, float], episode_return: float | None = None, clock: str = keys.ENV_STEPS) -> str:
     """Put the metrics that say most about a run in one line, what says most first.
 
-    Args:
-        stats: A row.
-        episode_return: The latest mean return of episodes, which is shown once there is one, since a horizon's is
-            another quantity.
-        clock: The counter that is shown.
+    Once there is a mean return of episodes, the latest is shown: a horizon's is another quantity.
     """
     parts = []
     if "profiling/env_steps_per_s" in stats:
-        parts.append(f"{_short(stats['profiling/env_steps_per_s'])}/s")
+        parts.append(f"{short(stats['profiling/env_steps_per_s'])}/s")
     parts += [f"eval {stats[name]:.4g}" for name in _EVALUATED if name in stats]
     if episode_return is not None:
         parts.append(f"return {episode_return:.4g}")
     elif "returns/mean" in stats:
         parts.append(f"horizon return {stats['returns/mean']:.4g}")
     if clock in stats:
-        parts.append(f"{counter_name(clock)} {_short(stats[clock])}")
+        parts.append(f"{counter_name(clock)} {short(stats[clock])}")
     for label, name in (("length", "episodes/lengths/mean"), ("kl", "monitors/kl_div")):
         if name in stats:
             parts.append(f"{label} {stats[name]:.3g}")
@@ -111,11 +102,3 @@ def describe(stats: Mapping[str, float], episode_return: float | None = None, cl
 def counter_name(counter: str) -> str:
     """Name a counter as a person does: `env steps`, `updates`."""
     return "env steps" if counter == keys.ENV_STEPS else counter.rsplit("/", 1)[-1]
-
-
-def _short(number: float) -> str:
-    """Write a count in three digits: 950, 8.19k, 1.23M."""
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
-            return f"{number / factor:.3g}{unit}"
-    return f"{number:.3g}"

@@ -1,44 +1,64 @@
-"""The record of a run: what its checkpoints hold beside its state, and how to go on with it, in words for a user."""
+"""The record of a run: its tracked run, what its checkpoints say beside its state, and how to go on with it."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+import platform
 import shlex
+import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
 
 from rl8x import keys
+from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike, listed
 from rl8x.checkpoint.build import describe_algorithm, names_in
 from rl8x.conditions.spec import kinds_in
+from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.importing import runs_code, texts
-from rl8x.tracking import MLflowTracker, Tracker
-from rl8x.tracking.address import beside
+from rl8x.plain_yaml import dump_run
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker
+from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
-from rl8x.tracking.secrets import hide_in_data
-from rl8x.tracking.whereabouts import Whereabouts, shown_path
-from rl8x.trainers.description import run_file
+from rl8x.tracking.runs import Whereabouts, shown_path
+from rl8x.tracking.secrets import hide, hide_in_data
+from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, run_file
 from rl8x.trainers.resume import REMADE, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState
 
+PlainConfig = Mapping[str, object]
+_CONFIGS: Final = ("env_config.", "eval_env_config.")
+
 
 class Record:
-    """Writes a run's checkpoints and last lines, from what is known of the run.
+    """Writes a trainer's run to its tracker, its checkpoints and its last lines.
+
+    The tracked run begins with the first row or with `run()`. A second `run()` of a trainer goes on in the same one;
+    another trainer with the same tracker begins one. Params are logged once: MLflow changes none that it has.
 
     Args:
         algorithm: What is trained.
         tracker: What keeps the run.
         checkpoints: As the trainer documents it.
         options: The trainer's options as plain data.
+        eval_env: The evaluation environment of its own; None where there is none.
 
     Attributes:
-        tracker: What keeps the run; may be another before the run begins.
         checkpoints: The manager of the run's checkpoints.
         run_file: The run file that made the run, if one did.
         run: The run in progress, or the last one; None where there was none.
+        is_open: Whether the tracked run has begun, or gone on, and not ended since.
+        log_ms: Milliseconds that the last row took.
     """
 
     def __init__(
@@ -47,34 +67,148 @@ class Record:
         tracker: Tracker,
         checkpoints: CheckpointsLike,
         options: Mapping[str, Any],
+        eval_env: Env | None,
     ) -> None:
         self.algorithm = algorithm
         self.tracker = tracker
+        self.checkpoints = CheckpointManager(checkpoints, tracker)
         self.options = options
         self.run_file: dict[str, Any] | None = None
         self.run: RunState | None = None
-        self.checkpoints = CheckpointManager(
-            checkpoints,
-            spool=lambda: getattr(self.tracker, "spool_folder", None),
-            spool_root=lambda: getattr(self.tracker, "spool_root", None),
-            # A run that goes on from a checkpoint does not log again what came before it: that must not be lost later.
-            before_write=lambda: getattr(self.tracker, "sync_to_disk", lambda: None)(),
-        )
+        self.is_open = False
+        self.log_ms = 0.0
+        self._eval_env = eval_env
+        self._handle: str | None = None
+        self._repeats = False
+        self._only_adds = False
+        self._resume_tags: dict[str, str] = {}
+        self._whole_file: dict[str, Any] | None = None
+        self._logged: dict[str, Any] = {}
+        # What is trained under, once that is known: a run that begins with an evaluation does not say it yet.
+        self._config: PlainConfig | None = None
+        if algorithm.env is None:
+            self._config = {} if eval_env is None else eval_env.next_config
 
     @functools.cached_property
     def build(self) -> dict[str, Any]:
         """How the algorithm was built, as plain data."""
         return describe_algorithm(self.algorithm)
 
+    # -- the tracked run
+
+    def resume(self, handle: str | None, tags: Mapping[str, str]) -> None:
+        """Go on with another process's tracked run, whose last rows may come again; without a handle begin one."""
+        self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
+
+    def prepare(self, run: RunState, *, callbacks: bool) -> None:
+        """Take over what a `run()` is made of, before it begins; no run file can say its callbacks."""
+        self.run = run
+        if self.run_file is not None:
+            self._whole_file = dict(hide_in_data(self.run_file))
+        elif not callbacks:
+            options = {**self.options, **run.plain, "stop_conditions": run.specs}
+            self._whole_file = run_file(self.algorithm, self.build, options)
+        config = _training_config(self.algorithm, run.plain["env_config"])
+        self._config = self._config if config is None else config
+
+    def open(self, *, trains: bool = True) -> None:
+        """Begin the tracked run, or go on with it.
+
+        Args:
+            trains: Whether training goes on; what is only added to a run that is over leaves its status alone.
+        """
+        if self.is_open:
+            if not (trains and self._only_adds):
+                return
+            self.close("FINISHED")
+        fresh = self._handle is None
+        self._only_adds = not fresh and not trains
+        known = self._config is not None
+        self._logged = {name: value for name, value in self.params.items() if known or not name.startswith(_CONFIGS)}
+        self.tracker.start(
+            params=self._logged,
+            tags={"rl8x.version": __version__, "rl8x.command": command(), **self._resume_tags},
+            resume=self._handle,
+            repeats=self._repeats,
+            keeps_status=self._only_adds,
+        )
+        self._handle, self._repeats = self.tracker.resume_handle, False
+        self.is_open = True
+        if not self._only_adds:
+            self.tracker.describe(describe(self.algorithm, self._resume_command))
+        if fresh and self._whole_file is not None:
+            self.tracker.log_text(dump_run(self._whole_file), RUN_FILE)
+
+    def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
+        """Log a row at the algorithm's clock; `trains` as `open` takes it."""
+        self.open(trains=trains)
+        begin = time.perf_counter()
+        self.tracker.log_metrics(row, self.algorithm.counters[self.algorithm.clock])
+        self.log_ms = (time.perf_counter() - begin) * 1e3
+
+    def log_failure(self, trace: str) -> None:
+        """Keep the traceback of what ended the run."""
+        if self.is_open:
+            self.tracker.log_text(hide(trace), "traceback.txt")
+
+    def close(
+        self, status: Status, stop_reason: str | None = None, evaluation: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """End the tracked run, if it is open, with the last evaluation's metrics; without a reason it keeps its own."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if stop_reason is not None:
+            self.tracker.set_tags({"rl8x.stop_reason": stop_reason})
+        self.tracker.set_tags(self.algorithm.tags)
+        if not self._only_adds:
+            ended = describe_ending(self.algorithm, status, stop_reason, evaluation)
+            self.tracker.describe(describe(self.algorithm, self._resume_command, ended))
+        self.tracker.finish(status)
+
+    # -- params
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Everything that the run is made of: hyperparameters, physics, options, versions and the machine."""
+        env, config = self.algorithm.env, self._config
+        if config is None:
+            config = {} if env is None else env.next_config
+        eval_config = None if self.run is None else self.run.plain["eval_env_config"]
+        return {
+            **self.algorithm.params,
+            **({} if self.run is None else self.run.params),
+            **_config_params(env, self._eval_env, config, eval_config),
+            "versions.rl8x": __version__,
+            "versions.torch": torch.__version__,
+            "versions.python": platform.python_version(),
+        }
+
+    def note_config(self) -> None:
+        """Keep what a collect ran under, and log it where it is new."""
+        env = self.algorithm.env
+        if env is not None and env.config != self._config:
+            self._config = env.config
+            self.update_params()
+
+    def update_params(self) -> None:
+        """Log those params that are new or others by now."""
+        new = {name: value for name, value in self.params.items() if str(self._logged.get(name, ...)) != str(value)}
+        if self.is_open and new:
+            self.tracker.log_params(new)
+            self._logged.update(new)
+
+    # -- checkpoints
+
     def save(
         self, state: Mapping[str, Any], run: RunState | None, status: str = "RUNNING", *, is_best: bool = False
     ) -> None:
-        """Write a checkpoint in the background, where checkpoints are written.
+        """Write a checkpoint of the trainer's state in the background, where checkpoints are written.
 
         Args:
             state: The trainer's state.
             run: The run in progress; None in a loop over `step()`.
-            status: How far the run has come: `"RUNNING"`, `"KILLED"` or `"FINISHED"`.
+            status: How far it has come: `"RUNNING"`, `"KILLED"` or `"FINISHED"`.
             is_best: Whether this is the best so far.
         """
         manager, counters = self.checkpoints, self.algorithm.counters
@@ -118,42 +252,19 @@ class Record:
             "database": None if directory is None else beside(directory, getattr(tracker, "database", None)),
         }
 
-    def file(self, *, callbacks: bool) -> dict[str, Any] | None:
-        """Return the run file that the run was made from, or that makes it again; None where no file can say it.
-
-        Args:
-            callbacks: Whether there are callbacks, which no file has.
-        """
-        if self.run_file is not None:
-            return dict(hide_in_data(self.run_file))
-        if callbacks or self.run is None:
-            return None
-        options = {**self.options, **self.run.plain, "stop_conditions": self.run.specs}
-        return run_file(self.algorithm, self.build, options)
-
     # -- how to go on
 
     def report(self, status: Status, stop_reason: str | None, say: Callable[[str], None]) -> list[str]:
         """Say how the run ended and how to go on, and return the latter; a fact a line."""
         verb, reason = "failed" if status == "FAILED" else "stopped", " ".join(str(stop_reason).split())
-        lines = self.ending(status)
+        lines = self._ending(status)
         for line in (f"{verb} after {self.algorithm.counters[keys.STEPS]:,} steps: {reason:.300}", *lines):
             say(line)
         return lines
 
-    @property
-    def command(self) -> str | None:
-        """The command that goes on with the run, also where its store is not at hand; None where nothing is saved."""
-        directory = self.checkpoints.directory
-        return None if directory is None else f"{self._command()} {shlex.quote(str(directory.absolute()))}"
-
-    def ending(self, status: Status) -> list[str]:
-        """Say where the run is, its tracked run too, and how to go on with it; a fact a line.
-
-        Args:
-            status: How it ended.
-        """
-        where, tracker, directory = self._whereabouts(), self.tracker, self.checkpoints.directory
+    def _ending(self, status: Status) -> list[str]:
+        """Say where the run is, its tracked run too, and how to go on with it."""
+        where, tracker, directory = self._whereabouts, self.tracker, self.checkpoints.directory
         if where is not None:
             lines = where.lines()
         else:
@@ -168,31 +279,35 @@ class Record:
         folder, callables = shown_path(directory.absolute()), None in self.run.specs
         to_give = self._to_give()
         if to_give or callables or any(name.startswith("__main__.") for name in self._names()):
-            to_give += ["trust=True"] * (not self._is_found())
+            to_give += ["trust=True"] * (not self._is_found)
             options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or callables)
-            command = f"Trainer.resume({', '.join([repr(folder), *to_give])}).run({', '.join(options)})"
+            call = f"Trainer.resume({', '.join([repr(folder), *to_give])}).run({', '.join(options)})"
         else:
             word = None if where is None else where.resume_word
-            command = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
-            command += " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
-        lines.append(f"{what}: {command}" + ("" if limit is None else f", N above {limit}"))
+            call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
+            call += " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
+        lines.append(f"{what}: {call}" + ("" if limit is None else f", N above {limit}"))
         return lines
 
+    @property
+    def _resume_command(self) -> str | None:
+        """The command that goes on with the run, also where its store is not at hand; None where nothing is saved."""
+        directory = self.checkpoints.directory
+        return None if directory is None else f"{self._command()} {shlex.quote(str(directory.absolute()))}"
+
     def _command(self, *, in_store: bool = False) -> str:
-        """Write the command but for the run's name.
+        """Write the command but for the run's name; `--trust` runs code, or uses a store that only the folder names."""
+        trust = any(map(runs_code, self._names())) or not (in_store or self._is_found)
+        return "rl8x resume" + " --trust" * trust
 
-        It has `--trust` where it has to run code, or to use a store that it finds in the run's folder of checkpoints
-        only.
-        """
-        trust = any(map(runs_code, self._names()))
-        return "rl8x resume" + " --trust" * (trust or not (in_store or self._is_found()))
-
+    @property
     def _whereabouts(self) -> Whereabouts | None:
         return self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
 
+    @property
     def _is_found(self) -> bool:
         """Whether a command that is given the folder may use the store without a further word."""
-        where, directory = self._whereabouts(), self.checkpoints.directory
+        where, directory = self._whereabouts, self.checkpoints.directory
         return where is None or directory is None or where.is_found_by(directory)
 
     def _names(self) -> list[str]:
@@ -210,3 +325,49 @@ class Record:
             "eval_env": self.options["eval_env"] == "given",
         }
         return [f"{name}=..." for name, is_missing in missing.items() if is_missing]
+
+
+def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
+    """Return what the next step trains under, with a run's `env_config`, in plain form; None without environment."""
+    if not isinstance(algorithm, OnlineAlgorithm):
+        return None
+    if not algorithm.reset_is_due():
+        return algorithm.env.config
+    return algorithm.env.next_config if given is None else given
+
+
+def _config_params(
+    env: Env | None, eval_env: Env | None, config: PlainConfig, eval_config: PlainConfig | None
+) -> dict[str, Any]:
+    """Name the value of each parameter of the environment, and those of evaluations where they are others.
+
+    Without training environment `config` is what the evaluation environment came with; without `eval_config`
+    evaluations are under `config` too.
+    """
+    trained = {} if env is None else _in_force(env, config)
+    params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
+    played = env if eval_env is None else eval_env
+    if played is None:
+        return params
+    inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
+    for name, value in _in_force(played, inherited).items():
+        if name in (eval_config or {}) or value != trained.get(name):
+            params[f"eval_env_config.{name}"] = shown_value(value)
+    params["num_eval_envs"] = played.num_envs
+    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
+    return params
+
+
+def _in_force(env: Env, config: PlainConfig) -> dict[str, object]:
+    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}
+
+
+def default_tracker() -> Tracker:
+    """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
+    if importlib.util.find_spec("mlflow") is not None:
+        return MLflowTracker()
+    warnings.warn(
+        "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",
+        stacklevel=3,
+    )
+    return NullTracker()

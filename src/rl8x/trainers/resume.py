@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Final
@@ -16,8 +16,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
-from rl8x.tracking.address import is_users_own, recorded_location
-from rl8x.tracking.location import locate, user_tracking_uri
+from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
 from rl8x.tracking.stored_run import RESUMED_TAG
 
@@ -30,36 +29,23 @@ class Origin:
     """How a trainer came to go on from a checkpoint.
 
     Attributes:
-        named: It was this checkpoint that was asked for, rather than the newest of a run.
-        auto: As `Trainer.resume` takes it.
-        overrides: As `Trainer.resume` takes them.
-        trust: As `Trainer.resume` takes it.
+        known: The checkpoints of its folder when it was chosen.
+        tags: What the tracked run records of the resume.
         steps: The trainer's steps there.
+        named: It was this checkpoint that was asked for, rather than the newest of a run.
+        auto: As `Trainer.resume` takes it, like the rest.
     """
 
+    known: Sequence[Path]
+    tags: Mapping[str, str]
+    steps: int
     named: bool
     auto: bool
     overrides: Mapping[str, Any]
     trust: bool
-    steps: int
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A checkpoint to go on from.
-
-    Attributes:
-        checkpoint: The checkpoint.
-        known: The checkpoints of its folder when it was chosen.
-        tags: What the tracked run records of the resume.
-    """
-
-    checkpoint: Checkpoint
-    known: Sequence[Path]
-    tags: Mapping[str, str]
-
-
-def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]) -> Resumed:
+def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]) -> tuple[Checkpoint, Origin]:
     """Find the newest checkpoint of a run, which another process has written since a trainer resumed it.
 
     Raises:
@@ -67,7 +53,7 @@ def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]
     """
     known = listed(directory)
     checkpoint = find(directory, auto=origin.auto)
-    return Resumed(checkpoint, known, _tags(checkpoint, algorithm, origin.overrides))
+    return checkpoint, replace(origin, known=known, tags=_tags(checkpoint, algorithm, origin.overrides))
 
 
 def prepare(
@@ -80,12 +66,8 @@ def prepare(
     eval_env: Any,
     checkpoints: CheckpointsLike | EllipsisType,
     trust: bool,
-) -> tuple[Resumed, Origin, dict[str, Any]]:
-    """Find a checkpoint; `Trainer.resume` documents arguments and errors.
-
-    Returns:
-        The checkpoint, how it was asked for, and the arguments of the trainer that goes on from there.
-    """
+) -> tuple[Checkpoint, Origin, dict[str, Any]]:
+    """Find what to go on from, as `Trainer.resume` documents it; returns the arguments of the trainer that does too."""
     # Those that are there before one is chosen, where a path says in which folder that is.
     known = listed(Path(source)) or listed(Path(source).parent)
     checkpoint = find(source, auto=auto)
@@ -111,8 +93,7 @@ def prepare(
     if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
         known = [path for path in listed(folder) if path.name <= checkpoint.path.name]
     named = Path(source).resolve() == checkpoint.path.resolve()
-    origin = Origin(named, auto, overrides, trust, metadata["counters"][keys.STEPS])
-    return Resumed(checkpoint, known, tags), origin, options
+    return checkpoint, Origin(known, tags, metadata["counters"][keys.STEPS], named, auto, overrides, trust), options
 
 
 def kind_of(tracker: Tracker) -> str:
@@ -137,13 +118,7 @@ def _tags(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any], override
 
 
 def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
-    """Make a tracker of the same kind, to the store where the run is unless the user has set another one.
-
-    Args:
-        run: What the checkpoint says of the tracked run.
-        folder: The run's folder of checkpoints.
-        trust: Whether any store that the checkpoint names may be used.
-    """
+    """Make a tracker of the same kind, to the store where the run is unless the user has set another one."""
     if run["tracker"] == "NullTracker":
         return NullTracker()
     if run["tracker"] == "MemoryTracker":
@@ -162,11 +137,7 @@ def _tracker(run: Mapping[str, Any], folder: Path, *, trust: bool) -> Tracker:
 
 
 def _recorded_uri(run: Mapping[str, Any], folder: Path, *, trust: bool) -> str | None:
-    """Decide which store a checkpoint's run goes on in; None is the one that training uses here.
-
-    Raises:
-        CheckpointError: It is one that the checkpoint alone names.
-    """
+    """Decide which store a run goes on in, with trust one that its checkpoint names; None is the one in use here."""
     try:
         location = recorded_location(folder, str(run["location"]), run)
     except TrackingError as error:

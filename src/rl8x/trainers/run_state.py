@@ -36,7 +36,7 @@ class RunState:
     Args:
         options: `env_config`, `eval_env_config`, `steps_per_eval`, `max_steps` and `stop_conditions` as `run()` takes
             them; `...` is None, or what `saved` has.
-        saved: `state_dict()` of a run to go on with.
+        saved: `state_dict()` of a run to go on with; None begins one.
         trust: Whether conditions that `saved` names may import any module.
 
     Attributes:
@@ -52,9 +52,7 @@ class RunState:
         CheckpointError: If a condition of `saved` has no form in a file.
     """
 
-    def __init__(
-        self, options: Mapping[str, Any], saved: Mapping[str, Any] | None = None, *, trust: bool = False
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], saved: Mapping[str, Any] | None, *, trust: bool) -> None:
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
         self.plain = dict(self.options)
@@ -74,35 +72,30 @@ class RunState:
 
     # -- before it begins
 
-    def bind(self, trainer: object, *, known: Collection[str], measured: Collection[str]) -> None:
-        """Make the conditions known to the trainer whose rows they see, and refuse those that could never be met.
+    def start(
+        self, trainer: object, plain_configs: Mapping[str, Any], *, known: Collection[str], measured: Collection[str]
+    ) -> None:
+        """Start the conditions, or have them go on from where they were saved.
 
         Args:
             trainer: What conditions may ask for evaluations.
+            plain_configs: Both configurations in plain JSON form.
             known: Every metric that a row may have.
             measured: Metrics that callbacks measure.
 
         Raises:
-            ValueError: At a metric that no row will have, one of evaluations where none will be made, or a `Confirmed`
-                that the trainer's evaluations cannot decide.
+            ValueError: At a condition that could never be met: on a metric that no row will have, or of evaluations
+                where none will be made, or a `Confirmed` that the trainer's evaluations cannot decide.
         """
         check_names(self.conditions, known)
         for condition in self.conditions:
             condition.bind(trainer)
+            condition.start()
+        self.plain = self.options | dict(plain_configs)
         self._measured = frozenset(measured)
         if self.options["steps_per_eval"] is None and not _evaluates(self.conditions):
             for condition in self.conditions:
                 _check_evaluated(condition, condition.awaited_names - self._measured)
-
-    def start(self, plain_configs: Mapping[str, Any]) -> None:
-        """Start the conditions, or have them go on from where they were saved.
-
-        Args:
-            plain_configs: Both configurations in plain JSON form.
-        """
-        self.plain = self.options | dict(plain_configs)
-        for condition in self.conditions:
-            condition.start()
         if self._saved is not None:
             self._go_on(self._saved)
 
@@ -170,12 +163,9 @@ class RunState:
     # -- while it runs
 
     def begin(self, counters: Mapping[str, int], bounded: Mapping[str, int]) -> None:
-        """Take note of where this `run()` begins.
+        """Take note of the counters at which this `run()` begins.
 
-        Args:
-            counters: The algorithm's counters.
-            bounded: The counters of which a bound gives the run a length, with what the first step will add to each;
-                0 is not known.
+        A bound on those that are `bounded` gives it a length: the first step adds as much as they say; 0 is not known.
         """
         self._steps_before, self._counters_before, self._bounded = self.steps, dict(counters), bounded
 
@@ -197,12 +187,7 @@ class RunState:
         return limit if limit is not None and self.steps >= limit else None
 
     def judge(self, stats: TrainStats, evaluated: Collection[str]) -> None:
-        """Ask the conditions about a row, and set its `stop_reason` where one is met or `max_steps` is reached.
-
-        Args:
-            stats: The row.
-            evaluated: Metrics of evaluations that have been made so far.
-        """
+        """Set a row's `stop_reason` where a condition is met or `max_steps` reached; `evaluated` has been measured."""
         # Every condition sees every row: one that counts must not miss any because another was met.
         self.met = [condition for condition in self.conditions if condition(stats)]
         if self.options["steps_per_eval"] is None:

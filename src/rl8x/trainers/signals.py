@@ -7,11 +7,10 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final
 
-_STOPS: Final = ("SIGINT", "SIGTERM", "SIGHUP")
-_SAVES: Final = ("SIGUSR1",)
+_SIGNALS: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 class SignalGuard:
@@ -34,23 +33,21 @@ class SignalGuard:
 
     def __enter__(self) -> SignalGuard:
         if threading.current_thread() is threading.main_thread():
-            for name in (*_STOPS, *_SAVES):
+            for name in _SIGNALS:
                 number = getattr(signal, name, None)
                 # A handler that is None was not installed by Python, and could not be put back.
                 if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         received = signal.Signals(number)
-        if received.name in _SAVES:
+        if received.name == "SIGUSR1":
             self.save = True
             return
         if received == signal.SIGINT and self.stop is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -40,29 +39,25 @@ class Timer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._events: tuple[Any, Any] | None = None
-        if device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            self._events = (begin, end)
+        num_events = 2 if device.type == "cuda" else 0
+        self._events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(num_events)]  # type: ignore[no-untyped-call]
         self._begin = self._end = 0.0
 
     def __enter__(self) -> Timer:
         self._begin = time.perf_counter()
-        if self._events is not None:
+        if self._events:
             self._events[0].record()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._events is not None:
+    def __exit__(self, *exception: object) -> None:
+        if self._events:
             self._events[1].record()
         self._end = time.perf_counter()
 
     @property
     def elapsed_ms(self) -> float:
         """Milliseconds between entering and leaving the block, on the device's clock where it has one."""
-        if self._events is not None:
+        if self._events:
             self._events[1].synchronize()
             return float(self._events[0].elapsed_time(self._events[1]))
         return (self._end - self._begin) * 1e3

@@ -1,12 +1,9 @@
-"""The trainer: a loop around an algorithm.
-
-It counts, evaluates, asks the stop conditions, saves, and tracks every metric; it knows nothing of how an algorithm
-learns.
-"""
+"""The trainer: a loop around an algorithm, of which it does not know how it learns."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 import traceback
 import warnings
@@ -25,8 +22,8 @@ from rl8x.output import described
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MLflowTracker
 from rl8x.tracking.protocol import Status
+from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide
-from rl8x.tracking.whereabouts import shown_path
 from rl8x.trainers import non_finite
 from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import returned_metrics
@@ -51,8 +48,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         Returns:
             The row, with the latest evaluation's metrics beside it.
         """
-        row = self._step(env_config)
-        return self._finish_row(row, frozenset(row))
+        return self._finish_row(self._step(env_config))
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -67,7 +63,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self._guard.before_step(algorithm)
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
-            self.tracked_run.note_config()
+            self.record.note_config()
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
@@ -77,11 +73,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         row["profiling/collect_ms"], row["profiling/step_ms"] = collecting.elapsed_ms, learning.elapsed_ms
         if algorithm.env is not None:
             row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
-        row["profiling/tracking_ms"] = self.tracked_run.log_ms
+        row["profiling/tracking_ms"] = self.record.log_ms
         row["memory/process_mb"] = self._process.memory_info().rss / 1e6
         if device.type == "cuda":
             row["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
-        self.tracked_run.log(row)
+        self.record.log(row)
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
             self._act_on(decision)
@@ -93,7 +89,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         diagnosis, text = decision.diagnosis, non_finite.message(decision.diagnosis)
         if decision.action == "stop":
             self.tracker.set_tags({non_finite.TAG: text})
-            written = non_finite.to_json(diagnosis)
+            written = json.dumps(diagnosis, indent=1, default=str) + "\n"
             self.tracker.log_text(written, "diagnosis.json")
             self.tracker.log_text(text + "\n", "diagnosis.txt")
             path = self.checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
@@ -106,14 +102,14 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self.tracker.set_tags({non_finite.TAG: text})
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-    def _finish_row(self, row: dict[str, float], fresh: frozenset[str]) -> TrainStats:
-        stats = TrainStats({**self._eval_row, **row}, fresh)
+    def _finish_row(self, row: dict[str, float]) -> TrainStats:
+        stats = TrainStats({**self._eval_row, **row}, frozenset(row))
         for callback in self.callbacks:
             self._evaluated, evaluation = {}, self._eval_row
             returned = returned_metrics(callback, callback(self, stats), self._evaluated)
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
-                self.tracked_run.log(new)
+                self.record.log(new)
             stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
         return stats
 
@@ -182,7 +178,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         run.steps += 1
                         if run.evaluation_is_due:
                             row |= self.eval() | self.state
-                        stats = self._finish_row(row, frozenset(row))
+                        stats = self._finish_row(row)
                         run.judge(stats, self._eval_row)
                         reporter.update(stats, run.total_steps(self.state))
                         self._save_where_due(run, stats, signals, reporter)
@@ -196,18 +192,17 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _prepare(self, run: RunState) -> None:
         """Take over what a run is made of, before it begins."""
         self.origin = self._saved_run = None
-        self.record.run = run
         algorithm = self.algorithm
         collected = 0 if algorithm.env is None else algorithm.config.num_envs * algorithm.config.horizon
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
         algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps)
         self.evaluations.env_config = run.options["eval_env_config"]
-        self.tracked_run.prepare(run, self.record.file(callbacks=bool(self.callbacks)))
+        self.record.prepare(run, callbacks=bool(self.callbacks))
 
     def _begin(self, run: RunState) -> TrainStats | None:
         """Begin the tracked run and its checkpoints; returns the last row of a run that has come to its end."""
-        self.tracked_run.open()
-        self.tracked_run.update_params()
+        self.record.open()
+        self.record.update_params()
         if run.last is not None:  # killed after its end was saved, before the tracked run knew
             return run.last
         self.stop_reason = None
@@ -232,13 +227,13 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             raise
         except BaseException as error:
             status, self.stop_reason = "FAILED", hide(described(error))
-            self.tracked_run.log_failure(traceback.format_exc())
+            self.record.log_failure(traceback.format_exc())
             raise
         finally:
             reporter.close()
             try:
                 self.checkpoints.wait()
-                self.tracked_run.close(status, self.stop_reason, self._eval_row)
+                self.record.close(status, self.stop_reason, self._eval_row)
             finally:
                 # Of a run that failed before its first step the error says enough.
                 if status != "FAILED" or run.has_stepped:
@@ -261,14 +256,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 )
 
     def check_run(self, **options: Any) -> None:
-        """Refuse what `run()` with these options would refuse before its first step, and touch nothing.
-
-        Args:
-            options: As `run()` takes them, except `progress`.
-
-        Raises:
-            ValueError: If an option does not fit, or what the run is to be kept in could not be written.
-        """
+        """Refuse what `run()` with these options, all but `progress`, would refuse before its first step."""
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
 
@@ -277,9 +265,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
-        run.bind(self, known=self.metric_names, measured=self._declared)
-        run.start(self.evaluations.plain_configs(env_config, eval_config))
-        if isinstance(self.tracker, MLflowTracker) and not self.tracked_run.is_open:
+        plain_configs = self.evaluations.plain_configs(env_config, eval_config)
+        run.start(self, plain_configs, known=self.metric_names, measured=self._declared)
+        if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
             run.state_dict()  # raises where a condition cannot be saved
@@ -288,13 +276,12 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _catch_up(self) -> None:
         """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
 
-        Raises:
-            CheckpointError: If that is not what was asked for, or the trainer has stepped already.
+        That is refused if another was asked for, or the trainer has stepped already.
         """
         origin, directory = self.origin, self.checkpoints.directory
         if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()
-        self.go_on_from(newest(directory, origin, self.algorithm))
+        self.go_on_from(*newest(directory, origin, self.algorithm))
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):

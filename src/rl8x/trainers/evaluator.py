@@ -1,0 +1,168 @@
+"""What plays whole episodes in an environment of its own, so that evaluations are unbiased by their length."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.memory_check import check_evaluation
+from rl8x.algorithms.seeds import part_seed
+from rl8x.envs import Env
+from rl8x.envs.base import MAX_EVAL_ENVS
+from rl8x.execution import Execution
+from rl8x.policy import Policy
+from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
+
+# Steps between two looks at whether all episodes have ended: each look is a copy to the host.
+_STEPS_PER_LOOK: Final = 16
+_MAX_STEPS: Final = 10_000
+
+
+class EpisodeEvaluator:
+    """Plays one episode in each copy of an environment that training never touches.
+
+    Counting the first episode of each copy, however long it lasts, gives short and long episodes their true weight; to
+    count the episodes that end within some steps would favour the short ones.
+
+    Args:
+        env: The evaluation environment; its copies are the episodes of one evaluation.
+        policy: The policy, shared with training.
+        generator: Source of sampling noise for evaluations that are not deterministic.
+        execution: How the steps run.
+        state_reset_every: As the training's collector has it.
+    """
+
+    def __init__(
+        self, env: Env, policy: Policy, generator: torch.Generator, execution: Execution, *, state_reset_every: int = 0
+    ) -> None:
+        self.env = env
+        self.generator = generator
+        self._collector = Collector(env, policy, generator, execution, state_reset_every=state_reset_every)
+        self._warned = False
+
+    @torch.no_grad()
+    def evaluate(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> Stats:
+        """Play an episode in every copy and return the statistics.
+
+        Args:
+            env_config: What the environment is reset with; None goes on with the one in force.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+        """
+        self._collector.reset(env_config)
+        running = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
+        returns = torch.zeros(self.env.num_envs, device=self.env.device)
+        lengths = torch.zeros(self.env.num_envs, dtype=torch.int64, device=self.env.device)
+        metrics: dict[str, Tensor] = {}
+        rewards: list[Tensor] = []
+        masks: list[Tensor] = []
+        played = self._collector.play(deterministic=deterministic, noise_steps=_STEPS_PER_LOOK)
+        for t, (_, _, _, step) in enumerate(itertools.islice(played, _MAX_STEPS), 1):
+            counted = running if step.valid is None else running & step.valid
+            rewards.append(step.rewards)
+            masks.append(counted)
+            returns = torch.where(counted, step.episode_returns, returns)
+            lengths = torch.where(counted, step.episode_lengths, lengths)
+            for name, value in step.metrics.items():
+                metrics[name] = torch.where(counted, value, metrics.get(name, math.nan))
+            running = running & ~(step.terminated | step.truncated)
+            if t % _STEPS_PER_LOOK == 0 and not bool(running.any()):
+                break
+        else:
+            self._warn_unfinished(int(running.sum()))
+        means, counts = info_means(metrics, ~running)
+        return Stats(
+            named("returns", summary(returns))
+            | named("rewards", masked_summary(torch.stack(rewards), torch.stack(masks)))
+            | named("episodes/lengths", masked_summary(lengths.to(torch.float32), ~running))
+            | {keys.EPISODES_ENDED: (~running).sum(), **means},
+            {keys.EPISODES_ENDED: ("episodes/lengths/",), **counts},
+        )
+
+    def _warn_unfinished(self, count: int) -> None:
+        if count and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{count} of {self.env.num_envs} evaluation episodes had not ended after {_MAX_STEPS} steps; they are "
+                "counted as they stood. Give the evaluation environment a `time_limit`.",
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next evaluation depends on but the weights."""
+        return {"env": self.env.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.env.load_state_dict(state["env"])
+        self.generator.set_state(state["generator"].cpu())
+
+
+def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None, seed: int) -> Env | None:
+    """Make an evaluation environment by a factory, or from the instance that is trained on; None where nothing can."""
+    trained, policy = algorithm.env, algorithm.policy
+    factory = eval_env if callable(eval_env) else algorithm.env_factory
+    if factory is not None:
+        num_envs = num_eval_envs or min(MAX_EVAL_ENVS if trained is None else trained.num_envs, MAX_EVAL_ENVS)
+        check_evaluation(num_envs, algorithm.device, policy, policy.observation_space)
+        made: Env = factory(num_envs, device=algorithm.device, seed=seed)
+        return made
+    if trained is None:
+        raise ValueError(
+            "`eval_env=True` needs to make an environment, but the algorithm trains without one. Pass an instance, a "
+            "class or a factory."
+        )
+    another = trained.another(num_eval_envs, seed=seed)
+    if another is None and num_eval_envs not in (None, trained.num_envs):
+        raise ValueError(
+            f"`num_eval_envs` is {num_eval_envs}, but the algorithm was built from an instance of "
+            f"{type(trained).__name__} with {trained.num_envs} copies, which cannot be made again with another number. "
+            "Build it from a class or factory, pass an `eval_env`, or leave `num_eval_envs` out."
+        )
+    if another is None and eval_env is True:
+        raise ValueError(
+            f"`eval_env=True` needs to make an environment, but the algorithm was built from an instance of "
+            f"{type(trained).__name__} that can neither be copied nor made again. Pass an instance or a factory."
+        )
+    return another
+
+
+def make_evaluator(
+    algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
+) -> EpisodeEvaluator | None:
+    """Make what `eval()` plays in, or None where it is the training environment.
+
+    Args:
+        algorithm: What is trained.
+        eval_env: As the trainer documents it; `"auto"` is None too where no other environment of episodes can be made.
+        num_eval_envs: Copies of an environment that is made here.
+
+    Raises:
+        ValueError: If an environment of its own is asked for and cannot be made, or never ends.
+    """
+    trained, policy = algorithm.env, algorithm.policy
+    plays_whole = trained is not None and trained.episodic
+    if eval_env is None or eval_env is False or (eval_env == "auto" and not plays_whole):
+        return None
+    env_seed, noise_seed = part_seed(algorithm.seed, "eval_env"), part_seed(algorithm.seed, "eval_sampling")
+    env = eval_env if isinstance(eval_env, Env) else _make_env(algorithm, eval_env, num_eval_envs, env_seed)
+    if env is None:
+        return None
+    if not env.episodic:
+        raise ValueError(
+            f"`eval_env` must have episodes that end, to be played whole; {type(env).__name__} never ends. "
+            "Give it a `time_limit`, or use eval_env=False."
+        )
+    spaces = (env.single_observation_space, env.single_action_space)
+    if spaces != (policy.observation_space, policy.action_space):
+        raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
+    generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
+    return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=algorithm.state_reset_every)
