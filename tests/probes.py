@@ -10,6 +10,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rl8x.envs import Env
+from rl8x.execution.compiled import CompiledProgram
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
 
@@ -106,3 +107,9 @@ class Remember(Probe):
 def noise_of(distribution, shape, generator=None, device="cpu"):
     """Draw what sampling `shape` actions needs, `[*shape, num_noise]`."""
     return distribution.draw((*shape, distribution.num_noise), generator=generator, device=device)
+
+
+def traced_only(monkeypatch):
+    """Run traced graphs as they are: what compiled programs compute, without the seconds that compiling takes."""
+    monkeypatch.setattr(CompiledProgram, "_compile", lambda self, tensors: self._interpret(tensors))
+    monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *tensors: None)

@@ -110,7 +110,7 @@ def test_a_mode_that_fails_does_not_stop_the_others(monkeypatch, capsys):
     def refuse(*_):
         raise OSError("no compiler at /usr/local/bin/c++\nmore lines")
 
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    monkeypatch.setattr(CompiledProgram, "_compile", refuse)
     assert main(["bench", "CartPole", *SMALL, "--seconds", "0"]) == 0
     out = capsys.readouterr().out
     failed = next(line for line in out.splitlines() if line.startswith("compile"))

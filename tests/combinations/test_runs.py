@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from tests.combinations.cases import Case, cases
+from tests.probes import traced_only
 from tests.trainers.test_resume import Killed, killed_at, weights
 
 from rl8x import keys
@@ -280,7 +281,7 @@ def database(mlflow_template, tmp_path_factory):
 def test_features_combined(half, database, monkeypatch):
     """Compiled programs are recorded as ever and run as they are recorded: only C++ is left out, but in a few."""
     compile_really = CompiledProgram._compile
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(as_recorded))
+    traced_only(monkeypatch)
     if not MINUTES:
         drawn(half, EXAMPLES, lambda case: check(case, database))()
         return
@@ -291,7 +292,9 @@ def test_features_combined(half, database, monkeypatch):
         nonlocal count
         count += 1
         really = count % 50 == 0
-        monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(compile_really if really else as_recorded))
+        traced_only(monkeypatch)
+        if really:
+            monkeypatch.setattr(CompiledProgram, "_compile", compile_really)
         try:
             check(case, database)
         except Exception as error:
@@ -305,11 +308,6 @@ def test_features_combined(half, database, monkeypatch):
         drawn(random.randrange(2**62), 50, collect)()
     print(f"\n{count} runs, {len(faults)} faults")
     assert not faults, f"{len(faults)} faults in {count} runs: {faults}"
-
-
-def as_recorded(record: Callable[..., object], _: object) -> Callable[..., object]:
-    """Run a program as it was recorded, without the half a minute that compiling it takes."""
-    return record
 
 
 def drawn(seed: int, examples: int, function: Callable[[Case], None]) -> Callable[[], None]:

@@ -1,3 +1,4 @@
+import math
 import threading
 import warnings
 
@@ -49,7 +50,7 @@ def build(env=CartPole, *, mode="graph", **options):
     defaults = {"num_envs": 8, "horizon": 6, "seed": 2, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
     defaults["execution"] = "eager" if mode == "eager" else "compile"
     algorithm = PPOConfig(**{**defaults, "sgd_minibatch_size": 16, "num_sgd_iters": 2, **options}).build(env)
-    algorithm.execution.mode = mode
+    algorithm.execution.mode = algorithm.execution.target = mode
     algorithm.execution.host_looks = mode == "eager"
     if mode == "graph":
         stepper = algorithm.collector.stepper
@@ -168,9 +169,10 @@ def refuse(*_):
 
 
 def test_auto_falls_back_to_eager_with_one_warning(monkeypatch):
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    monkeypatch.setattr(CompiledProgram, "_compile", refuse)
     run = Execution("auto", "fp32", CPU)
-    run.mode = "compile"
+    run.plan(1.0, math.inf)
+    run.begin_step(run.starts_at)
     program = run.program(lambda values: [values + 1])
     with pytest.warns(RuntimeWarning, match=r"not possible here: no compiler found\. execution='eager' always is\."):
         assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
@@ -181,7 +183,7 @@ def test_auto_falls_back_to_eager_with_one_warning(monkeypatch):
 
 
 def test_a_mode_that_was_asked_for_does_not_fall_back(monkeypatch):
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(refuse))
+    monkeypatch.setattr(CompiledProgram, "_compile", refuse)
     program = Execution("compile", "fp32", CPU).program(lambda values: [values + 1])
     with pytest.raises(ProgramError, match="execution='compile' is not possible here: no compiler found"):
         program(torch.zeros(2))
@@ -300,7 +302,8 @@ class Accelerator(Execution):
 
     def __init__(self, mode):
         super().__init__("eager", "fp32", CPU)
-        self.mode, self.device, self.host_looks = mode, torch.device("cuda"), False
+        self.mode = self.target = mode
+        self.device, self.host_looks = torch.device("cuda"), False
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile", "graph"])
@@ -310,10 +313,11 @@ def test_loops_of_an_accelerator_are_made_in_their_mode_and_look_at_no_value(mod
 
     def count(function, *rest):
         made.append(mode)
-        return refuse() if fails else {"compile": lambda record, _: record, "graph": record_once}[mode](function, *rest)
+        make = {"compile": CompiledProgram._interpret, "graph": record_once}[mode]
+        return refuse() if fails else make(function, *rest)
 
     monkeypatch.setattr("rl8x.execution.captured.capture_cuda", count)
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(count))
+    monkeypatch.setattr(CompiledProgram, "_compile", count)
     program = Accelerator(mode).loop(until_negative, 1, ends=True)
     arguments = torch.tensor([1.0]), torch.tensor(1.0), torch.zeros(3), torch.tensor([[-1.0], [-2.0], [9.0], [-9.0]])
     if fails and mode != "eager":

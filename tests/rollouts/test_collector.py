@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from tests.probes import traced_only
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -18,9 +19,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def traced_only(monkeypatch):
+def _traced_only(monkeypatch):
     """Run the traced graph itself, without the half minute that compiling takes."""
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda graph, _: graph))
+    traced_only(monkeypatch)
 
 
 def final_observations(cursor, act, step):

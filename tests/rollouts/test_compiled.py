@@ -9,20 +9,20 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests import probes
+from tests.probes import traced_only
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
-from rl8x.execution.compiled import CompiledProgram
 from rl8x.randomization import Uniform
 from rl8x.rollouts.compiled import LoopedHorizon, SteppedHorizon
 
 
 @pytest.fixture(autouse=True)
-def traced_only(request, monkeypatch):
+def _traced_only(request, monkeypatch):
     """Run the record itself: what a compiled program computes, without the half minute that compiling takes."""
     if "compiled_for_real" not in request.keywords:
-        monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+        traced_only(monkeypatch)
 
 
 def build(env, **options):

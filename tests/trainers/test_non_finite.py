@@ -5,12 +5,12 @@ import pytest
 import torch
 from benchmarks.faults import inject
 from tests import probes
+from tests.probes import traced_only
 from tests.trainers.test_resume import make, run, weights
 
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints, listed, read
 from rl8x.envs import CartPole
-from rl8x.execution.compiled import CompiledProgram
 from rl8x.trainers import NonFiniteError, Trainer
 from rl8x.trainers.non_finite import MAX_IN_A_ROW, message, take_counts
 
@@ -75,7 +75,7 @@ class EndsAtInfinity(probes.Probe):
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("how", ["eager", "an accelerator's way", "compiled horizon", "compiled steps", "simulator"])
 def test_what_a_cut_episode_ends_with_is_named_before_a_normaliser_clips_it(how, bad, monkeypatch):
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+    traced_only(monkeypatch)
     monkeypatch.setattr(EndsAtInfinity, "capturable", how != "simulator")
     if how == "compiled steps":
         monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)

@@ -57,6 +57,9 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
+    not_traced: ClassVar[tuple[str, ...]] = ("carry", "generator", "_next_config")
+    """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
+
     carry: Carry | None = None
     """What the last `reset` or `step` led to; a caller of `advance` writes it back."""
 

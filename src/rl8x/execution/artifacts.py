@@ -19,6 +19,8 @@ from rl8x._version import __version__
 FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
 LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
 _LIMIT_MB: Final = 500
+_MOST_NOTES: Final = 2000
+_KINDS: Final = ("so", "json", "o", "note")
 
 
 class Artifact(NamedTuple):
@@ -70,6 +72,21 @@ class Artifacts:
         beside.replace(self.folder / f"{key}.json")
         self.trim()
 
+    def note(self, key: str, content: dict[str, Any]) -> None:
+        """Keep something small beside the programs."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        beside = self.folder / f".{os.getpid()}.note"
+        beside.write_text(json.dumps(content))
+        beside.replace(self.folder / f"{key}.note")
+
+    def noted(self, key: str) -> dict[str, Any] | None:
+        """Return what was kept under a key; None where nothing was, or it is damaged."""
+        try:
+            found = json.loads((self.folder / f"{key}.note").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
     def remove(self, key: str) -> None:
         """Remove a program, its notes first, so that it is never found by halves."""
         for suffix in ("json", "so"):
@@ -90,7 +107,7 @@ class Artifacts:
         """Remove all programs, and what they share; return how many bytes that were."""
         freed = 0
         if self.folder.is_dir():
-            for path in [*self.folder.glob("*.so"), *self.folder.glob("*.json"), *self.folder.glob("*.o")]:
+            for path in (path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")):
                 freed += path.stat().st_size
                 path.unlink(missing_ok=True)
         return freed
@@ -102,6 +119,9 @@ class Artifacts:
             left -= artifact.size
             if left < 0:
                 self.remove(artifact.key)
+        notes = sorted(self.folder.glob("*.note"), key=lambda path: path.stat().st_mtime)
+        for path in notes[:-_MOST_NOTES]:
+            path.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rl8x.execution.artifacts import key_of
 from rl8x.execution.compiler import Run, compiler, load
+from rl8x.execution.fingerprint import Fingerprint, fingerprint
 from rl8x.execution.loops import Loop
 from rl8x.execution.memory import keep_small_blocks
 from rl8x.execution.programs import ProgramError
 from rl8x.execution.traces import Description, LoopShape, describe, trace
+
+MadeOf = Callable[[], Sequence[object]]
+"""Returns the objects that decide what a function does."""
 
 
 class CompiledProgram:
@@ -25,41 +31,60 @@ class CompiledProgram:
 
     Args:
         function: As `Execution.program` takes it.
+        made_of: As `Execution.program` takes it.
         compiles: Whether the traced graph is compiled, or run as it is, for comparison.
     """
 
-    def __init__(self, function: Callable[..., Sequence[Tensor]], *, compiles: bool = True) -> None:
+    def __init__(self, function: Run, made_of: MadeOf | None = None, *, compiles: bool = True) -> None:
         self.function = function
+        self.made_of = made_of
         self.compiles = compiles
-        self._described: dict[Hashable, _Described] = {}
+        self._described: dict[Hashable, _Described] = {}  # what is being compiled
         self._ready: dict[Hashable, _Ready] = {}
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the program."""
-        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        key = _layout(tensors)
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready[key] = self._make(key, tensors)
+            with _refusals():
+                ready = self._ready[key] = self._compile(tensors) if self.compiles else self._interpret(tensors)
         with torch.no_grad():
             return ready.run(*tensors, *ready.read)
 
     def prepare(self, *tensors: Tensor) -> None:
         """Have the program compiled for arguments laid out like these, `[*]` each, without waiting for it."""
-        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        key = _layout(tensors)
         if key in self._ready or key in self._described:
             return
         with _refusals():
+            found = self._found(tensors)
+            if found is not None:
+                self._ready[key] = found
+                return
             self._described[key] = described = self._describe(tensors)
             compiler().request("program", described.description.to_json())
 
-    def _make(self, key: Hashable, tensors: Sequence[Tensor]) -> _Ready:
-        with _refusals():
-            if not self.compiles:
-                return self._interpret(tensors)
-            if any(tensor.device.type != "cpu" for tensor in tensors):
-                return self._compile_here(tensors)
-            described = self._described.pop(key) if key in self._described else self._describe(tensors)
-            return self._compile(described)
+    def _compile(self, tensors: Sequence[Tensor]) -> _Ready:
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            return self._compile_here(tensors)
+        described = self._described.pop(_layout(tensors), None)
+        if described is None:
+            found = self._found(tensors)
+            if found is not None:
+                return found
+            described = self._describe(tensors)
+        keep_small_blocks()
+        library = compiler().library("program", described.description.to_json())
+        self._note(described, tensors)
+        return _Ready(load(library), described.read)
+
+    def _compile_here(self, tensors: Sequence[Tensor]) -> _Ready:
+        """Compile for an accelerator, in this process."""
+        from rl8x.execution.lowering import compiled_here
+
+        graph, read = trace(self.function, tensors)
+        return _Ready(compiled_here(graph, [*tensors, *read]), read)
 
     def _describe(self, tensors: Sequence[Tensor]) -> _Described:
         graph, read = trace(self.function, tensors)
@@ -69,17 +94,58 @@ class CompiledProgram:
         """Return the traced graph as it is."""
         return _Ready(*trace(self.function, tensors))
 
-    def _compile_here(self, tensors: Sequence[Tensor]) -> _Ready:
-        """Compile for an accelerator, in this process."""
-        from rl8x.execution.lowering import compiled_here
+    # -- programs of earlier processes, found without tracing
 
-        graph, read = trace(self.function, tensors)
-        return _Ready(compiled_here(graph, [*tensors, *read]), read)
-
-    @staticmethod
-    def _compile(described: _Described) -> _Ready:
+    def _found(self, tensors: Sequence[Tensor]) -> _Ready | None:
+        """Return what an earlier process had compiled of the same function, if it does what the function does."""
+        print_ = None if self.made_of is None else fingerprint(self.made_of())
+        if print_ is None:
+            return None
+        note = compiler().artifacts.noted(self._fingerprint_key(print_, tensors))
+        if note is None or compiler().artifacts.find(note["program"]) is None:
+            return None
         keep_small_blocks()
-        return _Ready(load(compiler().library("program", described.description.to_json())), described.read)
+        read = [print_.tensors[place] for place in note["read"]]
+        found = _Ready(load(compiler().artifacts.library(note["program"])), [*read, *self._flags()])
+        return found if self._agrees(found, tensors) else None
+
+    def _note(self, described: _Described, tensors: Sequence[Tensor]) -> None:
+        """Have later processes find a program without tracing, where what it reads is found without it."""
+        print_ = None if self.made_of is None else fingerprint(self.made_of())
+        num_read = len(described.read) - len(self._flags())
+        places = None if print_ is None else print_.places(described.read[:num_read])
+        if print_ is not None and places is not None:
+            program = key_of("program", described.description.to_json())
+            compiler().artifacts.note(self._fingerprint_key(print_, tensors), {"program": program, "read": places})
+
+    def _fingerprint_key(self, print_: Fingerprint, tensors: Sequence[Tensor]) -> str:
+        inputs = [[list(each.shape), list(each.stride()), str(each.dtype)] for each in tensors]
+        return key_of(print_.text, repr(self), json.dumps(inputs), str(torch.get_num_threads()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self.function, '__qualname__', '')})"
+
+    def _agrees(self, found: _Ready, tensors: Sequence[Tensor]) -> bool:
+        """Run the program and the function on copies of the same tensors, `[*]` each, and compare all that they give.
+
+        The function leaves in the objects it belongs to what tracing it would have left.
+        """
+        mine, its = ([tensor.detach().clone() for tensor in tensors] for _ in range(2))
+        with torch.no_grad():
+            expected = [*self._reference(*its), *its]
+            actual = [*found.run(*mine, *found.read), *mine]
+        pairs = list(zip(actual, expected, strict=True))
+        return all(
+            one.shape == two.shape and torch.allclose(one.double(), two.double(), atol=1e-2, rtol=1e-2, equal_nan=True)
+            for one, two in pairs
+        )
+
+    def _reference(self, *tensors: Tensor) -> Sequence[Tensor]:
+        return self.function(*tensors)
+
+    def _flags(self) -> list[Tensor]:
+        """Return what the graph takes after all that it reads."""
+        return []
 
 
 class CompiledLoop(CompiledProgram):
@@ -87,17 +153,18 @@ class CompiledLoop(CompiledProgram):
 
     Args:
         loop: What is called for each item.
+        made_of: As for `CompiledProgram`.
         compiles: As for `CompiledProgram`.
     """
 
-    def __init__(self, loop: Loop, *, compiles: bool = True) -> None:
-        super().__init__(loop.function, compiles=compiles)
+    def __init__(self, loop: Loop, made_of: MadeOf | None = None, *, compiles: bool = True) -> None:
+        super().__init__(loop.function, made_of, compiles=compiles)
         self.loop = loop
 
     def _describe(self, tensors: Sequence[Tensor]) -> _Described:
         loop = self.loop
         graph, read = trace(self.function, loop.first(tensors))
-        read.append(torch.ones((), dtype=torch.bool))  # see `operators.looped`
+        read += self._flags()
         shape = LoopShape(loop.num_state, len(tensors) - loop.num_items, loop.num_items, loop.ends)
         return _Described(describe(graph, [*tensors, *read], shape), read)
 
@@ -105,6 +172,16 @@ class CompiledLoop(CompiledProgram):
         """Return a loop over the traced graph as it is."""
         graph, read = trace(self.function, self.loop.first(tensors))
         return _Ready(self.loop.around(lambda *tensors: graph(*tensors, *read)), [])
+
+    def __repr__(self) -> str:
+        loop = self.loop
+        return f"{super().__repr__()}, {loop.num_state} of state, {loop.num_items} items, ends: {loop.ends}"
+
+    def _reference(self, *tensors: Tensor) -> Sequence[Tensor]:
+        return self.loop(*tensors)
+
+    def _flags(self) -> list[Tensor]:
+        return [torch.ones((), dtype=torch.bool)]  # see `operators.looped`
 
 
 class _Ready(NamedTuple):
@@ -119,6 +196,10 @@ class _Described(NamedTuple):
 
     description: Description
     read: Sequence[Tensor]
+
+
+def _layout(tensors: Sequence[Tensor]) -> Hashable:
+    return tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
 
 
 @contextlib.contextmanager

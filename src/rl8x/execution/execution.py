@@ -16,9 +16,11 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from rl8x.execution.artifacts import key_of
 from rl8x.execution.captured import CapturedLoop, CapturedProgram
-from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.compiled import CompiledLoop, CompiledProgram, MadeOf
 from rl8x.execution.compiler import compiler
+from rl8x.execution.fingerprint import fingerprint
 from rl8x.execution.loops import Loop
 from rl8x.execution.memory import keep_freed_memory
 from rl8x.execution.programs import Program, ProgramError
@@ -55,6 +57,8 @@ class Execution:
     Raises:
         ValueError: If mode or precision are not to be had on the device.
     """
+
+    not_traced = ("mode", "target", "starts_at", "threads", "falls_back")
 
     def __init__(self, mode: Mode, precision: Precision, device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -104,6 +108,17 @@ class Execution:
         """Have it said where a run waits for the compiler."""
         compiler().say = say
 
+    def remembers(self, fact: str, made_of: MadeOf) -> bool:
+        """Whether an earlier process has found something to be so of the same objects."""
+        found = fingerprint(made_of())
+        return found is not None and compiler().artifacts.noted(key_of(fact, found.text)) is not None
+
+    def remember(self, fact: str, made_of: MadeOf) -> None:
+        """Let later processes know that something is so of objects like these."""
+        found = fingerprint(made_of())
+        if found is not None:
+            compiler().artifacts.note(key_of(fact, found.text), {"is": fact})
+
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
         """Let what depends on the mode be as it will be, to prepare programs."""
@@ -119,7 +134,9 @@ class Execution:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def program(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
+    def program(
+        self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0, made_of: MadeOf | None = None
+    ) -> Program:
         """Make a program of a function of tensors.
 
         Args:
@@ -128,14 +145,22 @@ class Execution:
                 change.
             num_fixed: How many of the first arguments are the same tensors in every call. Only those and what the
                 function holds itself may be written to.
+            made_of: Returns the objects whose attributes and code decide what the function does, beside its own code. A
+                program that another process has had compiled of such is then found without tracing; None always traces.
         """
         if self.target == "eager":
             return function
-        made = CompiledProgram(function) if self.target == "compile" else CapturedProgram(function, num_fixed)
+        made = CompiledProgram(function, made_of) if self.target == "compile" else CapturedProgram(function, num_fixed)
         return _Guarded(self, made, function)
 
     def loop(
-        self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int = 1, *, ends: bool = False
+        self,
+        function: Callable[..., Sequence[Tensor]],
+        num_state: int,
+        num_items: int = 1,
+        *,
+        ends: bool = False,
+        made_of: MadeOf | None = None,
     ) -> Program:
         """Make a program that calls a function for one item after the other; on the CPU compiled as one.
 
@@ -145,6 +170,7 @@ class Execution:
             num_state: How many of the first arguments are the state.
             num_items: How many of the last arguments are items, each `[n, *]`.
             ends: Whether the last tensor that the function returns is a 0-d bool: whether to go on to the next item.
+            made_of: As for `program`.
 
         Returns:
             Takes the same, with all items, and returns the results of all, each `[n, *]`; 0 for items after the one
@@ -158,7 +184,7 @@ class Execution:
         if self.target == "graph":
             made = CapturedLoop(loop)
         elif self.device.type == "cpu":
-            made = CompiledLoop(loop)
+            made = CompiledLoop(loop, made_of)
         else:  # kernels are launched ahead of what they compute, so that Python between the calls costs little
             made = Loop(CompiledProgram(function), num_state, num_items, **options)
         return _Guarded(self, made, loop)

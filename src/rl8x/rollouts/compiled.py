@@ -24,6 +24,8 @@ from rl8x.rollouts.step import Bootstrap, Cursor, Slot, Stepper, Transition, exp
 # Steps for which an environment is watched before it is compiled.
 _TRIAL_STEPS: Final = 4
 
+_PURE: Final = "its steps depend on nothing outside of their arguments"
+
 # Bytes of a rollout up to which its horizon is one program: that returns all of it, before it is copied to the rollout.
 _WHOLE_BYTES: Final = 2**26
 
@@ -161,8 +163,13 @@ class CompiledStepper(Stepper):
 
     def _program(self, key: Hashable, function: Callable[..., Any]) -> TreeProgram:
         if key not in self._programs:
-            self._programs[key] = TreeProgram(function, self.execution.program)
+            make = functools.partial(self.execution.program, made_of=self.made_of)
+            self._programs[key] = TreeProgram(function, make)
         return self._programs[key]
+
+    def made_of(self) -> Sequence[object]:
+        """Return what decides a step: the policy, the environment, and what is stored."""
+        return [self.policy, self.env, self.slot, self.bootstrap, self.state_reset_every]
 
     def _fill_captured(self, rollout: Rollout, *where: Any) -> tuple[Carry, Cursor]:
         """Replay a whole horizon, captured the first time; the first also runs eagerly, to compare the two."""
@@ -197,18 +204,21 @@ class CompiledStepper(Stepper):
 
         What a rollout will hold is allocated, since the shapes are known then.
         """
+        is_known = self.execution.remembers(_PURE, self.made_of)
         trace = TreeProgram(self._eager.step, functools.partial(CompiledProgram, compiles=False))
         generator = torch.Generator(env_noise.device).manual_seed(0)
         try:
             for _ in range(_TRIAL_STEPS):
                 drawn = torch.rand(env_noise.shape, generator=generator, device=env_noise.device)
                 actual = self._eager.step(carry, cursor, drawn, policy_noise)
-                if not trees_allclose(trace(carry, cursor, drawn, policy_noise), actual):
+                if not (is_known or trees_allclose(trace(carry, cursor, drawn, policy_noise), actual)):
                     raise ValueError("steps on the same noise differ: it keeps something outside of its state")
                 if rollout is not None:
                     final = {} if self.bootstrap is None else {keys.FINAL_VALUES: actual.act.values}
                     rollout.allocate(self.slot(cursor, actual.act, actual.step) | final)
                 carry, cursor = actual.carry, actual.cursor
+            if not is_known:
+                self.execution.remember(_PURE, self.made_of)
         except Exception as error:
             self.compiles_env = False
             self._warn(error)
@@ -243,6 +253,9 @@ class _Horizon(ABC):
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
     ) -> tuple[Carry, Cursor]:
         """Fill the slots; see `Stepper.fill`."""
+
+    def _made_of(self) -> Sequence[object]:
+        return [*self.stepper.made_of(), self._names]
 
     @abstractmethod
     def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
@@ -294,7 +307,7 @@ class SteppedHorizon(_Horizon):
 
     @functools.cached_property
     def _program(self) -> Program:
-        return self.stepper.execution.program(self._flat)
+        return self.stepper.execution.program(self._flat, made_of=self._made_of)
 
     def __call__(
         self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
@@ -395,7 +408,7 @@ class LoopedHorizon(_Horizon):
     @functools.cached_property
     def _program(self) -> Program:
         assert self._layout is not None
-        return self.stepper.execution.loop(self._flat, self._layout.size, num_items=3)
+        return self.stepper.execution.loop(self._flat, self._layout.size, num_items=3, made_of=self._made_of)
 
     def _flat(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Take a step, leave in the state where it led to, and return the slot: what is compiled."""

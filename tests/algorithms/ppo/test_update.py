@@ -2,17 +2,17 @@ import copy
 
 import pytest
 import torch
+from tests.probes import traced_only
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
-from rl8x.execution.compiled import CompiledProgram
 
 
 @pytest.fixture
-def traced_only(monkeypatch):
+def _traced_only(monkeypatch):
     """Run the trace itself: what a compiled program computes, without the half minute that compiling takes."""
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+    traced_only(monkeypatch)
 
 
 def build(env=CartPole, **options):
@@ -46,7 +46,7 @@ SMALLEST = {
 }
 
 
-@pytest.mark.usefixtures("traced_only")
+@pytest.mark.usefixtures("_traced_only")
 @pytest.mark.parametrize("case", CASES | SMALLEST)
 def test_a_traced_update_equals_the_eager_one(case):
     env, options = (CASES | SMALLEST)[case]
@@ -74,7 +74,7 @@ def test_a_compiled_update_equals_the_eager_one():
     assert compiled.params["execution"] == "compile"
 
 
-@pytest.mark.usefixtures("traced_only")
+@pytest.mark.usefixtures("_traced_only")
 def test_a_schedule_reaches_a_traced_update():
     schedule = {"kind": "interp", "points": [[0, 1e-2], [256, 0.0]]}
     algorithm = build(execution="compile", lr_schedule=schedule)
@@ -85,10 +85,6 @@ def test_a_schedule_reaches_a_traced_update():
     algorithm.collect()
     algorithm.step()
     assert torch.equal(weights(algorithm), before)
-
-
-def test_auto_is_eager():
-    assert build().params["execution"] == "eager"
 
 
 def test_bfloat16_products_keep_weights_and_probabilities_in_float32():
@@ -120,7 +116,7 @@ def small_chunks(monkeypatch):
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("traced_only")
+@pytest.mark.usefixtures("_traced_only")
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_chunks_by_two_workers_add_up_to_the_whole_ones(case, mode, request):
@@ -154,13 +150,12 @@ def test_chunks_of_wide_observations_are_smaller():
     algorithm.collect()
     algorithm.step()
     narrow = algorithm.updater._chunk_steps
-    algorithm.updater.__dict__.pop("_chunk_steps")
     assert algorithm.pack.width == algorithm.pack.sources[0].shape[-1]
     algorithm.pack.width += 4 * 84 * 84
     assert algorithm.updater._chunk_steps == 2**24 // algorithm.pack.width < narrow
 
 
-@pytest.mark.usefixtures("traced_only", "small_chunks")
+@pytest.mark.usefixtures("_traced_only", "small_chunks")
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 def test_a_resumed_process_adds_gradients_in_the_same_order(mode):
     # What compiles is the first update of a process, also of one that resumes.

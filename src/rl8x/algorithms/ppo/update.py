@@ -74,16 +74,22 @@ class Updater:
     @functools.cached_property
     def _update(self) -> Program:
         num_fixed = 2 + len(self.optimizer.moments) + len(self.pack.sources)
-        return self.execution.program(self._update_tensors, num_fixed)
+        return self.execution.program(self._update_tensors, num_fixed, self._made_of)
 
     @functools.cached_property
     def _updates(self) -> Program:
         limited = self.config.target_kl_div is not None
-        return self.execution.loop(self._update_tensors, 1 + len(self.optimizer.moments), ends=limited)
+        num_state = 1 + len(self.optimizer.moments)
+        return self.execution.loop(self._update_tensors, num_state, ends=limited, made_of=self._made_of)
 
     @functools.cached_property
     def _add_gradient(self) -> Program:
-        return self.execution.program(self._add_gradient_tensors, 2 + len(self.pack.sources))
+        return self.execution.program(self._add_gradient_tensors, 2 + len(self.pack.sources), self._made_of)
+
+    def _made_of(self) -> Sequence[object]:
+        """Return what decides an update; seeds differ where programs do not."""
+        config = {name: value for name, value in vars(self.config).items() if name != "seed"}
+        return [self.policy, config, self.optimizer, self.pack]
 
     @property
     def _state(self) -> tuple[Tensor, ...]:

@@ -1,0 +1,250 @@
+"""What a traced function would be, read off the objects that it is made of: found without tracing it.
+
+All that a trace can depend on is walked: the values of objects' attributes, the sources of their classes and functions
+and of the modules that those import, and of tensors the layout, since a program reads their values at each call. Where
+something is not understood there is no fingerprint, and the function is traced.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import itertools
+import json
+import pathlib
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# What these are changes no trace: generators are drawn from outside of programs.
+_IGNORED: Final = (torch.Generator, np.random.Generator, np.random.RandomState)
+# Gymnasium makes the generators of spaces when they are first used.
+_LEFT_OUT: Final = ("__weakref__", "__dict__", "_np_random", "_np_random_seed")
+_PLAIN: Final = (bool, int, str, bytes, type(None), complex, pathlib.PurePath)
+_TORCH: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype, np.generic)
+_BUILTIN: Final = (
+    property,
+    classmethod,
+    staticmethod,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    np.ufunc,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
+
+
+class Fingerprint(NamedTuple):
+    """What was read.
+
+    Attributes:
+        text: The same for objects that make the same trace.
+        tensors: The tensors that a trace may read, by where they were found.
+    """
+
+    text: str
+    tensors: dict[str, Tensor]
+
+    def places(self, read: Sequence[Tensor]) -> list[str] | None:
+        """Say where tensors `[*]` that a trace read were found; None if one was not."""
+        known = {_identity(tensor): place for place, tensor in self.tensors.items()}
+        found = [known.get(_identity(tensor)) for tensor in read]
+        return None if None in found else [place for place in found if place is not None]
+
+
+def fingerprint(roots: Sequence[object]) -> Fingerprint | None:
+    """Return the fingerprint of what objects make; None where something in them is not understood."""
+    walk = _Walk()
+    try:
+        parts = [walk.describe(root, str(i)) for i, root in enumerate(roots)]
+    except _UnknownError:
+        return None
+    return Fingerprint(json.dumps([parts, walk.sources()]), walk.tensors)
+
+
+class _UnknownError(Exception):
+    """Something is not understood."""
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._modules: set[str] = set()
+        self._seen: dict[int, int] = {}
+        self._held: list[object] = []  # so that no number of an object is given twice
+
+    def describe(self, value: Any, place: str) -> Any:
+        """Describe a value as data that JSON knows."""
+        if isinstance(value, _PLAIN) or value is ... or value is NotImplemented:
+            return [type(value).__name__, repr(value)]
+        if isinstance(value, float):
+            return value.hex()
+        if isinstance(value, _TORCH):
+            return [type(value).__name__, str(value)]
+        if isinstance(value, _IGNORED):
+            return type(value).__name__
+        if isinstance(value, Tensor):
+            self.tensors[place] = value
+            return [str(value.dtype), list(value.shape), list(value.stride()), str(value.device), value.requires_grad]
+        if isinstance(value, np.ndarray):
+            if value.dtype.hasobject:
+                raise _UnknownError
+            return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
+        if id(value) in self._seen:
+            return ["seen", self._seen[id(value)]]
+        self._seen[id(value)] = len(self._seen)
+        self._held.append(value)
+        return [type(value).__name__, *self._compound(value, place)]
+
+    def _compound(self, value: Any, place: str) -> list[Any]:
+        if isinstance(value, enum.Enum):
+            return [str(value), self._code(type(value))]
+        if isinstance(value, Mapping):
+            items = [[self.describe(key, place), self.describe(each, f"{place}.{key}")] for key, each in value.items()]
+            standard = type(value).__module__ in ("builtins", "collections", "types")
+            return items if standard else [items, *self._object(value, place)]
+        if isinstance(value, list | tuple):
+            items = [self.describe(each, f"{place}.{i}") for i, each in enumerate(value)]
+            return [items, *([] if type(value) in (list, tuple) else [self._code(type(value))])]
+        if isinstance(value, set | frozenset):
+            return sorted(json.dumps(self.describe(each, place)) for each in value)
+        if isinstance(value, functools.partial):
+            return [self.describe(part, f"{place}.{name}") for name, part in _parts(value, "func", "args", "keywords")]
+        if isinstance(value, types.MethodType):
+            return [self.describe(part, f"{place}.{name}") for name, part in _parts(value, "__func__", "__self__")]
+        if isinstance(value, types.FunctionType):
+            captured = [cell.cell_contents for cell in value.__closure__ or ()]
+            held = (value.__defaults__, value.__kwdefaults__, captured)
+            return [self._code(value), *[self.describe(each, f"{place}.{i}") for i, each in enumerate(held)]]
+        if isinstance(value, type):
+            return [self._code(value)]
+        if isinstance(value, _BUILTIN):
+            return [str(getattr(value, "__qualname__", getattr(value, "__name__", "")))]
+        return self._object(value, place)
+
+    def _object(self, value: Any, place: str) -> list[Any]:
+        """Describe an object by its class and its attributes."""
+        kind = type(value)
+        names = set(itertools.chain.from_iterable(getattr(each, "__slots__", ()) for each in kind.__mro__))
+        attributes = {name: getattr(value, name) for name in names if isinstance(name, str) and hasattr(value, name)}
+        if hasattr(value, "__dict__"):
+            attributes |= vars(value)
+        elif not names:
+            raise _UnknownError
+        if kind.__module__ in ("builtins", "_thread", "_io") or kind.__name__ == "lock":
+            raise _UnknownError
+        left_out = (*_LEFT_OUT, *getattr(kind, "not_traced", ()))
+        described = [
+            [name, self.describe(each, f"{place}.{name}")]
+            for name, each in sorted(attributes.items())
+            if name not in left_out
+        ]
+        return [self._code(kind), described]
+
+    def _code(self, value: Any) -> str:
+        """Name a class or function, and take note of the modules that its code is in."""
+        for each in getattr(value, "__mro__", (value,)):
+            self._modules.add(each.__module__)
+        return f"{value.__module__}.{value.__qualname__}"
+
+    def sources(self) -> list[Any]:
+        """Describe the modules of all code that was found, and those of a user's own that they import."""
+        found: dict[str, Any] = {}
+        waiting = set(self._modules)
+        while waiting:
+            name = waiting.pop()
+            module = sys.modules.get(name)
+            if name in found or module is None:
+                continue
+            found[name] = _source(module)
+            if _is_users(module):
+                found[name] = [found[name], [*_globals(module)]]
+                waiting |= {*_imported(module), *_siblings(name)}
+        return sorted(found.items())
+
+
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device)
+
+
+def _parts(value: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(value, name)) for name in names)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Folders of what is installed, and so is told apart by its version."""
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_users(module: types.ModuleType) -> bool:
+    """Say whether a module is a user's own: neither installed nor rl8x's."""
+    file = getattr(module, "__file__", None)
+    return file is not None and _top(module.__name__) != "rl8x" and not file.startswith(_installed())
+
+
+def _source(module: types.ModuleType) -> str:
+    """Return a hash of a module's source; of installed packages, the version, which decides it."""
+    file = getattr(module, "__file__", None)
+    if _top(module.__name__) == "rl8x":
+        return _own_source()
+    if file is None:
+        if module.__name__ == "__main__":
+            raise _UnknownError  # typed in, or run from a notebook
+        return ""
+    version = getattr(sys.modules.get(_top(module.__name__)), "__version__", None)
+    if isinstance(version, str) and not _is_users(module):
+        return version
+    return _digest(file, Path(file).stat().st_mtime_ns)
+
+
+@functools.cache
+def _digest(file: str, _: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@functools.cache
+def _own_source() -> str:
+    """Return a hash of all of rl8x."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _globals(module: types.ModuleType) -> Iterator[list[str]]:
+    """Return the plain values of a module and of its classes, which may differ from what its source says."""
+    spaces = [vars(module), *[vars(each) for each in vars(module).values() if isinstance(each, type)]]
+    for i, space in enumerate(spaces):
+        for name, value in space.items():
+            values = value if isinstance(value, tuple | list) else (value,)
+            if not name.startswith("__") and all(isinstance(each, bool | int | float | str) for each in values):
+                yield [str(i), name, repr(value)]
+
+
+def _siblings(name: str) -> Iterator[str]:
+    """Return the names of the loaded modules of the same package, which functions may import when they are called."""
+    return (other for other in sys.modules if other != "__main__" and _top(other) == _top(name))
+
+
+def _imported(module: types.ModuleType) -> Iterator[str]:
+    """Return the names of a user's own modules that a module has something of."""
+    for value in vars(module).values():
+        name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        other = sys.modules.get(name) if isinstance(name, str) else None
+        if other is not None and _is_users(other):
+            yield other.__name__
