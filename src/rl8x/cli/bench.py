@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -20,7 +19,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 import torch
@@ -123,7 +122,6 @@ def bench(modes: str | None, precisions: str | None, passes: int, seconds: float
         if path is not None:
             _check_writable(Path(path))
     problem = {name: value for name, value in config.to_dict().items() if name in _PROBLEM}
-    problem |= {} if importlib.util.find_spec("mlflow") else {"tracking": False}
     rows = _measure(problem, config.trusted, cells * passes, seconds)
     summary = summarize(rows)
     for warning in dict.fromkeys(text for row in rows for text in row.get("warnings", ())):
@@ -303,18 +301,12 @@ def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[s
     return row
 
 
-class BreakEven(NamedTuple):
-    """After how many transitions and seconds a mode has overtaken another; zeros where it never was behind."""
-
-    transitions: int
-    seconds: float
-
-
-def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> BreakEven | None:
-    """Find the first whole iteration after which a mode is not behind eager execution; None if it never catches up.
+def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[int, float] | None:
+    """Return after how many transitions and seconds, whole iterations, a mode is not behind eager execution.
 
     n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that both
-    modes are level at `n = 1 + (first' - first) / (each - each')`.
+    modes are level at `n = 1 + (first' - first) / (each - each')`. Zeros where it never was behind, None if it never
+    catches up.
     """
     transitions = int(other["transitions"])
     behind = other["first_iteration_s"] - eager["first_iteration_s"]
@@ -323,9 +315,9 @@ def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> BreakEven 
     if gained < 0 or (gained == 0 and behind > 0):
         return None
     if behind <= 0:
-        return BreakEven(0, 0.0)
+        return 0, 0.0
     more = math.ceil(behind / gained - 1e-9)  # no further iteration for a rounding error
-    return BreakEven((1 + more) * transitions, other["first_iteration_s"] + more * each)
+    return (1 + more) * transitions, other["first_iteration_s"] + more * each
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -384,9 +376,10 @@ def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
     point = break_even(eager, best)
     if point is None:
         return f"{fastest}; its longer first iteration is never earned back."
-    if not point.transitions:
+    transitions, seconds = point
+    if not transitions:
         return f"{fastest}; it is ahead from the first iteration on."
-    earned = f"{short(point.transitions)} transitions, {point.seconds:.1f} s of training"
+    earned = f"{short(transitions)} transitions, {seconds:.1f} s of training"
     return f"{fastest}; its first iteration is earned back after {earned}."
 
 
