@@ -24,7 +24,8 @@ from torch import Tensor
 
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
-from rl8x.spaces import map_tensors, tree_of
+from rl8x.spaces import tree_of
+from rl8x.trees import tree_map
 
 __all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Parameters", "State", "Step"]
 
@@ -320,7 +321,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         if carry is not None:
             # What the configuration says anyway is left out.
             drawn = {name: value for name, value in carry["parameters"].items() if name in self._config.drawn}
-            carry = map_tensors(carry | {"parameters": drawn}, Tensor.clone)
+            carry = tree_map(Tensor.clone, carry | {"parameters": drawn})
         return {
             "generator": self.generator.get_state(),
             "generator_device": self.device.type,
@@ -349,7 +350,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self._config, self._next_config = self._resolve(state_dict["config"]), None
         self.configure(state_dict["next_config"])
         if carry is not None:
-            carry = map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
+            carry = tree_map(lambda tensor: tensor.to(self.device, copy=True), carry)
             carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
         self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())
@@ -395,4 +396,4 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 def _apart(obs: Observation, state: State) -> Any:
     """Copy what an observation shares with the state, so that a user who changes it cannot change the physics."""
     shared = {value.untyped_storage().data_ptr() for value in state.values()}
-    return map_tensors(obs, lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part)
+    return tree_map(lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part, obs)
