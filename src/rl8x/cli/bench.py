@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -122,7 +123,7 @@ def bench(modes: str | None, precisions: str | None, passes: int, seconds: float
         if path is not None:
             _check_writable(Path(path))
     problem = {name: value for name, value in config.to_dict().items() if name in _PROBLEM}
-    rows = _measure(problem, config.trusted, cells * passes, seconds)
+    rows = _measure(problem, config.trusted, cells, passes, seconds)
     summary = summarize(rows)
     for warning in dict.fromkeys(text for row in rows for text in row.get("warnings", ())):
         click.echo(f"note: {warning}", err=True)
@@ -154,22 +155,21 @@ def _plan(run: RunConfig, modes: str | None, precisions: str | None) -> tuple[to
 
 
 def _measure(
-    problem: Mapping[str, Any], trusted: Trust, cells: Sequence[Mapping[str, str]], seconds: float
+    problem: Mapping[str, Any], trusted: Trust, cells: Sequence[Mapping[str, str]], passes: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Measure in fresh processes, modes in turn, so that a machine that changes its speed does so for all."""
     rows: list[dict[str, Any]] = []
     options = {"trust": trusted if isinstance(trusted, bool) else sorted(trusted), "seconds": seconds}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for cell in cells:
+        for number, cell in itertools.product(range(passes), cells):
             run = {**problem, "algorithm_config": {**problem.get("algorithm_config", {}), **cell}}
             job = options | {"run": run, "folder": folder, "answer": f"{folder}/{len(rows)}.json"}
             row = _in_fresh_process(job, 1800.0 + 4 * seconds)
             if row.pop("mistake", False):
                 raise UserError(row["error"])
-            rows.append({**cell, "pass": sum(cell.items() <= row.items() for row in rows), **row})
+            rows.append({**cell, "pass": number, **row})
             result = "failed" if "error" in row else f"{short(row['transitions_per_s'])} transitions/s"
-            counted = f"pass {rows[-1]['pass'] + 1} of {cells.count(cell)}"
-            click.echo(f"{cell['execution']} {cell['precision']}, {counted}: {result}", err=True)
+            click.echo(f"{' '.join(cell.values())}, pass {number + 1} of {passes}: {result}", err=True)
     return rows
 
 

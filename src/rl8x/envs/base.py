@@ -158,7 +158,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         parameters = self.starting_parameters(noise)
         state = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
-        return self._first_carry(state, parameters), self.observe(state, parameters)
+        return self.first_carry(state, parameters), self.observe(state, parameters)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Take one step in every copy and start a new episode where one ended.
@@ -192,8 +192,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """Return the parameters of episodes that start now, `[num_envs]` each, from noise `[num_envs, noise_width]`."""
         return {**self._config.fixed, **self._draw(noise)}
 
-    def _first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
-        """Return the carry of episodes that all start now."""
+    def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
+        """Return the carry of episodes that all start now, of tensors `[num_envs, ...]`."""
         elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         returns = torch.zeros(self.num_envs, device=self.device)
         return {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
@@ -241,18 +241,12 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
         """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
 
-        Args:
-            config: As `configure` takes it.
-            called: What the user calls it, for error messages.
-            copies: What the user calls the number of copies.
+        `called` is what the user calls it in error messages, `copies` the number of copies.
         """
         return dict(self._resolve(config, called, copies).given)
 
     def configure(self, config: EnvConfig | None) -> None:
-        """Check an `env_config`; it takes effect at the next `reset`.
-
-        Args:
-            config: Name to a number, `num_envs` numbers or a distribution; `{}` for the defaults, None for no change.
+        """Check an `env_config`, which takes effect at the next `reset`; `{}` for the defaults, None for no change.
 
         Raises:
             ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
@@ -356,15 +350,10 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.generator.set_state(state_dict["generator"].cpu())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make an environment like this one that shares nothing with it, to evaluate in.
+        """Make an environment like this one that shares nothing with it, to evaluate in; nothing has begun in it.
 
-        Args:
-            num_envs: Number of copies; None leaves it to the environment.
-            seed: Seeds the new one's generator.
-
-        Returns:
-            A copy, with as many copies of the task and under the same configuration, in which nothing has begun. None
-            where it cannot be copied, or not with another number of copies.
+        It has the same configuration and `num_envs` copies of the task; None leaves their number to the environment.
+        Returns None where it cannot be copied, or not with another number of copies.
         """
         if num_envs not in (None, self.num_envs):
             return None
@@ -387,9 +376,9 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors on the environment's device."""
         # A tensor's device has its index ("cuda:0"), by which constants are found again.
-        name, device = type(self).__name__, self._no_noise.device
+        owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
         return resolve_config(
-            config, self.parameters, owner=name, num_envs=self.num_envs, device=device, called=called, copies=copies
+            config, self.parameters, owner=owner, num_envs=self.num_envs, device=device, copies=copies
         )
 
 

@@ -119,7 +119,7 @@ class GymnasiumEnv(SimulatorEnv):
         self.next_seed, self._must_reset = None, False
         self._takes_tensors = isinstance(first_tensor(tree_of(obs, lambda part: part)), Tensor)
         masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        return self.first_carry(masked=masked, metrics={}), self._observation(obs)
+        return self.first_carry({}, {}) | {"masked": masked, "metrics": {}}, self._observation(obs)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Step the simulators by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
@@ -145,7 +145,7 @@ class GymnasiumEnv(SimulatorEnv):
             obs, final_obs = self._reset_done(obs, done, info)
         values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
-        return self.next_carry(done, elapsed, returns, masked=masked, metrics=metrics), step
+        return self.next_carry(done, elapsed, returns) | {"masked": masked, "metrics": metrics}, step
 
     def _reset_done(self, obs: Observation, done: Tensor, info: Mapping[str, Any]) -> tuple[Observation, Observation]:
         """Return the observations after and before the reset of the copies whose episode ended."""
@@ -298,6 +298,9 @@ def _vectorised(
     if vectorization not in _VECTORIZATIONS:
         known = ", ".join(map(repr, _VECTORIZATIONS))
         raise ValueError(f"GymnasiumEnv: vectorization must be one of {known}; got {vectorization!r}.")
+    if vectorization != "vector":
+        vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.get("vector_kwargs", {})}
+        kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
     if isinstance(env, str):
         return _from_id(env, num_envs, time_limit, vectorization, kwargs)
     if not callable(env):
@@ -306,7 +309,7 @@ def _vectorised(
         )
     if vectorization == "vector":
         raise ValueError("GymnasiumEnv: a function makes one copy at a time; vectorization must be 'sync' or 'async'.")
-    vector_kwargs = _same_step(kwargs.pop("vector_kwargs", {}))
+    vector_kwargs = kwargs.pop("vector_kwargs")
     make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit)
     kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
     return kind([make_one] * num_envs, **vector_kwargs)
@@ -335,11 +338,6 @@ def _time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
     return limit if limit is not None and 0 < limit < sys.maxsize else None
 
 
-def _same_step(vector_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments for a vectoriser that resets in the step that ends an episode, unless they say otherwise."""
-    return {"autoreset_mode": AutoresetMode.SAME_STEP, **vector_kwargs}
-
-
 def _limited(make_one: Callable[[], gymnasium.Env[Any, Any]], time_limit: int | EllipsisType | None) -> Any:
     """Make one copy, with a time limit of ours where one is given."""
     env = make_one()
@@ -350,8 +348,6 @@ def _from_id(
     name: str, num_envs: int, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
     """Make a registered environment, or say which ids are near."""
-    if vectorization != "vector":
-        kwargs = {**kwargs, "vector_kwargs": _same_step(kwargs.pop("vector_kwargs", {}))}
     if not isinstance(time_limit, EllipsisType):
         never = sys.maxsize if vectorization == "vector" else -1
         kwargs = {**kwargs, "max_episode_steps": never if time_limit is None else time_limit}
