@@ -7,7 +7,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -187,12 +187,18 @@ class RunConfig:
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
         """Build the environment, where there is one, and the algorithm."""
         from rl8x.checkpoint.build import restored
+        from rl8x.envs import env_maker
 
-        config: Any = self.make_algorithm_config()
-        built: GenericAlgorithmBase[Any] = (
-            config.build(self._env_maker(), **restored(self.env_kwargs, self.trusted)) if self.env else config.build()
-        )
-        return built
+        build: Callable[..., GenericAlgorithmBase[Any]] = self.make_algorithm_config().build
+        if not self.env:
+            return build()
+        maker = env_maker(self.env, trust=self.trusted)
+        signature = inspect.signature(maker)
+        try:
+            signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
+        except TypeError as error:
+            raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
+        return build(maker, **restored(self.env_kwargs, self.trusted))
 
     def make_trainer(self) -> Trainer:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
@@ -204,18 +210,6 @@ class RunConfig:
         trainer.record.run_file = self.to_dict()
         trainer.check_run(**self._run_options())
         return trainer
-
-    def _env_maker(self) -> Any:
-        """Find what makes the environment, and check that it takes `env_kwargs`."""
-        from rl8x.envs import env_maker
-
-        maker = env_maker(self.env, trust=self.trusted)
-        signature = inspect.signature(maker)
-        try:
-            signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
-        except TypeError as error:
-            raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
-        return maker
 
     def train(self, trainer: Trainer) -> TrainStats:
         """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -106,12 +107,10 @@ class _Probe:
             again = method(*(tree_map(Tensor.clone, argument) for argument in kept)) if pure else None
         except Exception as error:
             raise self.fault(function, f"raised {described(error)}") from error
-        of_state = ("state", "parameters")
-        names = {"initial_state": ("parameters", "noise"), "observe": of_state, "measure": of_state}
-        for i, (argument, original) in enumerate(zip(arguments, kept, strict=True)):
+        _, *names = inspect.signature(getattr(Env, function)).parameters
+        for name, argument, original in zip(names, arguments, kept, strict=True):
             if not _equal(argument, original):
-                of = names.get(function, ("state", "actions", "parameters", "noise"))[i]
-                raise self.fault(function, f"changed `{of}` in place; return new tensors instead.")
+                raise self.fault(function, f"changed `{name}` in place; return new tensors instead.")
         if pure and not _equal(result, again):
             raise self.fault(
                 function, "gave two results for the same arguments; draw random numbers from `noise` only."
