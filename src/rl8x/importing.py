@@ -64,12 +64,7 @@ def runs_code(name: str) -> bool:
 
 
 def check_trust(name: str, module: str, trust: Trust) -> None:
-    """Refuse a name that would import a module whose code is not trusted.
-
-    Args:
-        name: What stands in the file.
-        module: The module that it imports.
-        trust: Whose code may be imported.
+    """Refuse a name, as it stands in a file, that would import a module whose code is not trusted.
 
     Raises:
         UntrustedError: If it is not.
@@ -94,11 +89,7 @@ def _trusts(name: str, trust: Trust) -> bool:
 
 
 def import_named(path: str, *, trust: Trust = False) -> Any:
-    """Import what a dotted path names: an attribute of a module. The caller checks what it is before it calls it.
-
-    Args:
-        path: For example `my_package.my_module.MyEnv`.
-        trust: Whose code may be imported.
+    """Import what a dotted path names, such as `my_package.my_module.MyEnv`; the caller checks what it is.
 
     Raises:
         UntrustedError: If that would run code that is not trusted.
@@ -122,12 +113,7 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
 
 
 def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:
-    """Import what a dotted path names: a class of some kinds, or where the name is trusted whatever it is.
-
-    Args:
-        path: As for `import_named`.
-        kinds: Its base classes, any of which will do.
-        trust: Whose code may be imported.
+    """Import what a dotted path names: a subclass of one of some kinds, or where the name is trusted whatever it is.
 
     Raises:
         UntrustedError: If it is something else, which a text may not have called, or would run code.

@@ -11,33 +11,22 @@ from typing import Any
 def did_you_mean(
     name: object, legal: Iterable[str], *, most: int = 1, cutoff: float = 0.6, show: Callable[[str], str] = repr
 ) -> str:
-    """Return " Did you mean 'this'?" with the nearest legal names, or nothing where none is near.
+    """Return " Did you mean 'this'?" with the nearest legal names, small or capital, or nothing where none is near.
 
-    Args:
-        name: The unknown name.
-        legal: The names that there are.
-        most: How many to show at most.
-        cutoff: How near a name must be, from 0 to 1; see `difflib.get_close_matches`.
-        show: How a name is written.
+    At most `most` names, as `show` writes them; `cutoff` is that of `difflib.get_close_matches`.
     """
-    near = difflib.get_close_matches(str(name), list(legal), n=most, cutoff=cutoff)
-    return f" Did you mean {' or '.join(map(show, near))}?" if near else ""
+    lowered = {each.lower(): each for each in reversed(list(legal))}  # of those that are then the same, the first
+    near = difflib.get_close_matches(str(name).lower(), lowered, n=most, cutoff=cutoff)
+    return f" Did you mean {' or '.join(show(lowered[each]) for each in near)}?" if near else ""
 
 
 def unknown_name(kind: str, name: object, legal: Collection[str], where: str = "") -> str:
     """Say that there is no such thing, which ones are near, and which there are."""
-    hint = did_you_mean(str(name).lower(), legal, most=2, cutoff=0.5)
-    return f"no {kind} {name!r}{where}.{hint} There are {', '.join(legal)}."
+    return f"no {kind} {name!r}{where}.{did_you_mean(name, legal, most=2, cutoff=0.5)} There are {', '.join(legal)}."
 
 
 def resolved_arguments(cls: type, config: Mapping[str, Any], *, num_positional: int) -> dict[str, Any]:
-    """Return the keyword arguments that a class is made with, its defaults where `config` says nothing.
-
-    Args:
-        cls: The class.
-        config: Keyword arguments that were given.
-        num_positional: How many leading arguments of the class the caller supplies.
-    """
+    """Return the keyword arguments that a class is made with, after those that the caller supplies by position."""
     parameters = list(inspect.signature(cls).parameters.values())[num_positional:]
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
     return defaults | dict(config)
@@ -50,7 +39,7 @@ def check_arguments(cls: type, config: Mapping[str, Any], config_name: str, *, n
         cls: The class to be made.
         config: Its keyword arguments.
         config_name: What the user calls them.
-        num_positional: How many leading arguments of the class are supplied by the caller and not the user's to set.
+        num_positional: How many leading arguments the caller supplies.
 
     Raises:
         ValueError: At the first unknown one; the message names the nearest and the legal ones.

@@ -44,14 +44,6 @@ class Loader(yaml.SafeLoader):
         return node
 
 
-def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
-    return int(node.value)
-
-
-def _construct_float(loader: Loader, node: yaml.ScalarNode) -> float:
-    return float(re.sub(r"\.(inf|nan)", r"\1", node.value.lower()))
-
-
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -64,8 +56,9 @@ for _tag, _pattern, _first in (
     ("merge", r"<<", ["<"]),
 ):
     Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$", re.ASCII), _first)
-Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+# Python writes `.inf` and `.nan` without the dot.
+Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(re.sub(r"\.(?=[inIN])", "", node.value)))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -61,14 +61,7 @@ class ParameterDistribution(ABC):
 
     @abstractmethod
     def draw(self, noise: Tensor) -> Tensor:
-        """Turn uniform numbers into parameter values.
-
-        Args:
-            noise: Uniform numbers in [0, 1), `[num_envs]`.
-
-        Returns:
-            One value a copy, float32 `[num_envs]`.
-        """
+        """Turn uniform numbers in [0, 1), `[num_envs]`, into one value a copy, float32 `[num_envs]`."""
 
     def clipped(self, low: float, high: float) -> ParameterDistribution:
         """Return the distribution as it is within a parameter's legal bounds; only `Normal` changes."""
@@ -78,8 +71,11 @@ class ParameterDistribution(ABC):
         """Put constants on `device` before a program that draws is compiled or captured."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`."""
-        return {self.kind: [getattr(self, field.name) for field in dataclasses.fields(self)]}
+        """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""
+        arguments = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        while arguments[-1] is None:
+            arguments.pop()
+        return {self.kind: arguments}
 
     def __repr__(self) -> str:
         """Write it as it is made, `Uniform(0.1, 0.5)`: what must be given by place, the rest by name."""
@@ -155,13 +151,11 @@ class Normal(ParameterDistribution):
     high: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", _number(self.mean, "Normal", "mean"))
-        object.__setattr__(self, "std", _number(self.std, "Normal", "std"))
+        for name in ("mean", "std", "low", "high"):
+            if name in ("mean", "std") or getattr(self, name) is not None:
+                object.__setattr__(self, name, _number(getattr(self, name), "Normal", name))
         if self.std < 0:
             raise ValueError(f"Normal: `std` must not be negative; got {self.std}.")
-        for name in ("low", "high"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _number(getattr(self, name), "Normal", name))
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"Normal: `low` must not exceed `high`; got {self.low} and {self.high}.")
 
@@ -185,11 +179,6 @@ class Normal(ParameterDistribution):
         """Return `mean + std * inverse_normal_cdf(noise)`, clipped, `[num_envs]`."""
         values: Tensor = torch.special.ndtri(noise.clamp(_HALF_STEP, 1.0 - _HALF_STEP)) * self.std + self.mean
         return values.clamp(self.low, self.high) if (self.low, self.high) != (None, None) else values
-
-    def to_dict(self) -> dict[str, object]:
-        """Return `{"normal": [mean, std]}`, with the bounds where there are any."""
-        bounds = [] if (self.low, self.high) == (None, None) else [self.low, self.high]
-        return {self.kind: [self.mean, self.std, *bounds]}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -277,14 +266,9 @@ KINDS: dict[str, type[ParameterDistribution]] = {cls.kind: cls for cls in (Unifo
 
 
 def from_dict(form: Mapping[str, object]) -> ParameterDistribution:
-    """Make a distribution from its plain JSON form.
+    """Make a distribution from its plain JSON form: one entry, from the kind to its arguments in order or by name.
 
-    Args:
-        form: One entry, from the kind to its arguments in order or by name: `{"uniform": [0.1, 0.5]}`,
-            `{"uniform": {"low": 0.1, "high": 0.5}}`, `{"choice": [1, 2, 3]}`.
-
-    Returns:
-        The distribution.
+    Such as `{"uniform": [0.1, 0.5]}`, `{"uniform": {"low": 0.1, "high": 0.5}}`, `{"choice": [1, 2, 3]}`.
 
     Raises:
         ValueError: If the kind is unknown or the arguments are not its own.

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 KINDS: Final = ("step", "interp")
 
@@ -19,14 +19,17 @@ class Schedule:
         points: (transitions, value) pairs; the first at 0, transitions increasing.
         kind: `"step"` holds each value until the next point; `"interp"` goes in a straight line from point to point.
             Both hold the last value for good.
+        name: What error messages call it: the hyperparameter's name.
     """
 
     points: tuple[tuple[int, float], ...]
     kind: str = "step"
+    name: dataclasses.InitVar[str] = "schedule"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "points", _checked_points(self.points, "schedule"))
-        _check_kind(self.kind, "schedule")
+    def __post_init__(self, name: str) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"`{name}`: the kind must be 'step' or 'interp'; got {self.kind!r}.")
+        object.__setattr__(self, "points", _checked_points(self.points, name))
 
     @classmethod
     def make(cls, spec: object, *, kind: str = "step", name: str = "schedule") -> Schedule:
@@ -34,18 +37,17 @@ class Schedule:
 
         Args:
             spec: A number, a list of (transitions, value) pairs, what `to_dict` gives, or a schedule (returned).
-            kind: `"step"` or `"interp"`, for a list of pairs.
-            name: What error messages call it: the hyperparameter's name.
+            kind: As the class has it, for a list of pairs.
+            name: As the class has it.
 
         Raises:
             ValueError: If the points are not in order, do not begin at 0, or are not finite numbers.
             TypeError: If `spec` is none of these forms.
         """
-        _check_kind(kind, name)
         if isinstance(spec, Schedule):
             return spec
         if _is_number(spec):
-            return cls(_checked_points([(0, spec)], name), kind)
+            return cls(((0, spec),), kind, name)
         if isinstance(spec, Mapping):
             if set(spec) != {"kind", "points"}:
                 raise ValueError(
@@ -53,7 +55,7 @@ class Schedule:
                 )
             return cls.make(spec["points"], kind=spec["kind"], name=name)
         if isinstance(spec, Sequence) and not isinstance(spec, str | bytes):
-            return cls(_checked_points(spec, name), kind)
+            return cls(tuple(spec), kind, name)
         raise TypeError(f"`{name}` must be a number or a list of (transitions, value) pairs; got {spec!r}.")
 
     def __call__(self, env_steps: float) -> float:
@@ -73,13 +75,8 @@ class Schedule:
         return {"kind": self.kind, "points": [list(point) for point in self.points]}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_kind(kind: object, name: str) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"`{name}`: the kind must be 'step' or 'interp'; got {kind!r}.")
 
 
 def _checked_points(points: Sequence[Any], name: str) -> tuple[tuple[int, float], ...]:

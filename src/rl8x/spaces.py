@@ -69,11 +69,7 @@ def describe(space: object) -> str:
 
 
 def check_supported(space: object, name: str) -> None:
-    """Raise where rl8x cannot work with a space.
-
-    Args:
-        space: The space, or what was given in its place.
-        name: What it is, for the error message, for example `CartPole.single_action_space`.
+    """Raise where rl8x cannot work with a space, or what was given in its place.
 
     Raises:
         ValueError: If it is no space, or one of a kind that has no tensor form.
@@ -88,38 +84,6 @@ def check_supported(space: object, name: str) -> None:
     else:
         kinds = ", ".join(cls.__name__ for cls in SUPPORTED)
         raise ValueError(f"{name} must be a gymnasium.spaces.{{{kinds}}}; got {describe(space)}.")
-
-
-def sample_actions(
-    space: spaces.Space[Any], num: int, generator: torch.Generator, *, reach: float = 10.0
-) -> Tensor | dict[str, Any]:
-    """Draw `num` elements of a space uniformly, on the generator's device; not from the space's own generator.
-
-    Args:
-        space: A space of a supported kind.
-        num: How many elements.
-        generator: Source of the random numbers.
-        reach: Where a bound is infinite, this far from 0 or from the other bound.
-
-    Returns:
-        `[num, *space.shape]` of the space's dtype, or a dict of them for `Dict` and `Tuple`.
-    """
-    device = generator.device
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return {key: sample_actions(part, num, generator, reach=reach) for key, part in named_parts(space)}
-    dtype = torch_dtype(space)
-    noise = torch.rand((num, *(space.shape or ())), generator=generator, device=device, dtype=torch.float64)
-    if isinstance(space, spaces.Discrete):
-        return (noise * int(space.n)).to(dtype) + int(space.start)
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes, start = torch.as_tensor(space.nvec, device=device), torch.as_tensor(space.start, device=device)
-        return ((noise * sizes).floor() + start).to(dtype)
-    if isinstance(space, spaces.MultiBinary):
-        return (noise * 2).to(dtype)
-    assert isinstance(space, spaces.Box)
-    low, high = finite_bounds(space, reach)
-    values = torch.as_tensor(low, device=device) + noise * torch.as_tensor(high - low, device=device)
-    return values.to(dtype)
 
 
 def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
@@ -158,12 +122,8 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
 
     Args:
         actions: `[num, *space.shape]`, or a dict of such.
-        mask: A flag for each action of a choice, those of several choices one after the other, `[num, flags]`; or a
-            dict of such for some of the parts.
+        mask: `[num, flags]`, as `check_mask` wants it, or a dict of such for some of the parts.
         space: The action space; what has no masks (a `Box`) stays as it is.
-
-    Returns:
-        The legal actions, in the form of `actions`.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = dict(named_parts(space))
@@ -182,27 +142,10 @@ def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
     return (torch.stack(columns, 1) + start).reshape(actions.shape).to(actions.dtype)
 
 
-def finite_bounds(space: spaces.Box, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return a Box's bounds in float64; an infinite one lies `reach` from the other bound, or from 0."""
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    finite_low = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high - reach, -reach))
-    finite_high = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low + reach, reach))
-    return finite_low, finite_high
-
-
-def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor, `[...]`, of nested dicts; anything else stays as it is."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    return {key: map_tensors(value, function) for key, value in tree.items()} if isinstance(tree, dict) else tree
-
-
 def tree_of(element: Any, convert: Callable[[Any], Tensor]) -> Any:
     """Return nested dicts of tensors from nested dicts and tuples of whatever `convert` makes tensors of.
 
-    Args:
-        element: Arrays, tensors or numbers, `[num, *shape]` each. A tuple becomes a dict with the keys "0", "1", ...
-        convert: Called with each of them.
+    They are `[num, *shape]` each. A tuple becomes a dict with the keys "0", "1", ...
     """
     if isinstance(element, tuple):
         element = {str(i): part for i, part in enumerate(element)}
@@ -214,10 +157,7 @@ def tree_of(element: Any, convert: Callable[[Any], Tensor]) -> Any:
 def element_of(space: spaces.Space[Any], tree: Any, convert: Callable[[spaces.Space[Any], Tensor], Any]) -> Any:
     """Return nested dicts of tensors as the dicts and tuples that a space has, the inverse of `tree_of`.
 
-    Args:
-        space: The space of one element.
-        tree: Its elements, `[num, *space.shape]` each.
-        convert: Called with each part of the space that has no parts itself, and its tensor.
+    `tree` has `[num, *space.shape]` tensors; `convert` gets each part that has no parts itself, and its tensor.
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return convert(space, tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import itertools
 import json
 import math
 import os
@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 import torch
@@ -123,8 +123,7 @@ def bench(modes: str | None, precisions: str | None, passes: int, seconds: float
         if path is not None:
             _check_writable(Path(path))
     problem = {name: value for name, value in config.to_dict().items() if name in _PROBLEM}
-    problem |= {} if importlib.util.find_spec("mlflow") else {"tracking": False}
-    rows = _measure(problem, config.trusted, cells * passes, seconds)
+    rows = _measure(problem, config.trusted, cells, passes, seconds)
     summary = summarize(rows)
     for warning in dict.fromkeys(text for row in rows for text in row.get("warnings", ())):
         click.echo(f"note: {warning}", err=True)
@@ -156,22 +155,21 @@ def _plan(run: RunConfig, modes: str | None, precisions: str | None) -> tuple[to
 
 
 def _measure(
-    problem: Mapping[str, Any], trusted: Trust, cells: Sequence[Mapping[str, str]], seconds: float
+    problem: Mapping[str, Any], trusted: Trust, cells: Sequence[Mapping[str, str]], passes: int, seconds: float
 ) -> list[dict[str, Any]]:
     """Measure in fresh processes, modes in turn, so that a machine that changes its speed does so for all."""
     rows: list[dict[str, Any]] = []
     options = {"trust": trusted if isinstance(trusted, bool) else sorted(trusted), "seconds": seconds}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for cell in cells:
+        for number, cell in itertools.product(range(passes), cells):
             run = {**problem, "algorithm_config": {**problem.get("algorithm_config", {}), **cell}}
             job = options | {"run": run, "folder": folder, "answer": f"{folder}/{len(rows)}.json"}
             row = _in_fresh_process(job, 1800.0 + 4 * seconds)
             if row.pop("mistake", False):
                 raise UserError(row["error"])
-            rows.append({**cell, "pass": sum(cell.items() <= row.items() for row in rows), **row})
+            rows.append({**cell, "pass": number, **row})
             result = "failed" if "error" in row else f"{short(row['transitions_per_s'])} transitions/s"
-            counted = f"pass {rows[-1]['pass'] + 1} of {cells.count(cell)}"
-            click.echo(f"{cell['execution']} {cell['precision']}, {counted}: {result}", err=True)
+            click.echo(f"{' '.join(cell.values())}, pass {number + 1} of {passes}: {result}", err=True)
     return rows
 
 
@@ -303,18 +301,12 @@ def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[s
     return row
 
 
-class BreakEven(NamedTuple):
-    """After how many transitions and seconds a mode has overtaken another; zeros where it never was behind."""
-
-    transitions: int
-    seconds: float
-
-
-def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> BreakEven | None:
-    """Find the first whole iteration after which a mode is not behind eager execution; None if it never catches up.
+def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[int, float] | None:
+    """Return after how many transitions and seconds, whole iterations, a mode is not behind eager execution.
 
     n iterations take `first_iteration_s + (n - 1) * each` with `each = transitions / transitions_per_s`, so that both
-    modes are level at `n = 1 + (first' - first) / (each - each')`.
+    modes are level at `n = 1 + (first' - first) / (each - each')`. Zeros where it never was behind, None if it never
+    catches up.
     """
     transitions = int(other["transitions"])
     behind = other["first_iteration_s"] - eager["first_iteration_s"]
@@ -323,9 +315,9 @@ def break_even(eager: Mapping[str, Any], other: Mapping[str, Any]) -> BreakEven 
     if gained < 0 or (gained == 0 and behind > 0):
         return None
     if behind <= 0:
-        return BreakEven(0, 0.0)
+        return 0, 0.0
     more = math.ceil(behind / gained - 1e-9)  # no further iteration for a rounding error
-    return BreakEven((1 + more) * transitions, other["first_iteration_s"] + more * each)
+    return (1 + more) * transitions, other["first_iteration_s"] + more * each
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -384,9 +376,10 @@ def verdict(summary: Sequence[Mapping[str, Any]]) -> str:
     point = break_even(eager, best)
     if point is None:
         return f"{fastest}; its longer first iteration is never earned back."
-    if not point.transitions:
+    transitions, seconds = point
+    if not transitions:
         return f"{fastest}; it is ahead from the first iteration on."
-    earned = f"{short(point.transitions)} transitions, {point.seconds:.1f} s of training"
+    earned = f"{short(transitions)} transitions, {seconds:.1f} s of training"
     return f"{fastest}; its first iteration is earned back after {earned}."
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -17,12 +16,13 @@ import click
 
 from rl8x._version import __version__
 from rl8x.cli.errors import UserError, report, show_bug
+from rl8x.names import did_you_mean
 from rl8x.output import say
 
 # Command -> its module, where a variable of its name holds it, and what --help says without importing that.
 COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
-    "resume": ("rl8x.cli.resume", "Go on with a run from its last checkpoint."),
+    "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
@@ -47,9 +47,8 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"No such command {cmd_name!r}; there are {', '.join(COMMANDS)}.{hint}", ctx)
+            known = f"there are {', '.join(COMMANDS)}.{did_you_mean(cmd_name, COMMANDS)}"
+            raise click.UsageError(f"No such command {cmd_name!r}; {known}", ctx)
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         return command
 
@@ -73,14 +72,10 @@ def rl8x() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line.
+    """Run a command line, the words after `rl8x` or the process's own, and return the exit code.
 
-    Args:
-        argv: The words after `rl8x`; None takes them from the process.
-
-    Returns:
-        The exit code: 0, 2 after a user's mistake, 3 where rows of a run are lost, 130 after Ctrl-C. A bug raises, so
-        that Python shows its traceback and exits with 1.
+    0, 2 after a user's mistake, 3 where rows of a run are lost, 130 after Ctrl-C. A bug raises, so that Python shows
+    its traceback and exits with 1.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:

@@ -21,7 +21,7 @@ from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
 from rl8x.config.files import SUFFIXES
-from rl8x.config.run import ALIASES, algorithm_config_class, renamed_keys, under_algorithm
+from rl8x.config.run import ALIASES, algorithm_config_class, renamed, under_algorithm
 from rl8x.importing import Trust, module_named, texts
 
 _RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}
@@ -35,36 +35,22 @@ _OWNERS: Final[dict[type, str]] = {
 
 
 class AlgorithmCommand(click.Command, ABC):
-    """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups.
+    """A command with an option for each hyperparameter of the algorithm that it runs; help lists them in groups."""
 
-    Attributes:
-        title: Group of the command's own options.
-        left_out: Hyperparameters without an option.
-    """
-
-    title = "The run"
-    left_out: tuple[str, ...] = ()
+    title = "The run"  # group of the command's own options
+    left_out: tuple[str, ...] = ()  # hyperparameters without an option
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params.append(
-            click.Option(
-                ["--trust"],
-                is_flag=True,
-                help="Import the modules that the run file or checkpoint names, those of the working directory too: "
-                "their code runs. Use the store that the checkpoint names. What is named on the command line needs no "
-                "such word.",
-            )
+        trust = (
+            "Import the modules that the run file or checkpoint names, those of the working directory too: their code "
+            "runs. Use the store that the checkpoint names. What is named on the command line needs no such word."
         )
+        self.params.append(click.Option(["--trust"], is_flag=True, help=trust))
 
     @abstractmethod
     def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
-        """Find the algorithm's config class; None where its options are not wanted.
-
-        Args:
-            given: What stood on the command line for the command's own parameters, by name.
-            asks_help: Whether `--help` is among it.
-        """
+        """Find the algorithm's config class by the command's own parameters; None where its options are not wanted."""
 
     def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
         """Name the group of a hyperparameter's option, by the first base class that has it."""
@@ -113,15 +99,10 @@ class AlgorithmCommand(click.Command, ABC):
 
 
 class RunCommand(AlgorithmCommand):
-    """A command that takes a run: from a run file, KEY=VALUE and options.
+    """A command that takes a run: from a run file, KEY=VALUE and options."""
 
-    Attributes:
-        run_fields: Fields of `RunConfig` that are options.
-        display: Those of them that have a group of their own.
-    """
-
-    run_fields: Sequence[str] = ()
-    display: Sequence[str] = ()
+    run_fields: Sequence[str] = ()  # fields of `RunConfig` that are options
+    display: Sequence[str] = ()  # those of them that have a group of their own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -133,15 +114,16 @@ class RunCommand(AlgorithmCommand):
 
     def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
         """Find the config class of the run's algorithm."""
-        return _config_class(given)
+        return _config_class(given, _file_data(given))
 
 
-def _config_class(given: Mapping[str, Any]) -> type[AlgorithmConfig]:
-    """Return the config class of the algorithm that an option, else KEY=VALUE, else a run file names."""
-    data = {} if given.get("file") is None else renamed_keys(load_run_file(given["file"]))
-    names = [alias for alias, name in {"algorithm": "algorithm", **ALIASES}.items() if name == "algorithm"]
-    words = [word for word in given.get("words") or () if word.partition("=")[0].strip() in names and "=" in word]
-    typed = apply_overrides({}, words, ALIASES)
+def _file_data(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {} if given.get("file") is None else renamed(load_run_file(given["file"]))
+
+
+def _config_class(given: Mapping[str, Any], data: Mapping[str, Any]) -> type[AlgorithmConfig]:
+    """Return the config class of the algorithm that an option, else KEY=VALUE, else a run file's data names."""
+    typed = apply_overrides({}, [word for word in given.get("words") or () if "=" in word], ALIASES)
     if given.get("algorithm") is not None:
         typed["algorithm"] = given["algorithm"]
     trusted = given.get("trust") or frozenset(texts(typed))
@@ -151,24 +133,19 @@ def _config_class(given: Mapping[str, Any]) -> type[AlgorithmConfig]:
 
 
 def read_run(given: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
-    """Put a run together from what stood on the command line.
+    """Put a run together from the parameters of a `RunCommand`, and stop conditions in YAML, which replace the file's.
 
     What the user gave there may import the modules that it names, what stands in a file only where he trusts it.
-
-    Args:
-        given: The parameters of a `RunCommand` by name: `words`, `file`, `trust`, and the options of fields.
-        stop: Stop conditions in YAML; they replace the file's.
     """
-    words, file = given["words"], given["file"]
     options = {name: value for name, value in given_options(given).items() if name not in ("words", "file", "trust")}
-    envs = [word for word in words if "=" not in word]
+    envs = [word for word in given["words"] if "=" not in word]
     if len(envs) > 1:
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
-    data = renamed_keys(load_run_file(file)) if file is not None else {}
-    config_class = _config_class(given)
-    overrides = [under_algorithm(word, config_class) for word in words if "=" in word]
+    data = _file_data(given)
+    config_class = _config_class(given, data)
+    overrides = [under_algorithm(word, config_class) for word in given["words"] if "=" in word]
     data = apply_overrides(data, overrides, ALIASES)
     conditions = [parse_value(text) for text in stop]
     if envs:
@@ -188,11 +165,7 @@ def read_run(given: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
 
 
 def find_modules_here(trust: Trust) -> None:
-    """Let names import modules of the working directory, where they are trusted; last, so that they hide nothing.
-
-    Args:
-        trust: Whether all names are trusted, or those that the user has given on the command line.
-    """
+    """Let names import modules of the working directory, where they are trusted; last, so that they hide nothing."""
     here = os.getcwd()
     if isinstance(trust, bool):
         wanted = trust

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from rl8x.cli.errors import users_mistakes
-
-if TYPE_CHECKING:
-    from rl8x.tracking.location import Location
 
 
 @click.command("ui")
@@ -49,24 +46,13 @@ def sync(folder: str | None, to: str | None, yes: bool) -> int:
     """
     from rl8x.tracking import sync as send
 
+    @functools.cache
+    def agrees(shown: str) -> bool:
+        """Ask on a terminal, once for each store; without a terminal nobody agrees."""
+        terminal = sys.stdin is not None and sys.stdin.isatty()
+        return terminal and click.confirm(f"A spool names the store {shown}. Send its rows there?", err=True)
+
     with users_mistakes():
-        report = send(folder, to, allow=_Asks(yes))
+        report = send(folder, to, allow=lambda location: yes or agrees(location.shown))
     click.echo(str(report))
     return 1 if report.num_failed else 0
-
-
-class _Asks:
-    """Asks on a terminal, once for each store, whether rows may be sent there; without a terminal they may not."""
-
-    def __init__(self, yes: bool) -> None:
-        self._yes = yes
-        self._answers: dict[str, bool] = {}
-
-    def __call__(self, location: Location) -> bool:
-        if self._yes:
-            return True
-        if location.uri not in self._answers:
-            question = f"A spool names the store {location.shown}. Send its rows there?"
-            terminal = sys.stdin is not None and sys.stdin.isatty()
-            self._answers[location.uri] = terminal and click.confirm(question, err=True)
-        return self._answers[location.uri]

@@ -1,19 +1,27 @@
-"""`rl8x train`: a run from a run file, by options, or both."""
+"""`rl8x train` and `rl8x resume`: a run from a run file and options, or from a checkpoint, to its end."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rl8x.cli.errors import users_mistakes
-from rl8x.cli.options import RunCommand, read_run
-from rl8x.cli.resume import resumed
-from rl8x.cli.running import run_to_the_end
-from rl8x.config import RunConfig, dump_run
+from rl8x import keys
+from rl8x.algorithms import AlgorithmConfig
+from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistakes
+from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, given_options, read_run
+from rl8x.conditions import from_spec
+from rl8x.config import RunConfig, apply_overrides, dump_run, parse_value
+from rl8x.config.run import algorithm_config_class
+from rl8x.importing import import_named, texts
 from rl8x.output import say
+
+if TYPE_CHECKING:
+    from rl8x.trainers import Trainer, TrainStats
 
 _EXAMPLES: Final = """\b
 rl8x train CartPole --stop "wall_time: 1m"
@@ -36,8 +44,6 @@ A run file has the same keys, in YAML, TOML or JSON:
 An algorithm of your own is a subclass of rl8x.algorithms.AlgorithmConfig, whose fields are options too:
   rl8x train CartPole --algorithm my_module.MyConfig --help
 """
-
-
 # Keys that have a form of their own on the command line
 _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
 
@@ -79,15 +85,173 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
         trainer = going_on or run.make_trainer()
     if not dry_run:
         return run_to_the_end(trainer, functools.partial(run.train, trainer), run.progress)
-    _print_run_file(run.to_dict())
+    from rl8x.tracking.secrets import hide_in_data  # what is printed is mostly sent to a file
+
+    shown = hide_in_data(run.to_dict())
+    click.echo(dump_run(shown), nl=False)
+    if shown != run.to_dict():
+        say("rl8x: passwords are printed as ***; to train from this, set MLFLOW_TRACKING_URI or put them in", err=True)
     return 0
 
 
-def _print_run_file(data: dict[str, Any]) -> None:
-    """Print a run as a run file; it is mostly sent to a file, so without passwords."""
-    from rl8x.tracking.secrets import hide_in_data
+class _ResumeCommand(AlgorithmCommand):
+    """A command with an option for each hyperparameter of the saved run's algorithm."""
 
-    shown = hide_in_data(data)
-    click.echo(dump_run(shown), nl=False)
-    if shown != data:
-        say("rl8x: passwords are printed as ***; to train from this, set MLFLOW_TRACKING_URI or put them in", err=True)
+    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
+        """Find the saved run's config class, where an option or `--help` asks for it: a search may ask a server."""
+        run, words, trust = given.get("run"), given.get("words") or (), given.get("trust", False)
+        if run is None or not (asks_help or any(word.startswith("--") for word in (run, *words))):
+            return None
+        if run.startswith("--"):
+            raise UserError(f"name the run first: rl8x resume RUN {run} ...")
+        from rl8x.checkpoint import find
+
+        name = find(run, auto=given.get("auto", False)).metadata.get("build", {}).get("config_class")
+        find_modules_here(trust)
+        return None if name is None else algorithm_config_class(str(name), trust)
+
+
+@click.command("resume", cls=_ResumeCommand)
+@click.argument("run")
+@click.argument("words", nargs=-1, metavar="[HYPERPARAMETER=VALUE]...")
+@click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="End after so many steps, those before among them.")
+@click.option("--steps-per-eval", type=click.IntRange(min=1), help="Evaluate after every so many steps from here on.")
+@click.option("--stop", multiple=True, metavar="CONDITION", help="Stop conditions instead of the run's own.")
+@click.option(
+    "--progress", type=click.Choice(["auto", "bar", "lines", "none"]), default="auto", help="What is shown meanwhile."
+)
+def resume(
+    run: str,
+    words: tuple[str, ...],
+    auto: bool,
+    max_steps: int | None,
+    steps_per_eval: int | None,
+    stop: tuple[str, ...],
+    progress: Any,
+    trust: bool,
+    **hyperparameters: Any,
+) -> int:
+    """Go on with RUN: its name or ID in MLflow, the path of its folder of checkpoints, or of one of them.
+
+    The same tracked run goes on, to the same numbers as if it had never been interrupted. HYPERPARAMETER=VALUE changes
+    one from here on, as in lr=1e-4 or --lr 1e-4, and is noted in the run's tags; `rl8x resume RUN --help` lists them.
+    The exit code is 3 if rows are lost, as in `train`.
+    """
+    options = given_options({"max_steps": max_steps, "steps_per_eval": steps_per_eval})
+    with users_mistakes():
+        overrides = apply_overrides({}, words) | given_options(hyperparameters)
+        conditions = [parse_value(text) for text in stop]
+        find_modules_here(trust or list(texts([overrides, conditions])))
+        if conditions:
+            import_condition = functools.partial(import_named, trust=True)
+            options["stop_conditions"] = [from_spec(condition, find=import_condition) for condition in conditions]
+        trainer = make_trainer(run, auto=auto, overrides=overrides, trust=trust)
+    return run_to_the_end(trainer, functools.partial(trainer.run, progress=progress, **options), progress)
+
+
+def make_trainer(
+    source: str | Path, *, auto: bool, overrides: dict[str, Any], trust: bool, run: RunConfig | None = None
+) -> Trainer:
+    """Make the trainer of a run from what `rl8x resume` takes.
+
+    `run` builds the algorithm, which must be as it was; None leaves that to the checkpoint, and where that cannot name
+    all to its run file.
+    """
+    from rl8x.checkpoint import CheckpointError, find
+    from rl8x.trainers import Trainer
+
+    checkpoint = find(source, auto=auto)
+    tracker = None if run is None else _tracker_to_same_store(run, checkpoint.metadata.get("run") or {})
+    run_file = checkpoint.metadata.get("run_file")
+    if run is None and run_file is not None and checkpoint.metadata.get("build", {}).get("problems"):
+        data = dict(run_file)
+        data["algorithm_config"] = {**data.get("algorithm_config", {}), **overrides}
+        run = RunConfig.from_dict(data, trust=trust or frozenset(texts(overrides)))
+    algorithm = None if run is None else run.make_algorithm()
+    try:
+        named = Path(source).resolve() == checkpoint.path.resolve()
+        meant = checkpoint.path if named else checkpoint.path.parent
+        return Trainer.resume(meant, auto=auto, algorithm=algorithm, overrides=overrides, tracker=tracker, trust=trust)
+    except CheckpointError as error:
+        for name in ("algorithm", "tracker"):
+            if f"`{name}=`" in str(error):
+                call = f"Trainer.resume({str(checkpoint.path)!r}, {name}=...)"
+                raise UserError(f"{error}, in a script: {call}") from error
+        raise
+
+
+def _tracker_to_same_store(run: RunConfig, saved: dict[str, Any]) -> Any:
+    """Make the tracker of a run that the user describes, where it names the store that the checkpoint does."""
+    from rl8x.tracking.location import locate
+
+    if run.tracking_uri is None or not run.tracking or saved.get("tracker") != "MLflowTracker":
+        return None
+    return run.make_tracker() if locate(run.tracking_uri).shown == saved.get("location") else None
+
+
+def resumed(run: RunConfig, source: str, *, trust: bool) -> Trainer | None:
+    """Make the trainer that `rl8x train --resume` asks for; None where `"auto"` finds nothing to go on with."""
+    from rl8x.checkpoint import listed
+    from rl8x.checkpoint.find import find_unfinished
+
+    if source != "auto":
+        return make_trainer(source, auto=False, overrides={}, trust=trust, run=run)
+    directory = run.checkpoints.get("directory")
+    if directory is None:
+        folder = find_unfinished(run.to_dict())
+    else:
+        folder = Path(directory) if listed(Path(directory)) else None
+    if folder is None:
+        return None
+    say(f"rl8x: going on with {folder}", err=True)
+    return make_trainer(folder, auto=True, overrides={}, trust=trust, run=run)
+
+
+def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: str) -> int:
+    """Run a trainer and return the exit code; say why it stopped, where the run is and how to go on with it.
+
+    What `run` refuses before the first step is a mistake of the user's; what breaks later is a bug. Unless `progress`
+    is `"none"` the trainer has said how it ended itself.
+    """
+    before, failed = dict(trainer.state), True
+    try:
+        stats = run()
+        if progress == "none":
+            say(f"stopped by {stats.stop_reason}")
+        _summarize(stats)
+        failed = False
+    except Exception as error:
+        if trainer.state == before and is_users_mistake(error):
+            raise UserError(str(error)) from error
+        raise
+    finally:
+        for line in trainer.ending if progress == "none" else ():
+            say(line, err=failed)
+    return LOST_ROWS if _has_lost_rows(trainer) else 0
+
+
+def _summarize(stats: TrainStats) -> None:
+    steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
+    say(f"trained     {steps:,.0f} steps, {env_steps:,.0f} env steps, {episodes:,.0f} episodes")
+    for group in ("returns", "horizon_returns"):
+        if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
+            say(_describe_evaluation(stats, group))
+
+
+def _describe_evaluation(stats: TrainStats, group: str) -> str:
+    low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
+    when = "final" if f"{keys.EVAL_PREFIX}{group}/mean" in stats.fresh else "last"
+    what = "return" if group == "returns" else "return of a horizon"
+    episodes = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
+    played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
+    measured = f"{what} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
+    return f"evaluated   {measured}, {played}deterministic, the {when} policy"
+
+
+def _has_lost_rows(trainer: Trainer) -> bool:
+    """Whether something that the run logged is neither in the store nor on the disk."""
+    from rl8x.tracking import MLflowTracker
+
+    found = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
+    return found is not None and bool(found.unsent.num_lost or found.unsent.num_others_lost)

@@ -5,6 +5,7 @@ Nothing in a run file is evaluated. A key that occurs twice is an error.
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -20,13 +21,7 @@ _MAX_VALUES: Final = 100_000
 
 
 def load_run_file(path: str | Path) -> dict[str, Any]:
-    """Read a run file by its suffix: .yaml, .yml, .toml or .json.
-
-    Args:
-        path: The file, UTF-8.
-
-    Returns:
-        Its mapping, of None, booleans, numbers, texts, lists and mappings alone.
+    """Read a run file, UTF-8, by its suffix: a mapping of None, booleans, numbers, texts, lists and mappings alone.
 
     Raises:
         ValueError: If it cannot be read, or is no mapping of that kind.
@@ -126,7 +121,7 @@ def apply_overrides(
     """Return the data with `key=value` overrides put in.
 
     Args:
-        data: A run's data; it stays as it is.
+        data: A run's data.
         overrides: Texts such as `algorithm_config.lr=3e-4`: dots lead into mappings, which are made where they are
             missing.
         aliases: Other names of top-level keys.
@@ -134,14 +129,14 @@ def apply_overrides(
     Raises:
         ValueError: If one has another form, or leads into something that is not a mapping.
     """
-    result = _copied(data)
+    result: dict[str, Any] = copy.deepcopy(dict(data))
     for override in overrides:
         path, equals, text = override.partition("=")
         names = [name.strip() for name in path.split(".")]
         if not equals or not all(names):
             raise ValueError(f"an override is written key=value, as in algorithm_config.lr=3e-4; got {override!r}.")
         names[0] = (aliases or {}).get(names[0], names[0])
-        inner: dict[str, Any] = result
+        inner = result
         for depth, name in enumerate(names[:-1]):
             if inner.get(name) is None:
                 inner[name] = {}
@@ -150,10 +145,6 @@ def apply_overrides(
                 raise ValueError(f"{override!r}: {'.'.join(names[: depth + 1])} is {shortened(inner)}, not a mapping.")
         inner[names[-1]] = parse_value(text)
     return result
-
-
-def _copied(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _copied(value) if isinstance(value, Mapping) else value for name, value in data.items()}
 
 
 def one_line(error: object) -> str:

@@ -7,7 +7,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -18,6 +18,7 @@ from rl8x.algorithms.hyperparameters import check_names_in, check_options, kind_
 from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.importing import Trust, import_named, is_dotted
+from rl8x.names import did_you_mean
 
 if TYPE_CHECKING:
     from rl8x.algorithms.base import GenericAlgorithmBase
@@ -90,12 +91,17 @@ class RunConfig:
 
     def __post_init__(self, trust: Trust) -> None:
         """Check everything that can be checked without building the environment."""
+        from rl8x.tracking.secrets import find_hidden
+
         object.__setattr__(self, "trusted", trust)
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
         check_options(self)
         object.__setattr__(self, "algorithm_config", dict(self.algorithm_config))
-        self._refuse_hidden()
+        for name in ("env_kwargs", "algorithm_config"):
+            hidden = find_hidden(getattr(self, name), name)
+            if hidden is not None:
+                raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
         cls = algorithm_config_class(self.algorithm, trust)
         if not self.env and _needs_env(cls):
             raise ValueError("no environment is named: give `env`, such as CartPole (`rl8x envs` lists them).")
@@ -107,41 +113,32 @@ class RunConfig:
                 self.algorithm_config[field.name] = _coerced(field, self.algorithm_config[field.name])
         self.make_algorithm_config()
 
-    def _refuse_hidden(self) -> None:
-        """Refuse a run file that rl8x wrote, where a password in it has not been put back."""
-        from rl8x.tracking.secrets import find_hidden
-
-        for name in ("env_kwargs", "algorithm_config"):
-            hidden = find_hidden(getattr(self, name), name)
-            if hidden is not None:
-                raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunConfig:
-        """Make a run's config from plain data.
-
-        Args:
-            data: The fields by name; rl8's names `env_cls`, `model_cls`, ... are understood.
-            trust: Whether what it names may import modules and be any factory, as the class explains.
+        """Make a run's config from plain data; rl8's names `env_cls`, `model_cls`, ... are understood.
 
         Raises:
             ValueError: If a key is unknown or a value is not legal.
             TypeError: If a value is of the wrong type.
         """
-        data = renamed_keys(data)
+        data = renamed(data)
         algorithm = data.get("algorithm", cls.algorithm)
         hyperparameters = _names(algorithm_config_class(algorithm, trust)) if isinstance(algorithm, str) else []
+        names = _names(cls)
         for name in data:
-            if name not in _names(cls):
-                raise ValueError(_unknown_key(name, _names(cls), hyperparameters))
+            if name not in names and name in hyperparameters:
+                raise ValueError(f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`.")
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise ValueError(f"unknown key {shortened(name)}.{hint} Legal are {', '.join(names)}.")
         if isinstance(data.get("algorithm_config"), Mapping):
-            data["algorithm_config"] = _renamed(data["algorithm_config"], _aliases_of(hyperparameters))
+            data["algorithm_config"] = renamed(data["algorithm_config"], _aliases_of(hyperparameters))
         return cls(**data, trust=trust)
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust = False) -> RunConfig:
         """Read a run file, put `key=value` overrides in, and check the result; `trust` as in `from_dict`."""
-        return cls.from_dict(apply_overrides(renamed_keys(load_run_file(path)), overrides, ALIASES), trust=trust)
+        return cls.from_dict(apply_overrides(renamed(load_run_file(path)), overrides, ALIASES), trust=trust)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults; `from_dict` makes the same config of them."""
@@ -190,12 +187,18 @@ class RunConfig:
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
         """Build the environment, where there is one, and the algorithm."""
         from rl8x.checkpoint.build import restored
+        from rl8x.envs import env_maker
 
-        config: Any = self.make_algorithm_config()
-        built: GenericAlgorithmBase[Any] = (
-            config.build(self._env_maker(), **restored(self.env_kwargs, self.trusted)) if self.env else config.build()
-        )
-        return built
+        build: Callable[..., GenericAlgorithmBase[Any]] = self.make_algorithm_config().build
+        if not self.env:
+            return build()
+        maker = env_maker(self.env, trust=self.trusted)
+        signature = inspect.signature(maker)
+        try:
+            signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
+        except TypeError as error:
+            raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
+        return build(maker, **restored(self.env_kwargs, self.trusted))
 
     def make_trainer(self) -> Trainer:
         """Build environment, algorithm, tracker and trainer, and check that all fit together."""
@@ -207,18 +210,6 @@ class RunConfig:
         trainer.record.run_file = self.to_dict()
         trainer.check_run(**self._run_options())
         return trainer
-
-    def _env_maker(self) -> Any:
-        """Find what makes the environment, and check that it takes `env_kwargs`."""
-        from rl8x.envs import env_maker
-
-        maker = env_maker(self.env, trust=self.trusted)
-        signature = inspect.signature(maker)
-        try:
-            signature.bind(1, device="cpu", seed=0, **self.env_kwargs)
-        except TypeError as error:
-            raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
-        return maker
 
     def train(self, trainer: Trainer) -> TrainStats:
         """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""
@@ -251,11 +242,7 @@ def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
 
 
 def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
-    """Return the config class of an algorithm.
-
-    Args:
-        name: A built-in algorithm's name, or the dotted path of a config class.
-        trust: Whether the path may import any module.
+    """Return the config class of an algorithm by its name, or by the dotted path of the class.
 
     Raises:
         ValueError: If there is no such config class, or it may not be imported.
@@ -264,10 +251,8 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
     if name.removesuffix("Config") in known:
         return known[name.removesuffix("Config")]
     if not is_dotted(name):
-        lowered = {each.lower(): each for each in known}
-        near = difflib.get_close_matches(name.lower(), lowered, n=1)
-        hint = f" Did you mean {lowered[near[0]]!r}?" if near else ""
-        raise ValueError(f"no built-in algorithm {shortened(name)}; there are {', '.join(known)}.{hint}")
+        listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
+        raise ValueError(f"no built-in algorithm {shortened(name)}; there are {listed}")
     cls = import_named(name, trust=trust)
     if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
         raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}.")
@@ -293,28 +278,19 @@ def _aliases_of(hyperparameters: Collection[str]) -> dict[str, str]:
     }
 
 
-def renamed_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+def renamed(data: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
     """Return a run's data with rl8x's names for rl8's."""
-    return _renamed(data, ALIASES)
-
-
-def _renamed(data: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    renamed = {}
+    result: dict[str, Any] = {}
     for name, value in data.items():
         target = aliases.get(name, name)
-        if target in renamed or (target != name and target in data):
+        if target in result or (target != name and target in data):
             raise ValueError(f"{name!r} is another name of {target!r}, and both are given. Keep one.")
-        renamed[target] = value
-    return renamed
+        result[target] = value
+    return result
 
 
 def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
-    """Put the bare name of a hyperparameter, as in `lr=3e-4`, where run files have it; other overrides stay.
-
-    Args:
-        override: In the form `key=value`.
-        cls: The algorithm's config class.
-    """
+    """Put the bare name of a hyperparameter, as in `lr=3e-4`, where run files have it; other overrides stay."""
     name = re.split(r"[.=]", override, maxsplit=1)[0].strip()
     of_run = {*_names(RunConfig), *ALIASES}
     hyperparameters = {*_names(cls), *_aliases_of(_names(cls))} - of_run
@@ -322,25 +298,17 @@ def under_algorithm(override: str, cls: type[AlgorithmConfig]) -> str:
     return f"algorithm_config.{override}" if near and near[0] in hyperparameters else override
 
 
-def _unknown_key(name: str, names: list[str], hyperparameters: list[str]) -> str:
-    if name in hyperparameters:
-        return f"unknown key {name!r}: it is a hyperparameter. Put it under `algorithm_config`."
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown key {shortened(name)}.{hint} Legal are {', '.join(names)}."
-
-
 def _coerced(field: dataclasses.Field[Any], value: Any) -> Any:
     """Check a value's type as far as `check_options` does not, and read `1e6` as a whole number where one is needed."""
     kinds = kind_of(field)
     optional = field.default is None or kinds.endswith("None")
     if value is None and not optional:
-        # a key without a value, such as `env_config:`
+        # A key without a value, such as `env_kwargs:`, is an empty mapping or list.
         if field.default_factory is not dataclasses.MISSING:
             return field.default_factory()
-        if field.default == ():
-            return ()
-        raise TypeError(f"`{field.name}` must have a value; got none.")
+        if field.default != ():
+            raise TypeError(f"`{field.name}` must have a value; got none.")
+        return ()
     if kinds.startswith("int") and isinstance(value, float) and value.is_integer():
         return int(value)
     if kinds in ("str", "str | None") and value is not None and not isinstance(value, str):

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
-from rl8x.spaces import map_tensors, tree_of
+from rl8x.spaces import tree_of
+from rl8x.trees import tree_map
 
 __all__ = ["Actions", "Carry", "Env", "Observation", "Outcome", "Parameter", "Parameters", "State", "Step"]
 
@@ -160,7 +161,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         parameters = self.starting_parameters(noise)
         state = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
-        return self._first_carry(state, parameters), self.observe(state, parameters)
+        return self.first_carry(state, parameters), self.observe(state, parameters)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Take one step in every copy and start a new episode where one ended.
@@ -194,8 +195,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """Return the parameters of episodes that start now, `[num_envs]` each, from noise `[num_envs, noise_width]`."""
         return {**self._config.fixed, **self._draw(noise)}
 
-    def _first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
-        """Return the carry of episodes that all start now."""
+    def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
+        """Return the carry of episodes that all start now, of tensors `[num_envs, ...]`."""
         elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         returns = torch.zeros(self.num_envs, device=self.device)
         return {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
@@ -243,18 +244,12 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
         """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
 
-        Args:
-            config: As `configure` takes it.
-            called: What the user calls it, for error messages.
-            copies: What the user calls the number of copies.
+        `called` is what the user calls it in error messages, `copies` the number of copies.
         """
         return dict(self._resolve(config, called, copies).given)
 
     def configure(self, config: EnvConfig | None) -> None:
-        """Check an `env_config`; it takes effect at the next `reset`.
-
-        Args:
-            config: Name to a number, `num_envs` numbers or a distribution; `{}` for the defaults, None for no change.
+        """Check an `env_config`, which takes effect at the next `reset`; `{}` for the defaults, None for no change.
 
         Raises:
             ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
@@ -323,7 +318,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         if carry is not None:
             # What the configuration says anyway is left out.
             drawn = {name: value for name, value in carry["parameters"].items() if name in self._config.drawn}
-            carry = map_tensors(carry | {"parameters": drawn}, Tensor.clone)
+            carry = tree_map(Tensor.clone, carry | {"parameters": drawn})
         return {
             "generator": self.generator.get_state(),
             "generator_device": self.device.type,
@@ -352,21 +347,16 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self._config, self._next_config = self._resolve(state_dict["config"]), None
         self.configure(state_dict["next_config"])
         if carry is not None:
-            carry = map_tensors(carry, lambda tensor: tensor.to(self.device, copy=True))
+            carry = tree_map(lambda tensor: tensor.to(self.device, copy=True), carry)
             carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
         self.carry = carry
         self.generator.set_state(state_dict["generator"].cpu())
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
-        """Make an environment like this one that shares nothing with it, to evaluate in.
+        """Make an environment like this one that shares nothing with it, to evaluate in; nothing has begun in it.
 
-        Args:
-            num_envs: Number of copies; None leaves it to the environment.
-            seed: Seeds the new one's generator.
-
-        Returns:
-            A copy, with as many copies of the task and under the same configuration, in which nothing has begun. None
-            where it cannot be copied, or not with another number of copies.
+        It has the same configuration and `num_envs` copies of the task; None leaves their number to the environment.
+        Returns None where it cannot be copied, or not with another number of copies.
         """
         if num_envs not in (None, self.num_envs):
             return None
@@ -389,13 +379,13 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors on the environment's device."""
         # A tensor's device has its index ("cuda:0"), by which constants are found again.
-        name, device = type(self).__name__, self._no_noise.device
+        owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
         return resolve_config(
-            config, self.parameters, owner=name, num_envs=self.num_envs, device=device, called=called, copies=copies
+            config, self.parameters, owner=owner, num_envs=self.num_envs, device=device, copies=copies
         )
 
 
 def _apart(obs: Observation, state: State) -> Any:
     """Copy what an observation shares with the state, so that a user who changes it cannot change the physics."""
     shared = {value.untyped_storage().data_ptr() for value in state.values()}
-    return map_tensors(obs, lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part)
+    return tree_map(lambda part: part.clone() if part.untyped_storage().data_ptr() in shared else part, obs)

@@ -46,7 +46,7 @@ class BraxEnv(SimulatorEnv):
             num_envs: Copies.
             device: Where the tensors are wanted; JAX simulates on its own default device.
             seed: Seeds the keys.
-            time_limit: Steps until truncation, None for never; 1000 where it is left out.
+            time_limit: Steps until truncation, None for never.
 
         Raises:
             RuntimeError: If JAX is not installed.
@@ -81,7 +81,7 @@ class BraxEnv(SimulatorEnv):
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies by a key drawn from the generator; the first observation is `[num_envs, *]`."""
         self._simulated = self._reset(self._key())
-        return self.first_carry(), self._tensors_of(self._simulated.obs)
+        return self.first_carry({}, {}), self._tensors_of(self._simulated.obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""

@@ -50,7 +50,7 @@ class EpisodeMetrics:
         """Take in what a step reported.
 
         Args:
-            accumulators: What the step before returned, `[num_envs]` each; empty at first. Not changed.
+            accumulators: What the step before returned; empty at first. Not changed.
             info: The step's `info`; the values before a reset are under `final_info`.
             final: Copies that were reset in this very step, `[num_envs]`, bool: theirs are the values in `final_info`
                 where it has them. None where no reset changes `info`.

@@ -74,7 +74,6 @@ def resolve_config(
     owner: str,
     num_envs: int,
     device: torch.device,
-    called: str = "env_config",
     copies: str = "num_envs",
 ) -> ResolvedConfig:
     """Check an `env_config` against the parameters of an environment and turn it into tensors.
@@ -82,30 +81,26 @@ def resolve_config(
     Args:
         config: Name to a number, `num_envs` numbers, a distribution, or a distribution's JSON form.
         parameters: The legal names with their bounds.
-        owner: Name of the environment, for error messages.
+        owner: What error messages call the configuration, such as `CartPole: env_config`.
         num_envs: Number of copies.
         device: Where the tensors go.
-        called: What the user calls the configuration, for error messages.
         copies: What the user calls the number of copies.
-
-    Returns:
-        The checked configuration.
 
     Raises:
         ValueError: If a name is unknown or a value is out of bounds or of the wrong shape.
     """
     if not isinstance(config, Mapping):
-        raise TypeError(f"{owner}: {called} must be a mapping from parameter names to values; got {config!r}.")
+        raise TypeError(f"{owner} must be a mapping from parameter names to values; got {config!r}.")
     for name in config:
         if name not in parameters:
-            raise ValueError(_unknown_name(name, parameters, f"{owner}: {called}"))
+            raise ValueError(_unknown_name(name, parameters, owner))
     resolved = ResolvedConfig({}, {}, {})
     for name, parameter in parameters.items():
         value = config.get(name, parameter.default)
         try:
             given = _resolve_value(value, name, parameter, resolved, num_envs, device, copies)
         except ValueError as error:
-            raise ValueError(f"{owner}: {called}[{name!r}] {error}") from None
+            raise ValueError(f"{owner}[{name!r}] {error}") from None
         if name in config:
             resolved.given[name] = given
     return resolved
@@ -115,10 +110,7 @@ def inherited_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]
     """Fit a training's configuration to an evaluation's number of copies.
 
     Of values for each copy, and of a `Grid` of more values than there are copies, the copies take evenly spaced ones.
-
-    Args:
-        config: In plain JSON form, as `Env.config` is.
-        num_envs: Number of copies.
+    Both are in plain JSON form, as `Env.config` is.
     """
     fitted = {}
     for name, value in config.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from rl8x.envs import builtin
 from rl8x.envs.base import Env
 from rl8x.envs.gymnasium_env import GymnasiumEnv
 from rl8x.importing import Trust, check_gymnasium_id, import_class, is_dotted, is_gymnasium_id
+from rl8x.names import did_you_mean
 
 BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builtin.__all__}
 
@@ -25,10 +25,8 @@ def resolve(name: str) -> type[Env]:
     """
     if name in BUILTIN:
         return BUILTIN[name]
-    near = difflib.get_close_matches(str(name), BUILTIN, n=2, cutoff=0.5)
-    by_case = [key for key in BUILTIN if key.lower() == str(name).lower()]
-    hint = f"Did you mean {' or '.join(by_case or near)}? " if by_case or near else ""
-    raise ValueError(f"no built-in environment {name!r}. {hint}There are {', '.join(BUILTIN)}.")
+    hint = did_you_mean(name, BUILTIN, show=str)
+    raise ValueError(f"no built-in environment {name!r}.{hint} There are {', '.join(BUILTIN)}.")
 
 
 def env_maker(env: object, *, trust: Trust = False) -> Callable[..., Env]:

@@ -31,19 +31,8 @@ class SimulatorEnv(Env):
         """Return the seeding and the configuration; the simulator's own state cannot be taken."""
         return super().state_dict() | {"carry": None}
 
-    def first_carry(self, **more: Any) -> Carry:
-        """Return the carry of episodes that all start now, its tensors `[num_envs]`; `more` is a simulator's own."""
-        return self._first_carry({}, {}) | more
-
     @staticmethod
-    def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, **more: Any) -> Carry:
-        """Return the carry after a step.
-
-        Args:
-            done: Where an episode ended, bool `[num_envs]`.
-            elapsed: The episodes' steps up to this one, int64 `[num_envs]`.
-            returns: The sums of their rewards, float32 `[num_envs]`.
-            **more: What a simulator's carry has besides.
-        """
+    def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor) -> Carry:
+        """Return the carry after a step, by where an episode ended, its steps and its rewards so far, `[num_envs]`."""
         elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
-        return {"state": {}, "parameters": {}, "elapsed": elapsed, "returns": returns, **more}
+        return {"state": {}, "parameters": {}, "elapsed": elapsed, "returns": returns}

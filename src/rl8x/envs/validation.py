@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,16 +14,8 @@ from torch import Tensor
 from rl8x.envs.base import Env
 from rl8x.keys import ACTION_MASK
 from rl8x.output import described
-from rl8x.spaces import (
-    check_mask,
-    check_supported,
-    map_tensors,
-    named_parts,
-    only_legal,
-    sample_actions,
-    torch_dtype,
-    where_rows,
-)
+from rl8x.spaces import check_mask, check_supported, named_parts, only_legal, torch_dtype, tree_of, where_rows
+from rl8x.trees import tree_map
 
 STEPS = 32
 """Steps with random actions; the first few also check purity, the rest look for a rare termination."""
@@ -60,6 +53,8 @@ class _Probe:
         self.name = type(env).__name__
         self.num_envs = env.num_envs
         self.generator = torch.Generator(env.device).manual_seed(0)
+        self.action_space = copy.deepcopy(env.action_space)
+        self.action_space.seed(0)
         self.attributes = {key: _snapshot(value) for key, value in vars(self.env).items()}
 
     def run(self) -> None:
@@ -87,7 +82,8 @@ class _Probe:
     def actions(self, obs: Any) -> Any:
         """Draw random actions, those that an action mask allows where the observation has one."""
         space, seen = self.env.single_action_space, self.env.single_observation_space
-        actions = sample_actions(space, self.num_envs, self.generator)
+        sampled = self.action_space.sample()
+        actions: Any = tree_of(sampled, lambda part: torch.as_tensor(part, device=self.env.device))
         if not isinstance(seen, spaces.Dict) or ACTION_MASK not in seen.spaces:
             return actions
         check_mask(seen[ACTION_MASK], space, ACTION_MASK)
@@ -105,18 +101,16 @@ class _Probe:
     def call(self, function: str, *arguments: Any, pure: bool = False) -> Any:
         """Call one function; check that it changes nothing it was given, and where asked that it repeats itself."""
         method: Callable[..., Any] = getattr(self.env, function)
-        kept = [map_tensors(argument, Tensor.clone) for argument in arguments]
+        kept = [tree_map(Tensor.clone, argument) for argument in arguments]
         try:
             result = method(*arguments)
-            again = method(*(map_tensors(argument, Tensor.clone) for argument in kept)) if pure else None
+            again = method(*(tree_map(Tensor.clone, argument) for argument in kept)) if pure else None
         except Exception as error:
             raise self.fault(function, f"raised {described(error)}") from error
-        of_state = ("state", "parameters")
-        names = {"initial_state": ("parameters", "noise"), "observe": of_state, "measure": of_state}
-        for i, (argument, original) in enumerate(zip(arguments, kept, strict=True)):
+        _, *names = inspect.signature(getattr(Env, function)).parameters
+        for name, argument, original in zip(names, arguments, kept, strict=True):
             if not _equal(argument, original):
-                of = names.get(function, ("state", "actions", "parameters", "noise"))[i]
-                raise self.fault(function, f"changed `{of}` in place; return new tensors instead.")
+                raise self.fault(function, f"changed `{name}` in place; return new tensors instead.")
         if pure and not _equal(result, again):
             raise self.fault(
                 function, "gave two results for the same arguments; draw random numbers from `noise` only."

@@ -90,7 +90,7 @@ class VmasEnv(SimulatorEnv):
         seed = None if self.next_seed is None else self.next_seed % 2**32  # more it does not take
         obs = self.worlds.reset(seed=seed)
         self.next_seed = None
-        return self.first_carry(metrics={}), self._joined(obs)
+        return self.first_carry({}, {}) | {"metrics": {}}, self._joined(obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
@@ -113,7 +113,8 @@ class VmasEnv(SimulatorEnv):
             next_obs = self._joined(self.worlds.get_from_scenario(True, False, False, False)[0])
         values = self.episode_metrics.values(metrics)
         step = Step(next_obs, self._joined(rewards), terminated, truncated, final_obs, returns, elapsed, None, values)
-        return self.next_carry(done, elapsed, returns, metrics=self.episode_metrics.restarted(metrics, done)), step
+        metrics = self.episode_metrics.restarted(metrics, done)
+        return self.next_carry(done, elapsed, returns) | {"metrics": metrics}, step
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""
