@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad
+from torch.func import functional_call
 
 from rl8x import keys
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
@@ -299,13 +299,11 @@ class Updater:
         self, weights: Tensor, entropy_coeff: Tensor, scale: Tensor, taken: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient by the flat weights, and the sums of the loss metrics."""
-
-        def total(weights: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            weights = weights.detach().requires_grad_()
             losses = self._losses(self.optimizer.split(weights), entropy_coeff, scale, *self.pack.unpack(taken))
-            return losses[TOTAL], losses
-
-        gradient, sums = grad(total, has_aux=True)(weights)
-        return gradient, sums
+            (gradient,) = torch.autograd.grad(losses[TOTAL], weights)
+        return gradient, losses.detach()
 
     def _add_gradient_tensors(self, gradient: Tensor, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
         """Add a chunk's gradient to what there is; return the sums of the loss metrics."""
