@@ -1,8 +1,10 @@
 """What every test needs: MLflow without telemetry and the user's settings, on a database copied from a template."""
 
+import atexit
 import os
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,10 @@ from rl8x.tracking.store import MLflowStore, source_tags
 # Two workers on two cores: a second thread in each would only wait for the other worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+# Compiled programs are shared by all workers, and by nothing else.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["RL8X_CACHE_DIR"] = tempfile.mkdtemp(prefix="rl8x-tests-")
+    atexit.register(shutil.rmtree, os.environ["RL8X_CACHE_DIR"], ignore_errors=True)
 for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
     os.environ.pop(_name, None)
 

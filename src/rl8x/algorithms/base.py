@@ -192,7 +192,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
             seed=self.seed,
             device=str(self.device),
             num_threads=torch.get_num_threads(),
-            execution=self.execution.target,
+            execution="auto" if self.execution.starts_at else self.execution.mode,
         )
         if self.execution.starts_at:
             params["execution.compiled_from"] = self.execution.starts_at

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
+    "cache": ("rl8x.cli.cache", "List or remove the compiled programs that are kept for later runs."),
     "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
 }
 

@@ -24,11 +24,19 @@ _KINDS: Final = ("so", "json", "o", "note")
 
 
 class Artifact(NamedTuple):
-    """A compiled program on disk: its key, size in bytes, and when it was used last, in seconds of the epoch."""
+    """A compiled program on disk.
+
+    Attributes:
+        key: Its name.
+        size: Bytes.
+        used: When it was used last, in seconds since 1970.
+        torch: The version of torch that compiled it; empty where that is not known.
+    """
 
     key: str
     size: int
     used: float
+    torch: str
 
 
 class Artifacts:
@@ -98,9 +106,12 @@ class Artifacts:
         for library in self.folder.glob("*.so"):
             try:
                 stat = library.stat()
-            except FileNotFoundError:  # another process has just removed it
+                notes = json.loads(library.with_suffix(".json").read_text())
+            except FileNotFoundError:  # another process has just removed it, or has not written all of it
                 continue
-            found.append(Artifact(library.stem, stat.st_size, stat.st_mtime))
+            except (OSError, ValueError):
+                notes = {}
+            found.append(Artifact(library.stem, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
         return sorted(found, key=lambda artifact: -artifact.used)
 
     def clear(self) -> int:
@@ -112,9 +123,22 @@ class Artifacts:
                 path.unlink(missing_ok=True)
         return freed
 
+    @property
+    def limit_mb(self) -> float:
+        """How much is kept, in MB.
+
+        Raises:
+            ValueError: If `RL8X_CACHE_MB` is no number.
+        """
+        given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
+        try:
+            return float(given)
+        except ValueError:
+            raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes; got {given!r}.") from None
+
     def trim(self) -> None:
         """Remove what has not been used for longest, while there is more than the limit."""
-        left = float(os.environ.get(LIMIT_VARIABLE, _LIMIT_MB)) * 1e6
+        left = self.limit_mb * 1e6
         for artifact in self.list():
             left -= artifact.size
             if left < 0:

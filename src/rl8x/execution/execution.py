@@ -33,10 +33,12 @@ MODES: Final = ("auto", "eager", "compile", "graph")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
 
-# Seconds of eager execution after which compiled programs are expected to be there, and how many times as long a run
-# has to be for them to be worth their compilation.
+# Seconds of eager execution after which compiled programs are expected to be there; how many times as long a run has to
+# be, where its end is known, for them to be worth their compilation; how many times later the change comes where it is
+# not known, so that a few steps in a notebook do not begin to compile.
 _COMPILE_SECONDS: Final = 6.0
-_WORTH: Final = 3.0
+_WORTH: Final = 3
+_UNKNOWN: Final = 2
 
 
 class Execution:
@@ -51,14 +53,15 @@ class Execution:
     Attributes:
         mode: The mode in force.
         target: The mode that is in force from `starts_at` on.
-        starts_at: The step from which the target is in force: the algorithm's, counted from 0.
+        prepares: Whether programs are to be compiled now, while the run is eager.
+        starts_at: The step from which `auto` is compiled, the algorithm's own, counted from 0; 0 where it never is.
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
         ValueError: If mode or precision are not to be had on the device.
     """
 
-    not_traced = ("mode", "target", "starts_at", "threads", "falls_back")
+    not_traced = ("mode", "target", "prepares", "starts_at", "_prepares_at", "threads", "falls_back")
 
     def __init__(self, mode: Mode, precision: Precision, device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -69,7 +72,8 @@ class Execution:
         self.falls_back = mode == "auto"
         self.target: FixedMode = ("graph" if on_cuda else "compile") if mode == "auto" else mode
         self.mode: FixedMode = "eager" if mode == "auto" and not on_cuda else self.target
-        self.starts_at = 0
+        self.prepares = False
+        self.starts_at = self._prepares_at = 0
         self.precision = precision
         self.device = device
         self.host_looks = device.type == "cpu"
@@ -81,26 +85,26 @@ class Execution:
 
     # -- the change from eager to compiled execution
 
-    @property
-    def prepares(self) -> bool:
-        """Whether programs are to be compiled while the run is eager."""
-        return self.mode == "eager" and self.target == "compile"
-
     def plan(self, seconds_per_step: float, steps: float) -> None:
         """Decide where `auto` changes to compiled programs, from nothing but these.
 
         Args:
             seconds_per_step: Estimate of an eager step, by a model of its work and not by a clock.
-            steps: Steps that the run may take in all; infinite where nothing bounds it.
+            steps: Steps that the run takes in all; infinite where nothing bounds it.
         """
         if not self.falls_back or self.device.type == "cuda" or self.mode == "compile":
             return
-        self.starts_at = max(1, math.ceil(_COMPILE_SECONDS / seconds_per_step))
-        self.target = "compile" if steps >= _WORTH * self.starts_at else "eager"
+        starts_at = math.ceil(_COMPILE_SECONDS / seconds_per_step)
+        self.target = "compile" if steps >= _WORTH * starts_at else "eager"
+        self.starts_at = starts_at * (_UNKNOWN if math.isinf(steps) else 1) if self.target == "compile" else 0
+        self._prepares_at = self.starts_at // 4 if math.isinf(steps) else 0
 
     def begin_step(self, step: int) -> None:
-        """Change to compiled programs if this is the step for it, counted from 0."""
-        if self.prepares and step >= self.starts_at > 0:
+        """Begin to compile, or change to compiled programs, if this is the step for it, counted from 0."""
+        if self.mode != "eager" or self.target != "compile" or not self.starts_at:
+            return
+        self.prepares = self._prepares_at <= step < self.starts_at
+        if step >= self.starts_at:
             self.mode, self.threads.eager = "compile", False
 
     @staticmethod
@@ -226,5 +230,5 @@ class _Guarded:
         if not execution.falls_back:
             raise error
         execution.mode = execution.target = "eager"
-        execution.threads.eager = True
+        execution.prepares, execution.threads.eager = False, True
         warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=3)

@@ -28,6 +28,8 @@ from torch import Tensor
 _IGNORED: Final = (torch.Generator, np.random.Generator, np.random.RandomState)
 # Gymnasium makes the generators of spaces when they are first used.
 _LEFT_OUT: Final = ("__weakref__", "__dict__", "_np_random", "_np_random_seed")
+_HEAP_TYPE: Final = 1 << 9  # CPython's Py_TPFLAGS_HEAPTYPE: a class that was made by a class statement, nearly always
+_IN_C: Final = ("builtins", "_thread", "_io", "_queue", "_socket", "select")
 _PLAIN: Final = (bool, int, str, bytes, type(None), complex, pathlib.PurePath)
 _TORCH: Final = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype, np.generic)
 _BUILTIN: Final = (
@@ -143,7 +145,8 @@ class _Walk:
             attributes |= vars(value)
         elif not names:
             raise _UnknownError
-        if kind.__module__ in ("builtins", "_thread", "_io") or kind.__name__ == "lock":
+        # What is written in C may hold what it does not show.
+        if any(not base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]) or kind.__module__ in _IN_C:
             raise _UnknownError
         left_out = (*_LEFT_OUT, *getattr(kind, "not_traced", ()))
         described = [

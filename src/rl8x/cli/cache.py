@@ -1,0 +1,33 @@
+"""`rl8x cache`: the compiled programs that are kept for later runs."""
+
+from __future__ import annotations
+
+import datetime
+
+import click
+
+from rl8x.output import table
+
+
+@click.command("cache")
+@click.option("--clear", is_flag=True, help="Remove them all; what a run needs is compiled again.")
+def cache(clear: bool) -> None:
+    """List the compiled programs that are kept for later runs, the one used last first.
+
+    They are in RL8X_CACHE_DIR, or this user's cache folder; RL8X_CACHE_MB limits their size (500).
+    """
+    from rl8x.execution.artifacts import Artifacts
+
+    artifacts = Artifacts()
+    if clear:
+        click.echo(f"{artifacts.clear() / 1e6:.1f} MB removed from {artifacts.folder}")
+        return
+    found = artifacts.list()
+    rows: list[tuple[str, ...]] = [("program", "MB", "last used", "torch")]
+    for each in found:
+        used = datetime.datetime.fromtimestamp(each.used).astimezone().strftime("%Y-%m-%d %H:%M")
+        rows.append((each.key[:12], f"{each.size / 1e6:.1f}", used, each.torch))
+    if found:
+        click.echo(table(rows) + "\n")
+    total = sum(each.size for each in found) / 1e6
+    click.echo(f"{len(found)} programs, {total:.1f} of {artifacts.limit_mb:g} MB, in {artifacts.folder}")

@@ -1,0 +1,122 @@
+import json
+import os
+
+import pytest
+
+from rl8x.execution import artifacts as module
+from rl8x.execution.artifacts import Artifacts, key_of, surroundings
+
+
+def kept(folder, key, content=b"library", used=None):
+    artifacts = Artifacts(folder)
+    folder.mkdir(exist_ok=True)
+    built = folder / ".built.so"
+    built.write_bytes(content)
+    artifacts.put(key, built)
+    if used is not None:
+        os.utime(artifacts.library(key), (used, used))
+    return artifacts
+
+
+def test_what_is_put_is_found_whole(tmp_path):
+    artifacts = kept(tmp_path, "a")
+    assert artifacts.find("a")["torch"]
+    assert artifacts.library("a").read_bytes() == b"library"
+    assert artifacts.find("b") is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.so"]
+
+
+DAMAGE = {
+    "another library": lambda folder: (folder / "a.so").write_bytes(b"librarz"),
+    "half a library": lambda folder: (folder / "a.so").write_bytes(b"lib"),
+    "no notes": lambda folder: (folder / "a.json").unlink(),
+    "half the notes": lambda folder: (folder / "a.json").write_text('{"sha'),
+    "other notes": lambda folder: (folder / "a.json").write_text("[]"),
+    "no library": lambda folder: (folder / "a.so").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_what_is_damaged_is_never_found(tmp_path, damage):
+    artifacts = kept(tmp_path, "a")
+    damage(tmp_path)
+    assert artifacts.find("a") is None
+    assert artifacts.find("a") is None
+    kept(tmp_path, "a")
+    assert artifacts.find("a") is not None
+
+
+def test_the_one_unused_for_longest_makes_room(tmp_path, monkeypatch):
+    for i, key in enumerate("abc"):
+        kept(tmp_path, key, bytes(400_000), used=1000 + i)
+    Artifacts(tmp_path).find("a")  # used just now
+    monkeypatch.setenv("RL8X_CACHE_MB", "1.3")
+    artifacts = kept(tmp_path, "d", bytes(400_000))
+    assert {artifact.key for artifact in artifacts.list()} == {"a", "c", "d"}
+    assert [artifacts.find(key) is not None for key in "abcd"] == [True, False, True, True]
+
+
+def test_a_limit_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("RL8X_CACHE_MB", "a lot")
+    with pytest.raises(ValueError, match="RL8X_CACHE_MB must be a number of megabytes; got 'a lot'"):
+        _ = Artifacts().limit_mb
+
+
+def test_notes_are_small_things_beside(tmp_path, monkeypatch):
+    artifacts = Artifacts(tmp_path / "new")
+    assert artifacts.noted("a") is None
+    artifacts.note("a", {"read": ["0.x"]})
+    assert artifacts.noted("a") == {"read": ["0.x"]}
+    (tmp_path / "new" / "a.note").write_text("[1")
+    assert artifacts.noted("a") is None
+    monkeypatch.setattr(module, "_MOST_NOTES", 2)
+    for i, key in enumerate("bcd"):
+        artifacts.note(key, {})
+        os.utime(tmp_path / "new" / f"{key}.note", (2e9 + i, 2e9 + i))
+    artifacts.trim()
+    assert [artifacts.noted(key) for key in "abcd"] == [None, None, {}, {}]
+
+
+def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
+    artifacts = kept(tmp_path, "a")
+    artifacts.note("b", {})
+    (tmp_path / "mine.txt").write_text("mine")
+    assert artifacts.clear() == 7 + len(json.dumps({})) + _notes_size()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert Artifacts(tmp_path / "nowhere").clear() == 0
+
+
+def _notes_size():
+    import torch
+
+    return len(json.dumps({"sha256": "0" * 64, "torch": torch.__version__}))
+
+
+CHANGED = {
+    "rl8x": lambda patch: patch.setattr(module, "__version__", "0.0.0"),
+    "torch": lambda patch: patch.setattr("torch.__version__", "9.9.9"),
+    "torch's build": lambda patch: patch.setattr("torch.version.git_version", "0" * 40),
+    "the C++ compiler": lambda patch: patch.setenv("CXX", "another"),
+    "the processor": lambda patch: patch.setattr(module.Path, "exists", lambda _: False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_each_of_a_programs_surroundings_makes_another_key(monkeypatch, change):
+    before = key_of("program")
+    change(monkeypatch)
+    surroundings.cache_clear()
+    try:
+        assert key_of("program") != before
+    finally:
+        monkeypatch.undo()
+        surroundings.cache_clear()
+    assert key_of("program") == before
+    assert key_of("program", "x") != before != key_of("programx")
+
+
+def test_the_folder_is_the_users_own_unless_another_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("RL8X_CACHE_DIR", str(tmp_path))
+    assert Artifacts().folder == tmp_path
+    monkeypatch.delenv("RL8X_CACHE_DIR")
+    assert Artifacts().folder.name == "rl8x"

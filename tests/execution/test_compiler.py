@@ -1,0 +1,182 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from rl8x.execution import compiled
+from rl8x.execution.artifacts import Artifacts
+from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.compiler import Compiler
+from rl8x.execution.loops import Loop
+from rl8x.execution.programs import ProgramError
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path):
+    """A compiler on an empty cache of its own."""
+    made = Compiler(Artifacts(tmp_path / "cache"))
+    monkeypatch.setattr(compiled, "compiler", lambda: made)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def found_only(own, monkeypatch):
+    """Return what makes this process a later one, which can neither compile nor trace."""
+
+    def make():
+        own.stop()
+        later = Compiler(own.artifacts)
+        monkeypatch.setattr(compiled, "compiler", lambda: later)
+        monkeypatch.setattr(later, "_start", lambda: pytest.fail("compiled again"))
+        monkeypatch.setattr(compiled, "trace", lambda *_: pytest.fail("traced again"))
+        return later
+
+    return make
+
+
+class Affine:
+    """Something that a program is made of."""
+
+    def __init__(self, scale, offset):
+        self.scale = scale
+        self.offset = torch.tensor([offset])
+
+    def __call__(self, x, total):
+        total.add_(x.sum())
+        return [x * self.scale + self.offset, total * 1.0]
+
+    def program(self):
+        return CompiledProgram(self.__call__, lambda: [self])
+
+
+X = torch.tensor([1.0, 2.0])
+
+
+def run(program):
+    total = torch.tensor(5.0)
+    scaled, after = program(X, total)
+    return scaled.tolist(), after.item(), total.item()
+
+
+def test_programs_are_compiled_once_and_found_by_other_processes_without_tracing(own, found_only):
+    said = []
+    own.say = said.append
+    assert run(Affine(2.0, 10.0).program()) == ([12.0, 14.0], 8.0, 8.0)
+    assert len(said) >= 1
+    assert "waiting for the compiler" in said[0]
+    loop = CompiledLoop(Loop(lambda total, item: [total.add_(item)], 1), lambda: [1])
+    assert loop(torch.tensor(1.0), torch.tensor([2.0, 3.0]))[0].tolist() == [3.0, 6.0]
+    found_only()
+    assert run(Affine(2.0, 10.0).program()) == ([12.0, 14.0], 8.0, 8.0)
+    assert run(Affine(2.0, -1.0).program()) == ([1.0, 3.0], 8.0, 8.0)  # what it reads is read, not remembered
+    with pytest.raises(pytest.fail.Exception, match="traced again"):
+        run(Affine(3.0, 10.0).program())
+
+
+def test_a_program_that_does_not_do_what_its_function_does_is_traced_again(own, monkeypatch):
+    """Whatever a fingerprint may have missed, such as a number that lives nowhere that it looks."""
+    hidden = [2.0]
+    monkeypatch.setattr("builtins.rl8x_test_scale", lambda: hidden[0], raising=False)
+
+    def program():
+        import builtins
+
+        return CompiledProgram(lambda x: [x * builtins.rl8x_test_scale()], lambda: [0])
+
+    assert program()(X)[0].tolist() == [2.0, 4.0]
+    hidden[0] = 3.0
+    assert program()(X)[0].tolist() == [3.0, 6.0]
+
+
+def test_a_damaged_library_is_compiled_again(own):
+    program = Affine(2.0, 10.0).program()
+    run(program)
+    for library in own.artifacts.folder.glob("*.so"):
+        copy = library.read_bytes()
+        library.unlink()  # this process has mapped the other one
+        library.write_bytes(copy[:-1] + b"x")
+    assert run(Affine(2.0, 10.0).program()) == ([12.0, 14.0], 8.0, 8.0)
+
+
+def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(own, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    program = Affine(2.0, 10.0).program()
+    messages = []
+    for _ in range(2):
+        with pytest.raises(
+            ProgramError, match=r"execution='compile' is not possible here: .+ execution='eager'"
+        ) as error:
+            run(program)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert "\n" not in messages[0]
+    assert not list(own.artifacts.folder.glob("*.so"))
+
+
+def test_a_compiler_that_is_killed_is_an_error_and_the_next_program_has_a_new_one(own):
+    own.request("source", "#error")  # begins it
+    os.killpg(own._process.pid, signal.SIGKILL)
+    with pytest.raises(ProgramError, match="the compiler's process ended"):
+        run(Affine(4.0, 10.0).program())
+    assert run(Affine(4.0, 10.0).program()) == ([14.0, 18.0], 8.0, 8.0)
+
+
+def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(own, tmp_path):
+    code = textwrap.dedent("""
+        import time, torch
+        from rl8x.execution.compiled import CompiledProgram
+        from rl8x.execution.compiler import compiler
+        CompiledProgram(lambda x: [(x * 3.0).sin()]).prepare(torch.ones(100))
+        print(compiler()._process.pid, flush=True)
+        time.sleep(60)
+    """)
+    environment = os.environ | {"RL8X_CACHE_DIR": str(tmp_path / "another")}
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    group = int(child.stdout.readline())
+    child.kill()
+    child.wait()
+    limit = time.monotonic() + 60
+    while _runs(group) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert not _runs(group)
+
+
+def _runs(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+RUN = """
+import hashlib, sys, torch
+from rl8x import NullTracker, PPOConfig, Trainer
+from rl8x.envs import CartPole
+options = dict(num_envs=8, horizon=8, sgd_minibatch_size=16, model_config={"hidden_sizes": [8]}, device="cpu")
+algorithm = PPOConfig(seed=3, execution="compile", **options).build(CartPole)
+trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False)
+for _ in range(3):
+    trainer.step()
+weights = torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+modules = [name for name in ("torch._dynamo", "torch._inductor.codecache", "sympy") if name in sys.modules]
+print(hashlib.sha256(weights.numpy().tobytes()).hexdigest(), modules)
+"""
+
+
+def test_a_run_with_a_warm_cache_has_the_same_bits_and_loads_no_compiler(tmp_path):
+    environment = os.environ | {"RL8X_CACHE_DIR": str(tmp_path)}
+    found = [
+        subprocess.run([sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    cold, warm = (line.split(maxsplit=1) for line in found)
+    assert warm[0] == cold[0]
+    assert warm[1].strip() == "[]"
+    assert "torch._dynamo" in cold[1]

@@ -1,0 +1,245 @@
+import dataclasses
+import functools
+import importlib
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import CartPole, Pendulum
+from rl8x.execution.fingerprint import fingerprint
+from rl8x.randomization import Uniform
+
+
+class Physics:
+    gravity = 9.8
+    not_traced = ("steps",)
+
+    def __init__(self, mass=1.0):
+        self.mass = mass
+        self.table = np.arange(3.0)
+        self.weights = torch.zeros(2, 3)
+        self.generator = torch.Generator()
+        self.steps = 0
+
+    def force(self, x, *, scale=2.0):
+        return x * self.mass * scale
+
+
+def text(*roots):
+    found = fingerprint(roots)
+    assert found is not None
+    return found.text
+
+
+def test_equal_objects_have_one_fingerprint_and_what_no_trace_reads_is_left_out():
+    first, second = Physics(), Physics()
+    second.weights.fill_(3.0)
+    second.generator.manual_seed(5)
+    second.steps = 7
+    assert text(first) == text(second)
+
+
+def changed(change):
+    physics = Physics()
+    change(physics)
+    return physics
+
+
+CHANGES = {
+    "a number": lambda physics: setattr(physics, "mass", 1.0 + 1e-12),
+    "its type": lambda physics: setattr(physics, "mass", 1),
+    "an array": lambda physics: physics.table.__setitem__(1, 5.0),
+    "a shape": lambda physics: setattr(physics, "weights", torch.zeros(3, 2)),
+    "strides": lambda physics: setattr(physics, "weights", torch.zeros(3, 2).t()),
+    "a dtype": lambda physics: setattr(physics, "weights", torch.zeros(2, 3, dtype=torch.float64)),
+    "gradients": lambda physics: physics.weights.requires_grad_(),
+    "one more": lambda physics: setattr(physics, "drag", 0.0),
+    "nothing for a number": lambda physics: setattr(physics, "mass", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_that_a_trace_may_see_makes_another_fingerprint(change):
+    assert text(changed(change)) != text(Physics())
+
+
+def scaled(by):
+    def scale(x, offset=0.0):
+        return x * by + offset
+
+    return scale
+
+
+def test_functions_are_told_apart_by_what_they_hold():
+    assert text(scaled(2.0)) == text(scaled(2.0))
+    assert text(scaled(2.0)) != text(scaled(3.0))
+    assert text(functools.partial(scaled, 2.0)) != text(functools.partial(scaled, 3.0))
+    assert text(Physics(1.0).force) != text(Physics(2.0).force)
+    assert text(torch.relu) != text(torch.tanh)
+    assert text(torch.ops.aten.relu.default) != text(torch.ops.aten.tanh.default)
+
+
+def test_which_objects_are_one_counts():
+    one, other = [1.0], [1.0]
+    assert text([one, one]) != text([one, other])
+
+
+@pytest.mark.parametrize("value", [threading.Lock(), sys.stdout, (i for i in ())], ids=["lock", "file", "generator"])
+def test_what_is_not_understood_has_no_fingerprint(value):
+    assert fingerprint([{"deep": [value]}]) is None
+
+
+def test_a_space_is_the_same_before_and_after_it_was_sampled():
+    space = Dict({"a": Box(-1.0, 1.0, (2,)), "b": Discrete(3)})
+    before = text(space)
+    space.seed(3)
+    space.sample()
+    assert text(space) == before
+    assert text(Dict({"a": Box(-1.0, 2.0, (2,)), "b": Discrete(3)})) != before
+
+
+def test_tensors_are_found_again_by_their_places():
+    first, second = Physics(), Physics()
+    places = fingerprint([first]).places([first.weights])
+    assert places is not None
+    [place] = places
+    assert fingerprint([second]).tensors[place] is second.weights
+    assert fingerprint([first]).places([torch.zeros(2, 3)]) is None
+
+
+# -- sources
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "physics.py": "G = 9.8\n\ndef pull(x):\n    return x * G\n",
+    "env.py": "from mine_{n}.physics import pull\n\nclass Task:\n    def step(self, x):\n        return pull(x)\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Write a package of a user's own, and read it as another process would."""
+
+    def make(n, **changes):
+        folder = tmp_path / f"mine_{n}"
+        folder.mkdir()
+        for name, source in (PACKAGE | changes).items():
+            (folder / name).write_text(source.replace("{n}", str(n)))
+        return importlib.import_module(f"mine_{n}.env").Task()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return make
+
+
+def test_the_source_of_a_users_module_and_of_those_that_it_imports_counts(package, tmp_path):
+    task = package(1)
+    before = text(task)
+    assert text(task) == before
+    physics = tmp_path / "mine_1" / "physics.py"
+    physics.write_text(physics.read_text().replace("9.8", "9.9"))
+    os.utime(physics, ns=(1, 1))  # another time, however coarse the file system's clock is
+    assert text(task) != before
+
+
+def test_a_global_that_was_changed_while_it_ran_counts(package):
+    task = package(2)
+    before = text(task)
+    sys.modules["mine_2.physics"].G = 1.6
+    assert text(task) != before
+
+
+def test_an_attribute_of_a_class_that_was_changed_while_it_ran_counts(monkeypatch):
+    before = text(Physics())
+    monkeypatch.setattr(Physics, "gravity", 1.6)
+    assert text(Physics()) != before
+
+
+# -- what an algorithm is made of
+
+
+def roots(algorithm):
+    return [*algorithm.collector.stepper.made_of(), *algorithm.updater._made_of()]
+
+
+def build(env=CartPole, env_kwargs=(), **options):
+    defaults = {"num_envs": 4, "horizon": 8, "device": "cpu", "model_config": {"hidden_sizes": [8]}, "seed": 0}
+    algorithm = PPOConfig(**{**defaults, "sgd_minibatch_size": 16, **options}).build(env, **dict(env_kwargs))
+    algorithm.collect()
+    algorithm.step()
+    return algorithm
+
+
+def test_neither_the_seed_nor_training_changes_an_algorithms_fingerprint():
+    algorithm = build(seed=1)
+    before = text(*roots(algorithm))
+    algorithm.collect()
+    algorithm.step()
+    assert text(*roots(algorithm)) == before == text(*roots(build(seed=2)))
+
+
+OTHERS = {
+    "gamma": {"gamma": 0.9},
+    "clip_param": {"clip_param": 0.1},
+    "vf_clip_param": {"vf_clip_param": None},
+    "entropy": {"entropy_coeff": 0.1},
+    "target_kl_div": {"target_kl_div": 0.1},
+    "max_grad_norm": {"max_grad_norm": None},
+    "optimizer": {"optimizer": "sgd"},
+    "betas": {"optimizer_config": {"betas": [0.9, 0.99]}},
+    "model": {"model_config": {"hidden_sizes": [9]}},
+    "activation": {"model_config": {"hidden_sizes": [8], "activation": "tanh"}},
+    "precision": {"precision": "bf16"},
+    "normalize_observations": {"normalize_observations": True},
+    "normalize_values": {"normalize_values": True},
+    "copies": {"num_envs": 8},
+    "horizon": {"horizon": 4},
+    "env": {"env": Pendulum},
+    "time limit": {"env_kwargs": {"time_limit": 7}},
+}
+
+
+@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
+def test_each_hyperparameter_that_reaches_a_program_makes_another_fingerprint(options):
+    assert text(*roots(build(**options))) != text(*roots(build()))
+
+
+def test_a_randomised_parameter_makes_another_fingerprint():
+    plain, drawn, wider = build(), build(), build()
+    for algorithm, high in ((drawn, 0.6), (wider, 0.7)):
+        algorithm.collector.reset({"length": Uniform(0.4, high)})
+    assert len({text(*roots(algorithm)) for algorithm in (plain, drawn, wider)}) == 3
+
+
+def test_every_field_of_the_config_but_the_seed_counts():
+    algorithm = build()
+    before = text(*roots(algorithm))
+    for field in dataclasses.fields(algorithm.config):
+        altered = dataclasses.replace(algorithm.config)
+        object.__setattr__(altered, field.name, "another")
+        algorithm.updater.config = altered
+        assert (text(*roots(algorithm)) == before) is (field.name == "seed"), field.name
+
+
+def test_another_process_reads_the_same_fingerprint():
+    code = "from tests.execution.test_fingerprint import *; print(hash_of(text(*roots(build()))))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def hash_of(string):
+    import hashlib
+
+    return hashlib.sha256(string.encode()).hexdigest()

@@ -1,0 +1,179 @@
+"""`execution="auto"` on the CPU: eager up to a step that the configuration decides, compiled from then on."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from tests.probes import traced_only
+
+from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, keys
+from rl8x.checkpoint import Checkpoints
+from rl8x.envs import CartPole
+from rl8x.execution import Execution
+from rl8x.execution.compiled import CompiledProgram
+
+CPU = torch.device("cpu")
+OPTIONS = {"num_envs": 8, "horizon": 8, "sgd_minibatch_size": 32, "num_sgd_iters": 2, "seed": 3, "device": "cpu"}
+SMALL = {**OPTIONS, "model_config": {"hidden_sizes": [32, 32]}, "max_grad_norm": 0.1}
+
+
+def build(execution="auto", **options):
+    return PPOConfig(**{**SMALL, "execution": execution, **options}).build(CartPole, time_limit=20)
+
+
+@pytest.fixture
+def changes_at_3(monkeypatch):
+    """Let `auto` change at step 3 of runs whose end is known."""
+    traced_only(monkeypatch)
+    monkeypatch.setattr("rl8x.execution.execution._COMPILE_SECONDS", 3.0)
+    monkeypatch.setattr("rl8x.algorithms.ppo.PPO.seconds_per_step", 1.0)
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+def trained(algorithm, steps, tracker=None, **options):
+    trainer = Trainer(algorithm, tracker=tracker or NullTracker(), checkpoints=False, eval_env=False)
+    trainer.run(max_steps=steps, progress="none", **options)
+    return weights(algorithm)
+
+
+# -- the plan
+
+
+def planned(seconds_per_step, steps):
+    execution = Execution("auto", "fp32", CPU)
+    execution.plan(seconds_per_step, steps)
+    return execution.target, execution.starts_at
+
+
+def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
+    assert planned(0.5, 1000) == ("compile", 12)
+    assert planned(0.5, 36) == ("compile", 12)
+    assert planned(0.5, 35) == ("eager", 0)  # too short to earn it
+    assert planned(100.0, 3) == ("compile", 1)
+    assert planned(0.5, math.inf) == ("compile", 24)  # nothing is known to come
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_a_mode_that_was_asked_for_is_in_force_from_the_start(mode):
+    execution = Execution(mode, "fp32", CPU)
+    execution.plan(0.5, 1000)
+    assert (execution.mode, execution.target, execution.starts_at) == (mode, mode, 0)
+
+
+def test_more_work_changes_sooner():
+    seconds = [build(num_envs=n, num_sgd_iters=k).seconds_per_step for n, k in ((8, 2), (8, 20), (4096, 20))]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[1] < seconds[2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_steps": 40}, {"stop_conditions": HitsUpperBound(keys.ENV_STEPS, 40 * 64)}],
+    ids=["max_steps", "a bound on env/steps"],
+)
+def test_a_run_too_short_to_earn_it_stays_eager(options, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(CompiledProgram, "prepare", lambda *_: prepared.append(1))
+    algorithm = build()
+    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, eval_env=False)
+    trainer.run(progress="none", **options)
+    assert algorithm.execution.mode == "eager"
+    assert not prepared
+    assert (trainer.params["execution"], "execution.compiled_from" in trainer.params) == ("eager", False)
+
+
+# -- the change
+
+
+@pytest.mark.usefixtures("changes_at_3")
+def test_it_is_eager_to_the_bit_before_and_compiled_to_the_bit_after():
+    eager, compiled = build("eager"), build("compile")
+    assert torch.equal(trained(build(), 3, stop_conditions=HitsUpperBound(keys.ENV_STEPS, 9 * 64)), trained(eager, 3))
+    compiled.load_state_dict(eager.state_dict())
+    auto = build()
+    assert torch.equal(trained(auto, 9), trained(compiled, 6))
+    assert auto.execution.mode == "compile"
+    assert not torch.equal(weights(auto), trained(build("eager"), 9))  # the two do differ, in their last bits
+
+
+@pytest.mark.usefixtures("changes_at_3")
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_a_resumed_run_changes_at_the_same_step(cut, model, tmp_path):
+    options = {"model": model, "model_config": {"hidden_size": 8} if model == "lstm" else {"hidden_sizes": [8]}}
+    options |= {"seq_len": 4} if model == "lstm" else {}
+    whole = Trainer(build(**options), tracker=NullTracker(), checkpoints=False)
+    whole.run(max_steps=9, steps_per_eval=2, progress="none")
+
+    def interrupt(trainer, stats):
+        if stats[keys.STEPS] == cut + 1:
+            raise KeyboardInterrupt
+
+    cut_off = {"tracker": NullTracker(), "checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [interrupt]}
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(build(**options), **cut_off).run(max_steps=9, steps_per_eval=2, progress="none")
+    rest = Trainer.resume(tmp_path, tracker=NullTracker(), algorithm=build(**options))
+    assert rest.state[keys.STEPS] == cut
+    rest.run(progress="none")
+    assert rest.state[keys.STEPS] == 9
+    assert torch.equal(weights(rest.algorithm), weights(whole.algorithm))
+
+
+@pytest.mark.usefixtures("changes_at_3")
+def test_the_step_is_a_param_and_the_mode_at_the_end_a_tag():
+    tracker = MemoryTracker()
+    trained(build(), 9, tracker)
+    assert tracker.params["execution"] == "auto"
+    assert tracker.params["execution.compiled_from"] == 3
+    assert tracker.tags["rl8x.execution"] == "compile"
+
+
+@pytest.mark.usefixtures("changes_at_3")
+def test_programs_are_prepared_while_it_is_eager_and_called_after(monkeypatch):
+    events = []
+    monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: events.append(("prepare", repr(self))))
+    compile_ = CompiledProgram._compile
+    monkeypatch.setattr(
+        CompiledProgram, "_compile", lambda self, given: events.append(("compile", repr(self))) or compile_(self, given)
+    )
+    steps = []
+
+    def note(trainer, stats):
+        steps.append(list(events))
+
+    trainer = Trainer(build(), tracker=NullTracker(), checkpoints=False, callbacks=[note])
+    trainer.run(max_steps=9, steps_per_eval=2, progress="none")
+    kinds = [[kind for kind, _ in each] for each in steps]
+    assert kinds[0] == ["prepare", "prepare"]  # the horizon and the updates
+    assert kinds[1] == ["prepare"] * 3  # the evaluation's step
+    assert kinds[2] == ["prepare"] * 3
+    prepared, compiled = ({name for kind, name in events if kind == wanted} for wanted in ("prepare", "compile"))
+    assert prepared == compiled
+
+
+@pytest.mark.usefixtures("changes_at_3")
+@pytest.mark.parametrize("when", ["prepare", "_compile"])
+def test_what_cannot_be_compiled_stays_eager_with_one_warning(when, monkeypatch):
+    def refuse(*_):
+        raise OSError("no compiler found")
+
+    if when == "prepare":
+        monkeypatch.undo()
+        monkeypatch.setattr("rl8x.execution.execution._COMPILE_SECONDS", 3.0)
+        monkeypatch.setattr("rl8x.algorithms.ppo.PPO.seconds_per_step", 1.0)
+        monkeypatch.setattr("rl8x.execution.compiled.trace", refuse)
+    else:
+        monkeypatch.setattr(CompiledProgram, "_compile", refuse)
+    tracker = MemoryTracker()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = trained(build(), 9, tracker)
+    told = [str(each.message) for each in caught if "not possible" in str(each.message)]
+    assert len(told) == 1
+    assert "no compiler found. execution='eager' always is. Running eagerly." in told[0]
+    assert tracker.tags["rl8x.execution"] == "eager"
+    assert torch.equal(found, trained(build("eager"), 9))
