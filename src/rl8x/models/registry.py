@@ -37,7 +37,13 @@ def make_model(
     """
     config = dict(model_config or {})
     if isinstance(spec, Model):
-        _check_instance(spec, num_features, config)
+        name = type(spec).__name__
+        if config:
+            given = ", ".join(config)
+            raise ValueError(f"`model_config` ({given}) needs a model's name or class, not an instance of {name}.")
+        if spec.num_features != num_features:
+            features = f"num_features={spec.num_features}"
+            raise ValueError(f"the {name} given has {features}, but the action distribution needs {num_features}.")
         return spec
     if spec is None:
         spec = "cnn" if any(is_image(leaf) for _, leaf in leaves(observation_space)) else "mlp"
@@ -51,15 +57,3 @@ def make_model(
         )
     check_arguments(spec, config, "model_config", num_positional=2)
     return spec(observation_space, num_features, **config)
-
-
-def _check_instance(model: Model, num_features: int, config: Mapping[str, Any]) -> None:
-    name = type(model).__name__
-    if config:
-        raise ValueError(
-            f"`model_config` ({', '.join(config)}) needs a model's name or class, not an instance of {name}."
-        )
-    if model.num_features != num_features:
-        raise ValueError(
-            f"the {name} given has num_features={model.num_features}, but the action distribution needs {num_features}."
-        )
