@@ -27,10 +27,10 @@ class Head(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for every row of `[..., in_features]`, as `[..., out_features]`."""
-        kind = x.device.type
-        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        device = x.device.type
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
             return super().forward(x)
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(device, enabled=False):
             return super().forward(x.to(self.weight.dtype))
 
 
