@@ -35,7 +35,8 @@ class Execution:
     Args:
         mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
             elsewhere eager, since compiling costs seconds that only longer runs earn back.
-        precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, all else in float32.
+        precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, heads and all else in
+            float32.
         device: Where the programs run.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import gymnasium
 from torch import Tensor, nn
 
-from rl8x.nn.mlp import linear
+from rl8x.nn.mlp import Head, linear
 
 State = dict[str, Tensor]
 
@@ -17,7 +17,7 @@ class Model(nn.Module):
     """A network from observations to the features of an action distribution and to values.
 
     A model of your own is a subclass with `__init__(self, observation_space, num_features, **model_config)` that calls
-    this one's, and `forward`.
+    this one's, and `forward`. With `precision="bf16"` its products are bfloat16, but for layers of kind `rl8x.nn.Head`.
 
     Args:
         observation_space: Space of one copy's observation.
@@ -57,7 +57,7 @@ class Model(nn.Module):
 
 
 class ActorCritic(Model):
-    """An actor and a critic under linear heads that give features and values.
+    """An actor and a critic under linear heads that give features and values, in float32 whatever the precision.
 
     The built-in models share these arguments, beside those of `Model`.
 
@@ -74,8 +74,8 @@ class ActorCritic(Model):
 
     def add_heads(self, width: int, critic_width: int, policy_gain: float, value_gain: float) -> None:
         """Make the heads, for outputs of actor and critic of these widths."""
-        self.policy_head = linear(width, self.num_features, policy_gain)
-        self.value_head = linear(critic_width, 1, value_gain)
+        self.policy_head = linear(width, self.num_features, policy_gain, kind=Head)
+        self.value_head = linear(critic_width, 1, value_gain, kind=Head)
 
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """Return features `[T, B, num_features]`, values `[T, B]` and the state after observations `[T, B, *obs]`."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from rl8x.nn.activations import activation as make_activation
@@ -18,12 +19,29 @@ HIDDEN_GAIN = math.sqrt(2.0)
 _MANY_ACTIVATIONS: Final = 2**17
 
 
-def linear(num_inputs: int, num_outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
+class Head(nn.Linear):
+    """A linear layer that computes in float32 where autocast has others compute in bfloat16.
+
+    Values of 500 would be multiples of 2 in bfloat16, which has 8 significant bits.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for every row of `[..., in_features]`, as `[..., out_features]`."""
+        device = x.device.type
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return super().forward(x)
+        with torch.autocast(device, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
+def linear(
+    num_inputs: int, num_outputs: int, gain: float = HIDDEN_GAIN, *, kind: type[nn.Linear] = nn.Linear
+) -> nn.Linear:
     """Make a linear layer with an orthogonal weight times `gain` and a bias of 0.
 
     Source: Saxe et al. 2014, arXiv:1312.6120.
     """
-    layer = nn.Linear(num_inputs, num_outputs)
+    layer = kind(num_inputs, num_outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

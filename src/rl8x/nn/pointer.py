@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.nn.masking import masked_logits
+from rl8x.nn.mlp import Head
 
 
 class PointerNetwork(nn.Module):
@@ -23,7 +24,7 @@ class PointerNetwork(nn.Module):
         super().__init__()
         self.key = nn.Linear(num_inputs, hidden_size, bias=False)
         self.query = nn.Linear(query_width, hidden_size)
-        self.score = nn.Linear(hidden_size, 1, bias=False)
+        self.score = Head(hidden_size, 1, bias=False)
 
     def forward(self, query: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
         """Score elements.
