@@ -1,4 +1,4 @@
-"""The feedforward model for vectors of numbers."""
+"""The feedforward model for vectors of numbers, and the heads that all built-in models share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,77 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from rl8x.models.base import ActorCritic, State
+from rl8x.models.base import Model, State
 from rl8x.models.observations import FlatObservations, actor_space
-from rl8x.nn.mlp import MLP, check_sizes
+from rl8x.nn.mlp import MLP, check_sizes, linear
+
+
+class Head(nn.Linear):
+    """A linear layer that computes in float32 where autocast has others compute in bfloat16.
+
+    Values of 500 would be multiples of 2 in bfloat16, which has 8 significant bits.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for every row of `[..., in_features]`, as `[..., out_features]`."""
+        device = x.device.type
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return super().forward(x)
+        with torch.autocast(device, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
+class ActorCritic(Model):
+    """An actor and a critic under linear heads that give features and values, in float32 whatever the precision.
+
+    The built-in models share these arguments, beside those of `Model`.
+
+    Args:
+        activation: Name of the activation after each layer.
+        shared: Whether actor and critic have the same layers but the heads.
+        critic_obs: Parts of a `Dict` observation that only the critic sees.
+        policy_gain: Gain of the head of features, small so that a policy begins near uniform.
+        value_gain: Gain of the head of values.
+    """
+
+    actor: nn.Module
+    critic: nn.Module | None
+
+    def add_heads(self, width: int, critic_width: int, policy_gain: float, value_gain: float) -> None:
+        """Make the heads, for outputs of actor and critic of these widths."""
+        self.policy_head = linear(width, self.num_features, policy_gain, kind=Head)
+        self.value_head = linear(critic_width, 1, value_gain, kind=Head)
+
+    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Return features `[T, B, num_features]`, values `[T, B]` and the state after observations `[T, B, *obs]`."""
+        hidden, critic_hidden, state = self.hidden(obs, state, starts)
+        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
+
+    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Return the values alone, `[T, B]`, of observations `[T, B, *obs]`."""
+        values: Tensor = self.value_head(self.hidden(obs, state, starts, values_only=True)[1]).squeeze(-1)
+        return values
+
+    def hidden(
+        self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
+    ) -> tuple[Tensor, Tensor, State]:
+        """Return what the heads read, `[T, B, width]` each, and the state; with `values_only` the second alone counts.
+
+        Arguments are those of `forward`.
+        """
+        seen, critic_seen, state = self.trunk_inputs(obs, state, starts)
+        if self.critic is None:
+            hidden = self.actor(*seen)
+            return hidden, hidden, state
+        critic_hidden = self.critic(*critic_seen)
+        return critic_hidden if values_only else self.actor(*seen), critic_hidden, state
+
+    def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
+        """Return the arguments of actor and critic, for those of `forward`, and the state after them."""
+        return (obs,), (obs,), state
 
 
 class MLPModel(ActorCritic):
@@ -51,5 +117,5 @@ class MLPModel(ActorCritic):
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], State]:
         """Lay observations `[T, B, *obs]` out flat, `[T, B, width]`; no state."""
-        flat = self.flat(obs)
+        flat = obs.float() if self.flat.is_vector else self.flat(obs)
         return (flat if self.actor_flat is None else self.actor_flat(obs),), (flat,), state

@@ -29,6 +29,7 @@ class FlatObservations(nn.Module):
     Attributes:
         width: Width of the vector.
         leaf_widths: Width of each part that has no parts itself.
+        is_vector: Whether an observation is a vector already, of which only the dtype may change: `obs.float()`.
 
     Raises:
         TypeError: If a part is of a kind that has no such form.
@@ -39,6 +40,7 @@ class FlatObservations(nn.Module):
         self.leaves = leaves(space)
         self.leaf_widths = [_width(leaf) for _, leaf in self.leaves]
         self.width = sum(self.leaf_widths)
+        self.is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype != np.uint8
 
     def forward(self, obs: Any) -> Tensor:
         """Return observations `[..., *obs]` as `[..., width]`; a vector of float32 as it is."""

@@ -10,7 +10,7 @@ from rl8x.nn.attention import (
     Skip,
 )
 from rl8x.nn.masking import masked_logits, masked_mean
-from rl8x.nn.mlp import MLP, Head, linear
+from rl8x.nn.mlp import MLP, linear
 from rl8x.nn.perceiver import Perceiver
 from rl8x.nn.pointer import PointerNetwork
 
@@ -19,7 +19,6 @@ __all__ = [
     "MLP",
     "Attention",
     "CrossAttention",
-    "Head",
     "Perceiver",
     "PointerNetwork",
     "PositionalEmbedding",

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from rl8x.nn.activations import activation as make_activation
@@ -17,21 +16,6 @@ HIDDEN_GAIN = math.sqrt(2.0)
 
 # Activations of all layers from which `perceptron` saves more time than its Python takes: what a core's cache holds.
 _MANY_ACTIVATIONS: Final = 2**17
-
-
-class Head(nn.Linear):
-    """A linear layer that computes in float32 where autocast has others compute in bfloat16.
-
-    Values of 500 would be multiples of 2 in bfloat16, which has 8 significant bits.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output for every row of `[..., in_features]`, as `[..., out_features]`."""
-        device = x.device.type
-        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-            return super().forward(x)
-        with torch.autocast(device, enabled=False):
-            return super().forward(x.to(self.weight.dtype))
 
 
 def linear(

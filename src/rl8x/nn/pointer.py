@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.nn.masking import masked_logits
-from rl8x.nn.mlp import Head
 
 
 class PointerNetwork(nn.Module):
@@ -24,7 +23,7 @@ class PointerNetwork(nn.Module):
         super().__init__()
         self.key = nn.Linear(num_inputs, hidden_size, bias=False)
         self.query = nn.Linear(query_width, hidden_size)
-        self.score = Head(hidden_size, 1, bias=False)
+        self.score = nn.Linear(hidden_size, 1, bias=False)
 
     def forward(self, query: Tensor, elements: Tensor, mask: Tensor | None = None) -> Tensor:
         """Score elements.
@@ -38,5 +37,6 @@ class PointerNetwork(nn.Module):
             Logits, `[..., S]`; those of masked elements so low that their probability is 0.
         """
         hidden = torch.tanh(self.key(elements) + self.query(query).unsqueeze(-2))
-        logits: Tensor = self.score(hidden).squeeze(-1)
+        # A sum, and no product of matrices, which autocast would take in bfloat16.
+        logits = (hidden.float() * self.score.weight.squeeze(0)).sum(-1)
         return logits if mask is None else masked_logits(logits, mask)
