@@ -18,7 +18,7 @@ from rl8x.keys import ACTION_MASK
 from rl8x.models import Model, make_model
 from rl8x.names import resolved_arguments
 from rl8x.spaces import check_mask, leaves
-from rl8x.trees import Tree, flatten_tree, tree_map
+from rl8x.trees import Tree, flatten_tree, tree_map, unflatten_tree
 
 State = dict[str, Tensor]
 
@@ -190,13 +190,8 @@ class Policy(nn.Module):
             obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
             valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
         """
-        if self.obs_moments is None:
-            return
-        for path, part in flatten_tree("", obs).items():
-            name = _module_name(path.removeprefix("/"))
-            if name in self.obs_moments:
-                moments = self.obs_moments[name]
-                assert isinstance(moments, RunningMoments)
+        for name, part in flatten_tree("", obs).items():
+            if (moments := self._moments_of(name)) is not None:
                 moments.update(part, valid)
 
     def _split(self, obs: Any) -> tuple[Any, Any]:
@@ -206,27 +201,27 @@ class Policy(nn.Module):
             mask = tree_map(lambda legal: legal.bool(), obs[ACTION_MASK])
             obs = {name: part for name, part in obs.items() if name != ACTION_MASK}
         if self.obs_moments is not None:
-            obs = self._normalized(obs, "")
+            flat = flatten_tree("", obs)
+            obs = unflatten_tree("", {name: self._normalized(name, part) for name, part in flat.items()})
         return obs, mask
 
-    def _normalized(self, obs: Any, path: str) -> Any:
-        assert self.obs_moments is not None
-        if isinstance(obs, Mapping):
-            return {name: self._normalized(part, f"{path}/{name}" if path else name) for name, part in obs.items()}
-        name = _module_name(path)
-        if name not in self.obs_moments:
-            return obs
-        moments = self.obs_moments[name]
+    def _normalized(self, name: str, part: Tensor) -> Tensor:
+        moments = self._moments_of(name)
+        return part if moments is None else moments.normalize(part, 10.0)
+
+    def _moments_of(self, name: str) -> RunningMoments | None:
+        """Return the moments of a part with a name by `flatten_tree`, if there are any."""
+        path = _module_name(name.removeprefix("/"))
+        if self.obs_moments is None or path not in self.obs_moments:
+            return None
+        moments = self.obs_moments[path]
         assert isinstance(moments, RunningMoments)
-        return moments.normalize(obs, 10.0)
-
-
-_WHOLE = "observation"
+        return moments
 
 
 def _module_name(path: str) -> str:
-    """Name the moments of a part; torch refuses dots in the names of modules."""
-    return path.replace(".", ":") or _WHOLE
+    """Name the moments of a part; torch refuses dots in the names of modules, and empty ones."""
+    return path.replace(".", ":") or "observation"
 
 
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:

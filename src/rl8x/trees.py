@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -57,10 +59,5 @@ def row_major(tensor: Tensor) -> Tensor:
     """
     if tensor.is_contiguous() and 1 not in tensor.shape:
         return tensor
-    strides, stride = [], 1
-    for size in reversed(tensor.shape):
-        strides.append(stride)
-        stride *= size
-    return (
-        tensor if tensor.stride() == tuple(reversed(strides)) else tensor.clone(memory_format=torch.contiguous_format)
-    )
+    strides = tuple(itertools.accumulate(reversed(tensor.shape[1:]), operator.mul, initial=1))[::-1]
+    return tensor if tensor.stride() == strides else tensor.clone(memory_format=torch.contiguous_format)

@@ -104,9 +104,8 @@ def _frame(env: Env) -> np.ndarray:
 
 def _draws_nothing(name: str) -> str:
     """Say what is possible where an environment has no pictures: Gymnasium's of the same task takes the same policy."""
-    if name not in _TWINS:
-        return (
-            f"{name} cannot be rendered: give it a `render` that returns a picture of each copy, and a `render_mode`."
-        )
-    made = f'GymnasiumEnv("{_TWINS[name]}", 1, render_mode="rgb_array")'
-    return f"{name} cannot be rendered: built-in environments draw nothing. Record the policy in the same task, {made}."
+    instead = "give it a `render` that returns a picture of each copy, and a `render_mode`"
+    if name in _TWINS:
+        made = f'GymnasiumEnv("{_TWINS[name]}", 1, render_mode="rgb_array")'
+        instead = f"built-in environments draw nothing. Record the policy in the same task, {made}"
+    return f"{name} cannot be rendered: {instead}."

@@ -167,6 +167,5 @@ def test_gradients_agree_with_torch():
 
 def test_there_are_no_reparameterised_samples():
     distribution = Categorical(Discrete(3))
-    assert not distribution.reparameterized
     with pytest.raises(TypeError, match="discrete"):
         distribution.rsample(distribution.from_features(torch.zeros(1, 3)), torch.rand(1, 1))

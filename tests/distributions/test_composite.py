@@ -69,8 +69,6 @@ def test_a_tuple_has_numbers_as_keys_and_parts_may_have_parts():
 
 def test_reparameterised_where_every_part_is():
     mixed, smooth = Composite(SPACE), Composite(spaces.Dict({"a": BOX, "b": BOX}))
-    assert not mixed.reparameterized
-    assert smooth.reparameterized
     features = torch.zeros(3, 4, requires_grad=True)
     actions, logp = smooth.rsample(smooth.from_features(features), torch.ones(3, 4))
     (gradient,) = torch.autograd.grad(actions["a"].sum() + 2 * actions["b"].sum(), features)

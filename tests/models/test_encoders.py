@@ -5,26 +5,30 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
-from rl8x.models.encoders import Images, ObservationEncoder, is_image
+from rl8x.models.encoders import ImageEncoder, ObservationEncoder, is_image
+
+
+def images(space, channels):
+    return ImageEncoder(space, [(4, 2, 1)], "relu", channels)
 
 
 def test_channels_first_last_and_by_their_number():
-    assert Images(Box(0, 1, (5, 6, 7), np.float32), "last").shape == (7, 5, 6)
-    assert Images(Box(0, 1, (7, 6, 5), np.float32), "first").shape == (7, 6, 5)
-    assert Images(Box(0, 1, (7, 6, 3), np.float32), "auto").shape == (3, 7, 6)
-    assert Images(Box(0, 1, (3, 7, 6), np.float32), "auto").shape == (3, 7, 6)
-    assert Images(Box(0, 255, (7, 6), np.uint8), "auto").shape == (1, 7, 6)
+    assert images(Box(0, 1, (5, 6, 7), np.float32), "last").shape == (7, 5, 6)
+    assert images(Box(0, 1, (7, 6, 5), np.float32), "first").shape == (7, 6, 5)
+    assert images(Box(0, 1, (7, 6, 3), np.float32), "auto").shape == (3, 7, 6)
+    assert images(Box(0, 1, (3, 7, 6), np.float32), "auto").shape == (3, 7, 6)
+    assert images(Box(0, 255, (7, 6), np.uint8), "auto").shape == (1, 7, 6)
 
 
 def test_floats_are_taken_as_they_are_and_whole_numbers_scaled():
     obs = torch.randn(2, 3, 8, 9, 3)
-    images = Images(Box(-1.0, 1.0, (8, 9, 3), np.float32), "auto")
-    assert torch.equal(images(obs), obs.flatten(0, 1).permute(0, 3, 1, 2))
+    encoder = images(Box(-1.0, 1.0, (8, 9, 3), np.float32), "auto")
+    assert torch.equal(encoder.images(obs), obs.flatten(0, 1).permute(0, 3, 1, 2))
     whole = torch.tensor([0, 51, 255], dtype=torch.uint8).expand(1, 1, 5, 5, 3)
-    scaled = Images(Box(0, 255, (5, 5, 3), np.uint8), "auto")(whole)
+    scaled = images(Box(0, 255, (5, 5, 3), np.uint8), "auto").images(whole)
     assert scaled[0, :, 0, 0].tolist() == pytest.approx([0.0, 0.2, 1.0])
     flat = torch.tensor([[10, 20]], dtype=torch.uint8).expand(1, 1, 6, 2)
-    assert Images(Box(10, 20, (6, 2), np.uint8), "auto")(flat)[0, 0, 0].tolist() == [0.0, 1.0]
+    assert images(Box(10, 20, (6, 2), np.uint8), "auto").images(flat)[0, 0, 0].tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_parts_are_joined_in_the_order_of_the_space():
     )
     encoder = ObservationEncoder(space, convolutions=[(4, 5, 1)], activation="tanh")
     # 5 x 6 by 5 x 5 is 1 x 2, of 4 channels 8.
-    assert encoder.leaf_widths == [(("a",), 2), (("b", "0"), 8), (("b", "1"), 3)]
+    assert encoder.leaf_widths == [2, 8, 3]
     image = torch.randint(256, (2, 3, 5, 6, 3), dtype=torch.uint8)
     obs = {"a": torch.randn(2, 3, 2), "b": {"0": image, "1": torch.tensor([[0, 1, 2], [2, 1, 0]])}}
     encoded = encoder(obs)

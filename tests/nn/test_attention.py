@@ -126,20 +126,11 @@ def test_a_stack_applies_its_blocks_in_order():
     assert SelfAttentionStack(WIDTH, HEADS, 2, skip="cat")(x).shape == (BATCH, QUERIES, 72)
 
 
-def test_a_stack_that_shares_parameters_applies_one_block_again_and_again():
-    x, _, _ = inputs()
-    stack = SelfAttentionStack(WIDTH, HEADS, 3, share_parameters=True)
-    (block,) = stack.blocks
-    assert torch.equal(stack(x), block(block(block(x))))
-
-
 def test_what_is_wrong_is_said():
     with pytest.raises(ValueError, match="must divide the width; got 3 and 8"):
         Attention(WIDTH, 3)
     with pytest.raises(ValueError, match="num_layers"):
         SelfAttentionStack(WIDTH, HEADS, 0)
-    with pytest.raises(ValueError, match="got 'cat'"):
-        SelfAttentionStack(WIDTH, HEADS, 2, share_parameters=True, skip="cat")
 
 
 def test_the_kinds_of_skip_connections():

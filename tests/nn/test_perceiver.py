@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from rl8x.nn import Perceiver
@@ -10,14 +9,13 @@ def inputs() -> torch.Tensor:
     return torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("share_parameters", [False, True])
-def test_latents_read_the_inputs_and_then_each_other(share_parameters):
-    perceiver = Perceiver(6, 4, 8, num_heads=2, num_layers=2, num_blocks=2, share_parameters=share_parameters)
+def test_latents_read_the_inputs_and_then_each_other():
+    perceiver = Perceiver(6, 4, 8, num_heads=2, num_layers=2, num_blocks=2)
     x = inputs()
     latents = perceiver.latents.expand(3, 4, 8)
-    assert len(perceiver.reads) == len(perceiver.stacks) == (1 if share_parameters else 2)
+    assert len(perceiver.reads) == len(perceiver.stacks) == 2
     for layer in range(2):
-        latents = perceiver.stacks[-1 if layer else 0](perceiver.reads[-1 if layer else 0](latents, x))
+        latents = perceiver.stacks[layer](perceiver.reads[layer](latents, x))
     assert torch.equal(perceiver(x), latents)
     assert perceiver(x).shape == (3, 4, perceiver.num_outputs)
 

@@ -2,9 +2,8 @@
 
 from rl8x.distributions.base import Actions, Distribution, Params
 from rl8x.distributions.bernoulli import Bernoulli
-from rl8x.distributions.categorical import Categorical
+from rl8x.distributions.categorical import Categorical, MultiCategorical
 from rl8x.distributions.composite import Composite
-from rl8x.distributions.multi_categorical import MultiCategorical
 from rl8x.distributions.normal import Normal
 from rl8x.distributions.registry import BUILTIN, make_distribution
 from rl8x.distributions.squashed_normal import SquashedNormal

@@ -31,11 +31,9 @@ class Distribution(nn.Module):
         num_features: Width of the features that it is made from.
         num_noise: Random numbers that one sample needs.
         default_for: Kinds of action space for which the distribution is the default; built-in ones only.
-        reparameterized: Whether `rsample` gives actions through which gradients flow.
     """
 
     default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = ()
-    reparameterized: bool = False
 
     draw: Callable[..., Tensor] = staticmethod(torch.rand)
     """Draws what sampling needs, float32 `[..., num_noise]`: `torch.rand` or `torch.randn`, or called as they are."""

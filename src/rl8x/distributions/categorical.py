@@ -1,4 +1,4 @@
-"""One of n actions, sampled by inverting the cumulative distribution at one uniform number."""
+"""One of n actions, or several such choices at once, sampled by inverting cumulative distributions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,48 @@ _UNROLLED_CHOICES: Final = 16
 
 
 class CategoricalParams(NamedTuple):
-    """The log-probability of every action, `[..., num_actions]`."""
+    """The log-probability of every action of each choice, `[..., num_actions]` or `[..., num_choices, num_actions]`."""
 
     log_probs: Tensor
 
 
-class Categorical(Distribution):
+class Choices(Distribution):
+    """What one choice among numbered actions and several independent ones have in common; actions are int64."""
+
+    def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw actions `[..., *action]` by one uniform number a choice, `[..., num_noise]`; score them, `[...]`."""
+        index = inverse_cdf(params.log_probs, noise.reshape(params.log_probs.shape[:-1]))
+        return self._to_actions(index), self._summed(pick(params.log_probs, index))
+
+    def mode(self, params: CategoricalParams) -> Tensor:
+        """Return the most likely actions `[..., *action]`, the first of equals."""
+        return self._to_actions(params.log_probs.argmax(-1))
+
+    def logp(self, params: CategoricalParams, actions: Tensor) -> Tensor:
+        """Return the log-probabilities `[...]` of actions `[..., *action]`."""
+        index = self._to_index(actions.reshape(params.log_probs.shape[:-1]))
+        return self._summed(pick(params.log_probs, index))
+
+    def entropy(self, params: CategoricalParams) -> Tensor:
+        """Return -sum p log p, `[...]`."""
+        return self._summed(-(params.log_probs.exp() * params.log_probs).sum(-1))
+
+    def kl(self, params: CategoricalParams, other: CategoricalParams) -> Tensor:
+        """Return sum p (log p - log q), `[...]`; large, not infinite, where `other` rules out what `params` allows."""
+        return self._summed((params.log_probs.exp() * (params.log_probs - other.log_probs)).sum(-1))
+
+    def _to_actions(self, index: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _to_index(self, actions: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _summed(self, each: Tensor) -> Tensor:
+        """Add up what the choices give, `[...]`."""
+        return each
+
+
+class Categorical(Choices):
     """A categorical distribution over a `Discrete` space; features are logits, actions int64 `[...]`.
 
     An action whose probability is 0 in float32, masked or not, is never sampled.
@@ -49,39 +85,72 @@ class Categorical(Distribution):
         logits = features if mask is None else masked_logits(features, mask)
         return CategoricalParams(logits.log_softmax(-1))
 
-    def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions and their log-probabilities, each `[...]`, from one uniform number each, `[..., 1]`."""
-        index = inverse_cdf(params.log_probs, noise[..., 0])
-        return self._to_actions(index), pick(params.log_probs, index)
-
-    def mode(self, params: CategoricalParams) -> Tensor:
-        """Return the most likely actions `[...]`, the first of equals."""
-        return self._to_actions(params.log_probs.argmax(-1))
-
-    def logp(self, params: CategoricalParams, actions: Tensor) -> Tensor:
-        """Return the log-probabilities `[...]` of actions `[...]`."""
-        return pick(params.log_probs, actions - self.start if self.start else actions)
-
-    def entropy(self, params: CategoricalParams) -> Tensor:
-        """Return -sum p log p, `[...]`."""
-        return categorical_entropy(params.log_probs)
-
-    def kl(self, params: CategoricalParams, other: CategoricalParams) -> Tensor:
-        """Return sum p (log p - log q), `[...]`; large, not infinite, where `other` rules out what `params` allows."""
-        return categorical_kl(params.log_probs, other.log_probs)
-
     def _to_actions(self, index: Tensor) -> Tensor:
         return index + self.start if self.start else index
 
-
-def categorical_entropy(log_probs: Tensor) -> Tensor:
-    """Return -sum p log p over the last dimension of `[..., num_actions]`, `[...]`."""
-    return -(log_probs.exp() * log_probs).sum(-1)
+    def _to_index(self, actions: Tensor) -> Tensor:
+        return actions - self.start if self.start else actions
 
 
-def categorical_kl(log_probs: Tensor, other: Tensor) -> Tensor:
-    """Return sum p (log p - log q) over the last dimension of `[..., num_actions]`, `[...]`."""
-    return (log_probs.exp() * (log_probs - other)).sum(-1)
+class MultiCategorical(Choices):
+    """Independent categorical distributions over a `MultiDiscrete` space; actions int64 `[..., *space.shape]`.
+
+    Features are the logits of the first choice, then those of the second, and so on. Inside, every choice has as many
+    logits as the widest one, the missing ones illegal, so that all are one tensor `[..., num_choices, most_actions]`.
+
+    Args:
+        space: The `MultiDiscrete` space; actions count from its `start`.
+    """
+
+    default_for = (gymnasium.spaces.MultiDiscrete,)
+
+    columns: Tensor
+    exists: Tensor
+    start: Tensor
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        super().__init__(space)
+        if not isinstance(space, gymnasium.spaces.MultiDiscrete):
+            raise TypeError(f"MultiCategorical needs a MultiDiscrete action space; got {describe(space)}.")
+        sizes = torch.as_tensor(space.nvec, dtype=torch.int64).flatten()
+        self.action_shape = tuple(space.nvec.shape)
+        self.num_features = int(sizes.sum())
+        self.num_noise = len(sizes)
+        choices = torch.arange(int(sizes.max()))
+        exists = choices < sizes.unsqueeze(-1)
+        first = (sizes.cumsum(0) - sizes).unsqueeze(-1)
+        # A missing action reads the choice's first logit, whose value does not matter.
+        columns = first + choices * exists
+        self.padded = not bool(exists.all())
+        self.register_buffer("columns", columns.flatten(), persistent=False)
+        self.register_buffer("exists", exists, persistent=False)
+        self.register_buffer("start", torch.as_tensor(space.start, dtype=torch.int64).flatten(), persistent=False)
+
+    def from_features(self, features: Tensor, mask: Tensor | None = None) -> CategoricalParams:
+        """Normalise the logits of each choice.
+
+        Args:
+            features: Logits, `[..., num_features]`.
+            mask: True where an action is legal, laid out like the logits, `[..., num_features]`, bool.
+        """
+        legal = None if mask is None else self._by_choice(mask)
+        if self.padded:
+            legal = self.exists if legal is None else legal & self.exists
+        logits = self._by_choice(features)
+        return CategoricalParams((logits if legal is None else masked_logits(logits, legal)).log_softmax(-1))
+
+    def _by_choice(self, features: Tensor) -> Tensor:
+        columns = features[..., self.columns] if self.padded else features
+        return columns.reshape(*features.shape[:-1], *self.exists.shape)
+
+    def _to_actions(self, index: Tensor) -> Tensor:
+        return (index + self.start).reshape(*index.shape[:-1], *self.action_shape)
+
+    def _to_index(self, actions: Tensor) -> Tensor:
+        return actions - self.start
+
+    def _summed(self, each: Tensor) -> Tensor:
+        return each.sum(-1)
 
 
 def pick(log_probs: Tensor, index: Tensor) -> Tensor:

@@ -36,20 +36,23 @@ class Composite(Distribution):
 
     def __init__(self, space: gymnasium.Space[Any], **parts: Mapping[str, Any]) -> None:
         super().__init__(space)
-        named = _checked_parts(space)
+        if not isinstance(space, spaces.Dict | spaces.Tuple):
+            raise TypeError(f"Composite needs a Dict or Tuple action space; got {describe(space)}.")
+        named = dict(named_parts(space))
+        if not named:
+            raise ValueError(f"Composite needs an action space of at least one part; got {describe(space)}.")
         for key, options in parts.items():
             if key not in named:
                 raise ValueError(unknown_name("part", key, named, " of the action space in `distribution_config`"))
             if not isinstance(options, Mapping):
                 raise TypeError(f"`distribution_config[{key!r}]` must map names to values; got {options!r}.")
-        self.keys = list(named)
-        self.parts = nn.ModuleList()
+        self.named: dict[str, Distribution] = {}
         for key, part in named.items():
             options = dict(parts.get(key, {}))
-            self.parts.append(make_distribution(options.pop("distribution", None), part, options))
-        self.num_features = sum(part.num_features for _, part in self._items())
-        self.num_noise = sum(part.num_noise for _, part in self._items())
-        self.reparameterized = all(part.reparameterized for _, part in self._items())
+            self.named[key] = make_distribution(options.pop("distribution", None), part, options)
+        self.parts = nn.ModuleList(self.named.values())
+        self.num_features = sum(part.num_features for part in self.named.values())
+        self.num_noise = sum(part.num_noise for part in self.named.values())
 
     def from_features(self, features: Tensor, mask: Mapping[str, Any] | None = None) -> CompositeParams:
         """Make the distribution of each part.
@@ -58,80 +61,57 @@ class Composite(Distribution):
             features: The parts' features side by side, `[..., num_features]`.
             mask: The masks of the parts that have one, by key, each `[..., flags]`, bool.
         """
-        pieces = torch.split(features, [part.num_features for _, part in self._items()], -1)
+        pieces = torch.split(features, [part.num_features for part in self.named.values()], -1)
         masks = mask or {}
         return {
             key: part.from_features(piece, masks.get(key))
-            for (key, part), piece in zip(self._items(), pieces, strict=True)
+            for (key, part), piece in zip(self.named.items(), pieces, strict=True)
         }
 
     def sample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
         """Draw the actions of each part from noise `[..., num_noise]`, with their log-probabilities `[...]`."""
-        return self._joined({key: part.sample(params[key], piece) for key, part, piece in self._with_noise(noise)})
+        return _joined({key: part.sample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def rsample(self, params: CompositeParams, noise: Tensor) -> tuple[Actions, Tensor]:
         """Draw the same as `sample`, from noise `[..., num_noise]`, with gradients; every part has to be continuous."""
-        return self._joined({key: part.rsample(params[key], piece) for key, part, piece in self._with_noise(noise)})
+        return _joined({key: part.rsample(params[key], piece) for key, part, piece in self._with_noise(noise)})
 
     def mode(self, params: CompositeParams) -> Actions:
         """Return the most likely actions of each part, `[..., *action]`."""
-        return {key: part.mode(params[key]) for key, part in self._items()}
+        return {key: part.mode(params[key]) for key, part in self.named.items()}
 
     def logp(self, params: CompositeParams, actions: Actions) -> Tensor:
         """Return the log-probabilities of actions, each `[..., *action]`, summed over the parts, `[...]`."""
-        return _total([part.logp(params[key], actions[key]) for key, part in self._items()])
+        return _total([part.logp(params[key], actions[key]) for key, part in self.named.items()])
 
     def entropy(self, params: CompositeParams) -> Tensor:
         """Return the sum of the parts' entropies, `[...]`."""
-        return _total([part.entropy(params[key]) for key, part in self._items()])
+        return _total([part.entropy(params[key]) for key, part in self.named.items()])
 
     def kl(self, params: CompositeParams, other: CompositeParams) -> Tensor:
         """Return the sum of the parts' divergences, `[...]`."""
-        return _total([part.kl(params[key], other[key]) for key, part in self._items()])
+        return _total([part.kl(params[key], other[key]) for key, part in self.named.items()])
 
     @property
     def clips(self) -> bool:
         """Whether one of the parts does."""
-        return any(part.clips for _, part in self._items())
+        return any(part.clips for part in self.named.values())
 
     def env_actions(self, actions: Actions) -> Actions:
         """Return what the environment gets of each part, `[..., *action]`."""
-        return {key: part.env_actions(actions[key]) for key, part in self._items()}
+        return {key: part.env_actions(actions[key]) for key, part in self.named.items()}
 
-    def draw(self, size: Sequence[int], *, generator: torch.Generator | None, device: torch.device | str) -> Tensor:
+    def draw(self, size: Sequence[int], **options: Any) -> Tensor:
         """Draw each part's own kind of noise, side by side, float32 `size` `[..., num_noise]`."""
-        parts = [part for _, part in self._items()]
-        drawn = [part.draw((*size[:-1], part.num_noise), generator=generator, device=device) for part in parts]
-        return torch.cat(drawn, -1)
-
-    def _items(self) -> Iterator[tuple[str, Distribution]]:
-        for key, part in zip(self.keys, self.parts, strict=True):
-            assert isinstance(part, Distribution)
-            yield key, part
+        return torch.cat([part.draw((*size[:-1], part.num_noise), **options) for part in self.named.values()], -1)
 
     def _with_noise(self, noise: Tensor) -> Iterator[tuple[str, Distribution, Tensor]]:
-        pieces = torch.split(noise, [part.num_noise for _, part in self._items()], -1)
-        for (key, part), piece in zip(self._items(), pieces, strict=True):
-            yield key, part, piece
-
-    def _joined(self, drawn: dict[str, tuple[Actions, Tensor]]) -> tuple[Actions, Tensor]:
-        actions = {key: part_actions for key, (part_actions, _) in drawn.items()}
-        return actions, _total([logp for _, logp in drawn.values()])
+        pieces = torch.split(noise, [part.num_noise for part in self.named.values()], -1)
+        return zip(self.named, self.named.values(), pieces, strict=True)
 
 
-def _checked_parts(space: gymnasium.Space[Any]) -> dict[str, gymnasium.Space[Any]]:
-    """Return the parts of a `Dict` or `Tuple` space by key.
-
-    Raises:
-        TypeError: If the space is of another kind.
-        ValueError: If it has no parts.
-    """
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        raise TypeError(f"Composite needs a Dict or Tuple action space; got {describe(space)}.")
-    parts = dict(named_parts(space))
-    if not parts:
-        raise ValueError(f"Composite needs an action space of at least one part; got {describe(space)}.")
-    return parts
+def _joined(drawn: dict[str, tuple[Actions, Tensor]]) -> tuple[Actions, Tensor]:
+    return {key: actions for key, (actions, _) in drawn.items()}, _total([logp for _, logp in drawn.values()])
 
 
 def _total(terms: list[Tensor]) -> Tensor:

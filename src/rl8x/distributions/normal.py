@@ -38,7 +38,6 @@ class Normal(Distribution):
     """
 
     default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = (gymnasium.spaces.Box,)
-    reparameterized = True
 
     action_low: Tensor
     action_high: Tensor

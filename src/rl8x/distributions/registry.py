@@ -24,7 +24,7 @@ def make_distribution(
     """Make the distribution over an action space.
 
     Args:
-        spec: Built-in name or a subclass of `Distribution`; None picks by the space, as `default_name` says.
+        spec: Built-in name or a subclass of `Distribution`; None picks by the space.
         action_space: Space of one copy's action.
         config: Further arguments of its class.
 
@@ -33,7 +33,7 @@ def make_distribution(
         ValueError: If the name, the space or an argument is unknown.
     """
     if spec is None:
-        spec = default_name(action_space)
+        spec = _default_name(action_space)
     if isinstance(spec, str):
         if spec not in BUILTIN:
             raise ValueError(unknown_name("distribution", spec, BUILTIN))
@@ -47,12 +47,7 @@ def make_distribution(
     return spec(action_space, **config)
 
 
-def default_name(action_space: gymnasium.Space[Any]) -> str:
-    """Name the distribution that goes with an action space, by the `default_for` of the built-in ones.
-
-    Raises:
-        ValueError: If there is none.
-    """
+def _default_name(action_space: gymnasium.Space[Any]) -> str:
     for name, distribution in BUILTIN.items():
         if isinstance(action_space, distribution.default_for):
             return name

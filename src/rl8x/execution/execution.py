@@ -47,7 +47,8 @@ class Execution:
     Args:
         mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
             elsewhere compiled where the run is long enough, and eager until then.
-        precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, all else in float32.
+        precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, heads and all else in
+            float32.
         device: Where the programs run.
 
     Attributes:

@@ -3,7 +3,7 @@
 from rl8x.models.attention import AttentionModel
 from rl8x.models.base import Model, State
 from rl8x.models.cnn import CNNModel
-from rl8x.models.mlp import MLPModel
+from rl8x.models.mlp import Head, MLPModel
 from rl8x.models.recurrent import GRUModel, LSTMModel, RecurrentModel
 from rl8x.models.registry import BUILTIN, make_model
 
@@ -14,6 +14,7 @@ __all__ = [
     "AttentionModel",
     "CNNModel",
     "GRUModel",
+    "Head",
     "LSTMModel",
     "MLPModel",
     "Model",

@@ -13,10 +13,10 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from rl8x.models.base import Model, State
-from rl8x.models.observations import FlatObservations, actor_space, visible_columns
+from rl8x.models.base import State
+from rl8x.models.mlp import ActorCritic
+from rl8x.models.observations import FlatObservations, visible_columns
 from rl8x.nn.attention import PositionalEmbedding, SelfAttentionStack
-from rl8x.nn.mlp import linear
 
 
 class WindowTrunk(nn.Module):
@@ -62,7 +62,7 @@ class WindowTrunk(nn.Module):
         return read.reshape(steps, batch, -1)
 
 
-class AttentionModel(Model):
+class AttentionModel(ActorCritic):
     """Self-attention over the latest observations of the episode, actor and critic apart unless `shared`.
 
     The state is `history`, the observations before the present one, `[num_envs, window - 1, width of an observation]`,
@@ -76,10 +76,7 @@ class AttentionModel(Model):
         num_heads: Heads of each attention.
         num_layers: Blocks of attention.
         activation: Name of the activation in the blocks' perceptrons.
-        shared: Whether actor and critic have the same layers but the last.
-        critic_obs: Parts of a `Dict` observation that only the critic sees.
-        policy_gain: Gain of the layer that gives features.
-        value_gain: Gain of the layer that gives values.
+        options: The others are those of `ActorCritic`.
     """
 
     recurrent: ClassVar[bool] = True
@@ -106,15 +103,12 @@ class AttentionModel(Model):
             raise ValueError(f"`window` must be a whole number of at least 2; got {window!r}.")
         self.flat = FlatObservations(observation_space)
         self.window = window
-        actor_space(observation_space, critic_obs, shared)
-        self.register_buffer(
-            "visible", visible_columns(self.flat.leaf_widths, critic_obs) if critic_obs else None, persistent=False
-        )
+        visible = visible_columns(observation_space, self.flat.leaf_widths, critic_obs, shared)
+        self.register_buffer("visible", visible, persistent=False)
         options = (self.flat.width, window, width, num_heads, num_layers, activation)
         self.actor = WindowTrunk(*options)
         self.critic = None if shared else WindowTrunk(*options)
-        self.policy_head = linear(width, num_features, policy_gain)
-        self.value_head = linear(width, 1, value_gain)
+        self.add_heads(width, width, policy_gain, value_gain)
 
     def initial_state(self, num_envs: int) -> State:
         """Return an empty history `[num_envs, window - 1, width of an observation]` and its length `[num_envs]`."""
@@ -124,32 +118,20 @@ class AttentionModel(Model):
             "length": weight.new_zeros(num_envs),
         }
 
-    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Return features `[T, B, num_features]`, values `[T, B]` and the state after sequences `[T, B, *obs]`.
+    def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
+        """Return for actor and critic the history with observations `[T, B, *obs]` after it, and how far each may look.
 
-        At `starts` `[T, B]` the history is dropped before the observation there is read.
+        At `starts` `[T, B]` the history before is out of reach.
         """
-        history, lengths = self._windows(obs, state, starts)
-        seen = history if self.visible is None else torch.where(self.visible, history, 0.0)
-        hidden = self.actor(seen, lengths)
-        critic_hidden = hidden if self.critic is None else self.critic(history, lengths)
-        state = {
-            "history": history[1 - self.window :].transpose(0, 1),
-            "length": (lengths[-1] + 1.0).clamp(max=self.window - 1),
-        }
-        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
-
-    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, of sequences `[T, B, *obs]`."""
-        critic = self.actor if self.critic is None else self.critic
-        values: Tensor = self.value_head(critic(*self._windows(obs, state, starts))).squeeze(-1)
-        return values
-
-    def _windows(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the history with the sequence after it, and how far each step may look back, `[T, B]`."""
         history = torch.cat([state["history"].transpose(0, 1), self.flat(obs)])
         steps = torch.arange(len(starts), device=starts.device, dtype=state["length"].dtype).unsqueeze(-1)
         # The step of the latest start; before the first one the episode began `length` steps before the sequence.
         latest = torch.where(starts, steps, -1.0).cummax(0).values
         begin = torch.where(latest < 0, -state["length"], latest)
-        return history, (steps - begin).clamp(max=self.window - 1)
+        lengths = (steps - begin).clamp(max=self.window - 1)
+        seen = history if self.visible is None else torch.where(self.visible, history, 0.0)
+        after = {
+            "history": history[1 - self.window :].transpose(0, 1),
+            "length": (lengths[-1] + 1.0).clamp(max=self.window - 1),
+        }
+        return (seen, lengths), (history, lengths), after

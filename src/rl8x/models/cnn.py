@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-from torch import Tensor, nn
+from torch import nn
 
-from rl8x.models.base import Model, State
 from rl8x.models.encoders import Channels, Convolution, ObservationEncoder
+from rl8x.models.mlp import ActorCritic
 from rl8x.models.observations import actor_space
-from rl8x.nn.mlp import MLP, check_sizes, linear
+from rl8x.nn.mlp import MLP, check_sizes
 from rl8x.spaces import describe
 
 
-class CNNModel(Model):
+class CNNModel(ActorCritic):
     """Convolutions over each image, then a perceptron; the same for actor and critic unless `shared` is False.
 
     Args:
@@ -25,12 +25,8 @@ class CNNModel(Model):
         convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
             36 x 36, two of 3 x 3 for smaller ones.
         hidden_sizes: Widths of the layers after the convolutions.
-        activation: Name of the activation after each layer.
         channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
-        shared: Whether actor and critic have the same layers but the last.
-        critic_obs: Parts of a `Dict` observation that only the critic sees.
-        policy_gain: Gain of the layer that gives features.
-        value_gain: Gain of the layer that gives values.
+        options: The others are those of `ActorCritic`.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236.
     """
@@ -69,17 +65,4 @@ class CNNModel(Model):
                 f"the model for images needs a Box of rank 3 of at least 5 x 5; got {describe(observation_space)}. "
                 "Try 'mlp'."
             )
-        self.policy_head = linear(width, num_features, policy_gain)
-        self.value_head = linear(critic_width, 1, value_gain)
-
-    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Return features `[T, B, num_features]` and values `[T, B]` of observations `[T, B, *obs]`; no state."""
-        hidden = self.actor(obs)
-        critic_hidden = hidden if self.critic is None else self.critic(obs)
-        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
-
-    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, of observations `[T, B, *obs]`."""
-        critic = self.actor if self.critic is None else self.critic
-        values: Tensor = self.value_head(critic(obs)).squeeze(-1)
-        return values
+        self.add_heads(width, critic_width, policy_gain, value_gain)

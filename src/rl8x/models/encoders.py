@@ -34,15 +34,24 @@ def is_image(space: gymnasium.Space[Any]) -> bool:
     return len(space.shape) == 3 and sorted(space.shape)[1] >= _SMALL_SIDE
 
 
-class Images(nn.Module):
-    """Turn images into `[rows, channels, height, width]`, whole numbers scaled to [0, 1].
+class ImageEncoder(nn.Module):
+    """Convolutions over images, `[T, B, *image]` to `[T, B, width]`.
 
     Args:
         space: Space of one image, a `Box` of rank 3, or of rank 2 with a single channel.
+        convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
+            36 x 36, two of 3 x 3 for smaller ones.
+        activation: Name of the activation after each.
         channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
     """
 
-    def __init__(self, space: gymnasium.Space[Any], channels: Channels) -> None:
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        convolutions: Sequence[Convolution] | None,
+        activation: str,
+        channels: Channels,
+    ) -> None:
         super().__init__()
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3):
             raise TypeError(f"the model for images needs a Box of rank 3; got {describe(space)}. Try 'mlp'.")
@@ -56,42 +65,11 @@ class Images(nn.Module):
         whole = np.issubdtype(space.dtype, np.integer)
         self.low = float(space.low.min()) if whole else 0.0
         self.range = float(space.high.max()) - self.low if whole else 1.0
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Convert `[T, B, *obs]` to `[T * B, channels, height, width]`, float32."""
-        images = obs.flatten(0, 1).float()
-        if (self.low, self.range) != (0.0, 1.0):
-            images = (images - self.low) * (1.0 / self.range)
-        if self.flat:
-            return images.unsqueeze(1)
-        return images.permute(0, 3, 1, 2) if self.channels_last else images
-
-
-class ImageEncoder(nn.Module):
-    """Convolutions over images, `[T, B, *image]` to `[T, B, width]`.
-
-    Args:
-        space: Space of one image.
-        convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
-            36 x 36, two of 3 x 3 for smaller ones.
-        activation: Name of the activation after each.
-        channels: As for `Images`.
-    """
-
-    def __init__(
-        self,
-        space: gymnasium.Space[Any],
-        convolutions: Sequence[Convolution] | None,
-        activation: str,
-        channels: Channels,
-    ) -> None:
-        super().__init__()
-        self.images = Images(space, channels)
         if convolutions is None:
-            convolutions = LARGE if min(self.images.shape[1:]) >= _LARGE_SIDE else SMALL
-        self.width = _flat_size(self.images.shape, convolutions)
+            convolutions = LARGE if min(self.shape[1:]) >= _LARGE_SIDE else SMALL
+        self.width = _flat_size(self.shape, convolutions)
         layers: list[nn.Module] = []
-        num_channels = self.images.shape[0]
+        num_channels = self.shape[0]
         for size, kernel, stride in convolutions:
             layer = nn.Conv2d(num_channels, size, kernel, stride)
             nn.init.orthogonal_(layer.weight, HIDDEN_GAIN)
@@ -106,6 +84,15 @@ class ImageEncoder(nn.Module):
         encoded: Tensor = self.convolutions(self.images(obs))
         return encoded.reshape(*obs.shape[:2], self.width)
 
+    def images(self, obs: Tensor) -> Tensor:
+        """Return `[T, B, *image]` as `[T * B, channels, height, width]`, float32, whole numbers scaled to [0, 1]."""
+        images = obs.flatten(0, 1).float()
+        if (self.low, self.range) != (0.0, 1.0):
+            images = (images - self.low) * (1.0 / self.range)
+        if self.flat:
+            return images.unsqueeze(1)
+        return images.permute(0, 3, 1, 2) if self.channels_last else images
+
 
 class ObservationEncoder(nn.Module):
     """Turn observations of any space into one vector, `[T, B, *obs]` to `[T, B, width]`.
@@ -117,7 +104,7 @@ class ObservationEncoder(nn.Module):
         space: Space of one copy's observation.
         convolutions: As for `ImageEncoder`.
         activation: As for `ImageEncoder`.
-        channels: As for `Images`.
+        channels: As for `ImageEncoder`.
     """
 
     def __init__(
@@ -136,8 +123,8 @@ class ObservationEncoder(nn.Module):
         ]
         self.parts = nn.ModuleList(parts)
         self.has_images = any(isinstance(part, ImageEncoder) for part in parts)
-        self.leaf_widths = [(path, part.width) for path, part in zip(self.paths, parts, strict=True)]
-        self.width = sum(part.width for part in parts)
+        self.leaf_widths = [part.width for part in parts]
+        self.width = sum(self.leaf_widths)
 
     def forward(self, obs: Any) -> Tensor:
         """Return observations `[T, B, *obs]`, or a dict of such, as vectors, `[T, B, width]`."""

@@ -1,4 +1,4 @@
-"""The feedforward model for vectors of numbers."""
+"""The feedforward model for vectors of numbers, and the heads that all built-in models share."""
 
 from __future__ import annotations
 
@@ -6,28 +6,89 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from rl8x.models.base import Model, State
 from rl8x.models.observations import FlatObservations, actor_space
-from rl8x.nn.mlp import HIDDEN_GAIN, MLP, check_sizes, linear
+from rl8x.nn.mlp import MLP, check_sizes, linear
 
 
-class MLPModel(Model):
+class Head(nn.Linear):
+    """A linear layer that computes in float32 where autocast has others compute in bfloat16.
+
+    Values of 500 would be multiples of 2 in bfloat16, which has 8 significant bits.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for every row of `[..., in_features]`, as `[..., out_features]`."""
+        device = x.device.type
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return super().forward(x)
+        with torch.autocast(device, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
+
+
+class ActorCritic(Model):
+    """An actor and a critic under linear heads that give features and values, in float32 whatever the precision.
+
+    The built-in models share these arguments, beside those of `Model`.
+
+    Args:
+        activation: Name of the activation after each layer.
+        shared: Whether actor and critic have the same layers but the heads.
+        critic_obs: Parts of a `Dict` observation that only the critic sees.
+        policy_gain: Gain of the head of features, small so that a policy begins near uniform.
+        value_gain: Gain of the head of values.
+    """
+
+    actor: nn.Module
+    critic: nn.Module | None
+
+    def add_heads(self, width: int, critic_width: int, policy_gain: float, value_gain: float) -> None:
+        """Make the heads, for outputs of actor and critic of these widths."""
+        self.policy_head = linear(width, self.num_features, policy_gain, kind=Head)
+        self.value_head = linear(critic_width, 1, value_gain, kind=Head)
+
+    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Return features `[T, B, num_features]`, values `[T, B]` and the state after observations `[T, B, *obs]`."""
+        hidden, critic_hidden, state = self.hidden(obs, state, starts)
+        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
+
+    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
+        """Return the values alone, `[T, B]`, of observations `[T, B, *obs]`."""
+        values: Tensor = self.value_head(self.hidden(obs, state, starts, values_only=True)[1]).squeeze(-1)
+        return values
+
+    def hidden(
+        self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
+    ) -> tuple[Tensor, Tensor, State]:
+        """Return what the heads read, `[T, B, width]` each, and the state; with `values_only` the second alone counts.
+
+        Arguments are those of `forward`.
+        """
+        seen, critic_seen, state = self.trunk_inputs(obs, state, starts)
+        if self.critic is None:
+            hidden = self.actor(*seen)
+            return hidden, hidden, state
+        critic_hidden = self.critic(*critic_seen)
+        return critic_hidden if values_only else self.actor(*seen), critic_hidden, state
+
+    def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
+        """Return the arguments of actor and critic, for those of `forward`, and the state after them."""
+        return (obs,), (obs,), state
+
+
+class MLPModel(ActorCritic):
     """Perceptrons for actor and critic, apart from each other unless `shared`.
 
-    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 for the features, so that a policy begins near
-    uniform, and 1 for values; biases are 0.
+    Weights are orthogonal, with gain sqrt(2) in hidden layers; biases are 0.
 
     Args:
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
-        activation: Name of the activation after each hidden layer.
-        shared: Whether actor and critic have the same hidden layers.
-        critic_obs: Parts of a `Dict` observation that only the critic sees.
-        policy_gain: Gain of the layer that gives features.
-        value_gain: Gain of the layer that gives values.
+        options: The others are those of `ActorCritic`.
 
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
     """
@@ -50,21 +111,11 @@ class MLPModel(Model):
         # The actor's own where it sees less than the critic; None lays the observation out once for both.
         self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
         sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
-        self.actor = MLP(sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
-        self.critic = None if shared else MLP(critic_sizes, activation=activation, activate_last=True, gain=HIDDEN_GAIN)
-        self.policy_head = linear(sizes[-1], num_features, policy_gain)
-        self.value_head = linear(critic_sizes[-1], 1, value_gain)
+        self.actor = MLP(sizes, activation=activation, activate_last=True)
+        self.critic = None if shared else MLP(critic_sizes, activation=activation, activate_last=True)
+        self.add_heads(sizes[-1], critic_sizes[-1], policy_gain, value_gain)
 
-    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Return features `[T, B, num_features]` and values `[T, B]` of observations `[T, B, *obs]`; no state."""
+    def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], State]:
+        """Lay observations `[T, B, *obs]` out flat, `[T, B, width]`; no state."""
         flat = obs.float() if self.flat.is_vector else self.flat(obs)
-        hidden = self.actor(flat if self.actor_flat is None else self.actor_flat(obs))
-        critic_hidden = hidden if self.critic is None else self.critic(flat)
-        return self.policy_head(hidden), self.value_head(critic_hidden).squeeze(-1), state
-
-    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, of observations `[T, B, *obs]`."""
-        flat = obs.float() if self.flat.is_vector else self.flat(obs)
-        critic = self.actor if self.critic is None else self.critic
-        values: Tensor = self.value_head(critic(flat)).squeeze(-1)
-        return values
+        return (flat if self.actor_flat is None else self.actor_flat(obs),), (flat,), state

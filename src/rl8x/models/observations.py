@@ -28,7 +28,7 @@ class FlatObservations(nn.Module):
 
     Attributes:
         width: Width of the vector.
-        leaf_widths: Width of each part that has no parts itself, with the keys that lead to it.
+        leaf_widths: Width of each part that has no parts itself.
         is_vector: Whether an observation is a vector already, of which only the dtype may change: `obs.float()`.
 
     Raises:
@@ -38,8 +38,8 @@ class FlatObservations(nn.Module):
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__()
         self.leaves = leaves(space)
-        self.leaf_widths = [(path, _width(leaf)) for path, leaf in self.leaves]
-        self.width = sum(width for _, width in self.leaf_widths)
+        self.leaf_widths = [_width(leaf) for _, leaf in self.leaves]
+        self.width = sum(self.leaf_widths)
         self.is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype != np.uint8
 
     def forward(self, obs: Any) -> Tensor:
@@ -113,7 +113,14 @@ def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: 
     return spaces.Dict(rest)
 
 
-def visible_columns(leaf_widths: Sequence[tuple[tuple[str, ...], int]], critic_obs: Sequence[str]) -> Tensor:
-    """Return which columns of a flattened observation the actor sees, `[width]`, bool."""
-    visible = [torch.full((width,), not path or path[0] not in critic_obs) for path, width in leaf_widths]
-    return torch.cat(visible)
+def visible_columns(
+    space: gymnasium.Space[Any], widths: Sequence[int], critic_obs: Sequence[str], shared: bool
+) -> Tensor | None:
+    """Return which columns of a flattened observation the actor sees, `[width]`, bool; None: all.
+
+    `widths` are those of the space's leaves; what `actor_space` refuses is refused.
+    """
+    if actor_space(space, critic_obs, shared) is space:
+        return None
+    parts = zip(leaves(space), widths, strict=True)
+    return torch.cat([torch.full((width,), path[0] not in critic_obs) for (path, _), width in parts])

@@ -16,11 +16,12 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from rl8x.models.base import Model, State
+from rl8x.models.base import State
 from rl8x.models.encoders import ObservationEncoder
-from rl8x.models.observations import actor_space, visible_columns
+from rl8x.models.mlp import ActorCritic
+from rl8x.models.observations import visible_columns
 from rl8x.nn.activations import activation as make_activation
-from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes, linear
+from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
 
 _TRUNKS = ("actor", "critic")
 _ALL = slice(None)
@@ -57,7 +58,7 @@ def orthogonal_blocks(num_trunks: int, num_inputs: int, num_outputs: int, num_bl
     return weights.flatten(1, 2).transpose(1, 2).contiguous()
 
 
-class RecurrentModel(Model):
+class RecurrentModel(ActorCritic):
     """A recurrent cell for actor and critic, apart from each other unless `shared`; optional layers before the cell.
 
     Images go through convolutions first, the same for actor and critic.
@@ -70,11 +71,7 @@ class RecurrentModel(Model):
         num_features: Width of the features that the action distribution needs.
         hidden_size: Units of the cell.
         encoder_sizes: Widths of the layers before the cell.
-        activation: Name of the activation after each of those.
-        shared: Whether actor and critic have the same encoder and cell.
-        critic_obs: Parts of a `Dict` observation that only the critic sees.
-        policy_gain: Gain of the layer that gives features.
-        value_gain: Gain of the layer that gives values.
+        options: The others are those of `ActorCritic`.
     """
 
     recurrent: ClassVar[bool] = True
@@ -102,12 +99,10 @@ class RecurrentModel(Model):
         self.hidden_size = hidden_size
         self.num_trunks = 1 if shared else len(_TRUNKS)
         self.observations = ObservationEncoder(observation_space, activation=activation)
-        actor_space(observation_space, critic_obs, shared)
         # Columns of an encoded observation that each trunk sees, `[num_trunks, 1, width]`; None: each sees all.
-        visible = None
-        if critic_obs:
-            seen = visible_columns(self.observations.leaf_widths, critic_obs)
-            visible = torch.stack([seen, torch.ones_like(seen)]).unsqueeze(1)
+        visible = visible_columns(observation_space, self.observations.leaf_widths, critic_obs, shared)
+        if visible is not None:
+            visible = torch.stack([visible, torch.ones_like(visible)]).unsqueeze(1)
         self.register_buffer("visible", visible, persistent=False)
         sizes = [self.observations.width, *encoder_sizes]
         self.encoder = nn.ModuleList(
@@ -118,27 +113,20 @@ class RecurrentModel(Model):
         self.inputs = TrunkLinear(self.num_trunks, sizes[-1], gates * hidden_size, num_blocks=gates)
         recurrence = orthogonal_blocks(self.num_trunks, hidden_size, gates * hidden_size, gates, 1.0)
         self.recurrence = nn.Parameter(recurrence)
-        self.policy_head = linear(hidden_size, num_features, policy_gain)
-        self.value_head = linear(hidden_size, 1, value_gain)
+        self.add_heads(hidden_size, hidden_size, policy_gain, value_gain)
         self._prepare()
 
     def initial_state(self, num_envs: int) -> State:
         """Return zeros, each `[num_envs, hidden_size]`."""
         return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
 
-    def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Return features `[T, B, num_features]`, values `[T, B]` and the state after sequences `[T, B, *obs]`.
-
-        At `starts` `[T, B]` the state is set to zeros before the observation there is read.
-        """
-        hidden, state = self._run(obs, state, starts, _ALL)
-        return self.policy_head(hidden[0]), self.value_head(hidden[-1]).squeeze(-1), state
-
-    def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, of sequences `[T, B, *obs]`, by the critic's trunk."""
-        hidden, _ = self._run(obs, state, starts, slice(self.num_trunks - 1, self.num_trunks))
-        values: Tensor = self.value_head(hidden[-1]).squeeze(-1)
-        return values
+    def hidden(
+        self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
+    ) -> tuple[Tensor, Tensor, State]:
+        """Return the outputs of actor and critic, `[T, B, hidden_size]`; only the critic's part runs for values."""
+        trunks = slice(self.num_trunks - 1, self.num_trunks) if values_only else _ALL
+        outputs, state = self._run(obs, state, starts, trunks)
+        return outputs[0], outputs[-1], state
 
     def _prepare(self) -> None:
         """Set what a cell has of its own: further parameters, biases that do not begin at 0."""

@@ -17,11 +17,6 @@ BUILTIN: Final[dict[str, type[Model]]] = {}
 """The built-in models by name, which the package fills."""
 
 
-def default_model(observation_space: gymnasium.Space[Any]) -> str:
-    """Name the model that goes with an observation space: `"cnn"` where it has an image, else `"mlp"`."""
-    return "cnn" if any(is_image(leaf) for _, leaf in leaves(observation_space)) else "mlp"
-
-
 def make_model(
     spec: str | type[Model] | Model | None,
     observation_space: gymnasium.Space[Any],
@@ -31,7 +26,7 @@ def make_model(
     """Make a model, or take the instance that was given.
 
     Args:
-        spec: Built-in name, a subclass of `Model`, or an instance; None picks by the space, as `default_model` says.
+        spec: Built-in name, a subclass of `Model`, or an instance; None: `"cnn"` where there are images, else `"mlp"`.
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
         model_config: Further arguments of the model's class; none may be given with an instance.
@@ -42,9 +37,16 @@ def make_model(
     """
     config = dict(model_config or {})
     if isinstance(spec, Model):
-        return _checked_instance(spec, num_features, config)
+        name = type(spec).__name__
+        if config:
+            given = ", ".join(config)
+            raise ValueError(f"`model_config` ({given}) needs a model's name or class, not an instance of {name}.")
+        if spec.num_features != num_features:
+            features = f"num_features={spec.num_features}"
+            raise ValueError(f"the {name} given has {features}, but the action distribution needs {num_features}.")
+        return spec
     if spec is None:
-        spec = default_model(observation_space)
+        spec = "cnn" if any(is_image(leaf) for _, leaf in leaves(observation_space)) else "mlp"
     if isinstance(spec, str):
         if spec not in BUILTIN:
             raise ValueError(unknown_name("model", spec, BUILTIN))
@@ -55,16 +57,3 @@ def make_model(
         )
     check_arguments(spec, config, "model_config", num_positional=2)
     return spec(observation_space, num_features, **config)
-
-
-def _checked_instance(model: Model, num_features: int, config: Mapping[str, Any]) -> Model:
-    name = type(model).__name__
-    if config:
-        raise ValueError(
-            f"`model_config` ({', '.join(config)}) needs a model's name or class, not an instance of {name}."
-        )
-    if model.num_features != num_features:
-        raise ValueError(
-            f"the {name} given has num_features={model.num_features}, but the action distribution needs {num_features}."
-        )
-    return model

@@ -199,30 +199,22 @@ class SelfAttentionStack(nn.Module):
         width: Width of the sequence.
         num_heads: Heads of each block.
         num_layers: How many blocks.
-        share_parameters: Whether all are one block, applied again and again.
         options: Further arguments of `SelfAttention`.
     """
 
-    def __init__(
-        self, width: int, num_heads: int, num_layers: int, *, share_parameters: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, width: int, num_heads: int, num_layers: int, **options: Any) -> None:
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"`num_layers` must be at least 1; got {num_layers}.")
         self.blocks = nn.ModuleList()
-        self.num_layers = num_layers
         self.num_outputs = width
-        for _ in range(1 if share_parameters else num_layers):
+        for _ in range(num_layers):
             block = SelfAttention(self.num_outputs, num_heads, **options)
             self.blocks.append(block)
             self.num_outputs = block.num_outputs
-        if share_parameters and self.num_outputs != width:
-            raise ValueError(
-                "blocks that share parameters need skip connections of kind 'residual' or 'none'; got 'cat'."
-            )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Apply the blocks to a sequence, `[B, S, width]` to `[B, S, num_outputs]`; masks as in `Attention`."""
-        for i in range(self.num_layers):
-            x = self.blocks[i % len(self.blocks)](x, mask)
+        for block in self.blocks:
+            x = block(x, mask)
         return x

@@ -18,12 +18,14 @@ HIDDEN_GAIN = math.sqrt(2.0)
 _MANY_ACTIVATIONS: Final = 2**17
 
 
-def linear(num_inputs: int, num_outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
+def linear(
+    num_inputs: int, num_outputs: int, gain: float = HIDDEN_GAIN, *, kind: type[nn.Linear] = nn.Linear
+) -> nn.Linear:
     """Make a linear layer with an orthogonal weight times `gain` and a bias of 0.
 
     Source: Saxe et al. 2014, arXiv:1312.6120.
     """
-    layer = nn.Linear(num_inputs, num_outputs)
+    layer = kind(num_inputs, num_outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

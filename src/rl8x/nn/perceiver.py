@@ -20,7 +20,6 @@ class Perceiver(nn.Module):
         num_heads: Heads of each attention.
         num_layers: Times that the latents look at the inputs.
         num_blocks: Blocks of self-attention after each time.
-        share_parameters: Whether all layers have the same parameters.
         options: Further arguments of the attention blocks.
 
     Source: Jaegle et al. 2021, arXiv:2103.03206.
@@ -35,18 +34,16 @@ class Perceiver(nn.Module):
         num_heads: int = 1,
         num_layers: int = 1,
         num_blocks: int = 1,
-        share_parameters: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.num_layers = num_layers
         self.num_outputs = width
         self.latents = nn.Parameter(0.02 * torch.randn(num_latents, width))
-        copies = range(1 if share_parameters else num_layers)
+        layers = range(num_layers)
         self.reads = nn.ModuleList(
-            CrossAttention(width, num_heads, context_width=num_inputs, **options) for _ in copies
+            CrossAttention(width, num_heads, context_width=num_inputs, **options) for _ in layers
         )
-        self.stacks = nn.ModuleList(SelfAttentionStack(width, num_heads, num_blocks, **options) for _ in copies)
+        self.stacks = nn.ModuleList(SelfAttentionStack(width, num_heads, num_blocks, **options) for _ in layers)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Read inputs into latents.
@@ -60,7 +57,6 @@ class Perceiver(nn.Module):
         """
         latents = self.latents.expand(inputs.shape[0], -1, -1)
         visible = None if mask is None else mask.unsqueeze(1)
-        for i in range(self.num_layers):
-            latents = self.reads[i % len(self.reads)](latents, inputs, visible)
-            latents = self.stacks[i % len(self.stacks)](latents)
+        for read, stack in zip(self.reads, self.stacks, strict=True):
+            latents = stack(read(latents, inputs, visible))
         return latents

@@ -20,23 +20,11 @@ from rl8x.execution import matmul as products
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-class _Activation(NamedTuple):
-    """An activation whose derivative is known from its result.
-
-    Attributes:
-        apply: Computes it in place.
-        backward: Operator that gives the gradient of its input from that of its result, the result and `arguments`.
-        arguments: Further arguments of `backward`.
-    """
-
-    apply: Callable[[Tensor], Tensor]
-    backward: Any
-    arguments: tuple[Any, ...] = ()
-
-
-_ACTIVATIONS: Final[dict[type[nn.Module], _Activation]] = {
-    nn.ReLU: _Activation(torch.relu_, torch.ops.aten.threshold_backward, (0,)),
-    nn.Tanh: _Activation(torch.tanh_, torch.ops.aten.tanh_backward),
+# Activations whose derivatives are known from their results: what computes one in place, and the operator, with its
+# further arguments, that gives the gradient of its input from that of its result and the result.
+_ACTIVATIONS: Final[dict[type[nn.Module] | None, tuple[Callable[[Tensor], Tensor], Any, tuple[Any, ...]]]] = {
+    nn.ReLU: (torch.relu_, torch.ops.aten.threshold_backward, (0,)),
+    nn.Tanh: (torch.tanh_, torch.ops.aten.tanh_backward, ()),
 }
 
 
@@ -48,15 +36,10 @@ class Layer(NamedTuple):
 
 
 def trained_layers(modules: Iterable[nn.Module], x: Tensor) -> list[Layer] | None:
-    """Return the layers that `perceptron` can differentiate at once.
+    """Return the layers of a sequential perceptron that `perceptron` can apply to x, `[rows, inputs]`.
 
-    Args:
-        modules: The modules of a sequential perceptron.
-        x: Their input, `[rows, inputs]`.
-
-    Returns:
-        None where the modules should be called: nothing is trained, another precision, device or tracing is in force,
-        or one of them is not a plain linear layer, ReLU or tanh without hooks.
+    None where the modules should be called: nothing is trained, another precision, device or tracing is in force, or
+    one of them is not a plain linear layer, ReLU or tanh without hooks.
     """
     direct = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == torch.float32
     if not direct or torch.is_autocast_enabled("cpu") or products.is_traced():
@@ -89,7 +72,7 @@ class _Perceptron(torch.autograd.Function):
         results = [x]
         for kind, weight, bias in zip(kinds, weights[::2], weights[1::2], strict=True):
             result = products.multiply(results[-1], weight.t(), bias)
-            results.append(result if kind is None else _ACTIVATIONS[kind].apply(result))
+            results.append(result if kind is None else _ACTIVATIONS[kind][0](result))
         ctx.kinds = kinds
         ctx.save_for_backward(*results, *weights)
         return results[-1]
@@ -117,12 +100,12 @@ def _gradients(
     for i in reversed(range(len(kinds))):
         kind = kinds[i]
         if kind is not None:
-            rule = _ACTIVATIONS[kind]
+            _, derivative, arguments = _ACTIVATIONS[kind]
             # The incoming gradient belongs to the caller; those computed here are overwritten.
             if i == len(kinds) - 1:
-                gradient = rule.backward(gradient, results[i + 1], *rule.arguments)
+                gradient = derivative(gradient, results[i + 1], *arguments)
             else:
-                rule.backward.grad_input(gradient, results[i + 1], *rule.arguments, grad_input=gradient)
+                derivative.grad_input(gradient, results[i + 1], *arguments, grad_input=gradient)
         if needed[2 * i + 1]:
             gradients[2 * i + 1] = products.multiply_transposed(gradient, results[i])
         if needed[2 * i + 2]:

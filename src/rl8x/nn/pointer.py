@@ -37,5 +37,6 @@ class PointerNetwork(nn.Module):
             Logits, `[..., S]`; those of masked elements so low that their probability is 0.
         """
         hidden = torch.tanh(self.key(elements) + self.query(query).unsqueeze(-2))
-        logits: Tensor = self.score(hidden).squeeze(-1)
+        # A sum, and no product of matrices, which autocast would take in bfloat16.
+        logits = (hidden.float() * self.score.weight.squeeze(0)).sum(-1)
         return logits if mask is None else masked_logits(logits, mask)

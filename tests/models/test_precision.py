@@ -1,0 +1,156 @@
+"""Under bfloat16 the bodies of the built-in models multiply in bfloat16, and their heads in float32."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.envs import Pendulum
+from rl8x.execution.compiled import CompiledProgram
+from rl8x.models import Model
+from rl8x.policy import Policy
+
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+IMAGE = spaces.Box(0, 255, (8, 9, 3), np.uint8)
+ACTIONS = spaces.Box(-1, 1, (6,), np.float32)
+CONVOLUTIONS = {"convolutions": [(8, 3, 1)], "hidden_sizes": [64]}
+# Space, name, arguments, and a module of the body
+MODELS = {
+    "mlp": (VECTOR, "mlp", {"hidden_sizes": [64, 64]}, "actor.0"),
+    "mlp, shared": (VECTOR, "mlp", {"hidden_sizes": [64], "shared": True}, "actor.0"),
+    "cnn": (IMAGE, "cnn", CONVOLUTIONS, "actor.1.0"),
+    "dict": (spaces.Dict({"image": IMAGE, "x": VECTOR}), "cnn", CONVOLUTIONS | {"shared": False}, "critic.1.0"),
+    "dict, flat": (spaces.Dict({"x": VECTOR, "y": VECTOR}), "mlp", {"critic_obs": ["y"]}, "critic.0"),
+    "lstm": (VECTOR, "lstm", {"hidden_size": 64}, "inputs"),
+    "gru": (VECTOR, "gru", {"hidden_size": 64, "encoder_sizes": [32]}, "inputs"),
+    "attention": (VECTOR, "attention", {"window": 3, "width": 16}, "actor.embedding"),
+}
+EVERY = pytest.mark.parametrize("name", MODELS)
+ROWS = 4096
+
+
+def bfloat16():
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def policy_of(name: str) -> Policy:
+    """A policy that estimates returns of about 500, where neighbours in bfloat16 are 2 apart."""
+    torch.manual_seed(0)
+    space, model, config, _ = MODELS[name]
+    policy = Policy(space, ACTIONS, model=model, model_config={**config, "policy_gain": 1.0})
+    policy.autocast = bfloat16
+    nn.init.constant_(policy.model.value_head.bias, 500.0)
+    return policy
+
+
+def observations(space, *shape: int):
+    generator = torch.Generator().manual_seed(1)
+    if isinstance(space, spaces.Dict):
+        return {key: observations(part, *shape) for key, part in space.spaces.items()}
+    if space.dtype == np.uint8:
+        return torch.randint(256, (*shape, *space.shape), dtype=torch.uint8, generator=generator)
+    return torch.randn(*shape, *space.shape, generator=generator)
+
+
+def distinct(values: torch.Tensor) -> int:
+    assert values.dtype == torch.float32
+    return len(values.unique())
+
+
+@EVERY
+def test_large_values_keep_their_digits(name):
+    policy = policy_of(name)
+    obs, starts = observations(policy.observation_space, ROWS), torch.zeros(ROWS, dtype=torch.bool)
+    state = policy.initial_state(ROWS)
+    with torch.no_grad():
+        assert distinct(policy.act(obs, state, starts).values) > ROWS / 4
+        assert distinct(policy.values(obs, state, starts)) > ROWS / 4
+        sequences = observations(policy.observation_space, 1, ROWS)
+        evaluated = policy.evaluate(sequences, torch.zeros(1, ROWS, 6), state, starts.unsqueeze(0))
+    assert distinct(evaluated.values) > ROWS / 4
+
+
+@EVERY
+def test_bodies_multiply_in_bfloat16_and_heads_in_float32(name):
+    policy, found = policy_of(name), {}
+    for part in (MODELS[name][-1], "policy_head", "value_head"):
+        module = policy.model.get_submodule(part)
+        module.register_forward_hook(lambda _, inputs, output, part=part: found.update({part: output.dtype}))
+    policy.act(observations(policy.observation_space, 3), policy.initial_state(3), torch.zeros(3, dtype=torch.bool))
+    assert found == {
+        MODELS[name][-1]: torch.bfloat16,
+        "policy_head": torch.float32,
+        "value_head": torch.float32,
+    }
+
+
+@EVERY
+def test_gradients_of_heads_are_exact_for_what_the_body_gives(name):
+    policy, hidden = policy_of(name), {}
+    heads = {"policy": policy.model.policy_head, "value": policy.model.value_head}
+    for part, head in heads.items():
+        head.register_forward_hook(lambda _, inputs, output, part=part: hidden.update({part: inputs[0]}))
+    obs, actions = observations(policy.observation_space, 4, 64), torch.randn(4, 64, 6)
+    targets = 500.0 + 10.0 * torch.randn(4, 64)
+    starts = torch.zeros(4, 64, dtype=torch.bool)
+    evaluation = policy.evaluate(obs, actions, policy.initial_state(64), starts)
+    loss = (evaluation.values - targets).square().mean() - evaluation.logp.mean()
+    weights = [weight for head in heads.values() for weight in head.parameters()]
+    gradients = torch.autograd.grad(loss, weights)
+
+    exact = {part: copy.deepcopy(head).double() for part, head in heads.items()}
+    distribution = copy.deepcopy(policy.distribution).double()
+    features, values = (exact[part](hidden[part].detach().double()) for part in heads)
+    logp = distribution.logp(distribution.from_features(features), actions.double())
+    loss = (values.squeeze(-1) - targets.double()).square().mean() - logp.mean()
+    expected = torch.autograd.grad(loss, [weight for head in exact.values() for weight in head.parameters()])
+    for found, each in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(found.double(), each, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("name", ["mlp", "gru", "attention"])
+def test_rollouts_and_updates_keep_the_digits(name, mode, monkeypatch):
+    # The trace itself: what a compiled program computes, without the half minute that compiling takes.
+    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+    _, model, config, _ = MODELS[name]
+    small = {"num_envs": 64, "horizon": 16, "num_sgd_iters": 1, "sgd_minibatch_size": None, "seed": 0, "device": "cpu"}
+    options = {**small, "model": model, "model_config": config, "seq_len": 4, "optimizer": "sgd", "max_grad_norm": None}
+    moves = []
+    for given in ({"precision": "bf16", "execution": mode}, {"precision": "fp32", "execution": "eager"}):
+        algorithm = PPOConfig(**options, **given).build(Pendulum)
+        bias = nn.init.constant_(algorithm.policy.model.value_head.bias, -500.0)
+        algorithm.collect()
+        assert distinct(algorithm.rollout[keys.VALUES]) > 64 * 16 / 4
+        algorithm.step()
+        moves.append(bias.item() + 500.0)
+    assert moves[0] == pytest.approx(moves[1], rel=0.02)
+
+
+class Doubler(Model):
+    """A model of a user, whose heads are layers as any others."""
+
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.features, self.value = nn.Linear(5, num_features), nn.Linear(5, 1)
+
+    def forward(self, obs, state, starts):
+        return self.features(obs), self.value(obs).squeeze(-1), state
+
+
+def test_a_model_of_ones_own_computes_in_what_it_likes_and_the_distribution_in_float32():
+    policy, found = Policy(VECTOR, ACTIONS, model=Doubler), []
+    policy.autocast = bfloat16
+    policy.model.features.register_forward_hook(lambda _, inputs, output: found.append(output.dtype))
+    obs, starts = observations(VECTOR, 1, 8), torch.zeros(1, 8, dtype=torch.bool)
+    evaluation = policy.evaluate(obs, torch.zeros(1, 8, 6), {}, starts)
+    assert {part.dtype for part in evaluation} == {torch.float32}
+    assert policy.values(obs[0], {}, starts[0]).dtype == torch.float32
+    assert set(found) == {torch.bfloat16}
