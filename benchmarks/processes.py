@@ -109,7 +109,7 @@ def call(command: list[str], text: str, env: Mapping[str, str], timeout_s: float
     Compilers find nothing in their caches, so that the first iteration has all of the compiling in it.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        caches = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("TORCHINDUCTOR", "TRITON")}
+        caches = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("RL8X", "TORCHINDUCTOR", "TRITON")}
         try:
             done = subprocess.run(
                 command,

@@ -40,7 +40,8 @@ def test_activations_of_a_work():
 
 
 def test_processes_begin_without_compiled_code_and_say_why_they_failed():
-    code = "import json, os; print(json.dumps([os.environ[k + '_CACHE_DIR'] for k in ('TORCHINDUCTOR', 'TRITON')]))"
+    names = ["RL8X_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"]
+    code = f"import json, os; print(json.dumps([os.environ[name] for name in {names}]))"
     first, second = (processes.call([sys.executable, "-c", code], "", {}, 60.0) for _ in range(2))
     assert not set(first) & set(second)
     failed = processes.call([sys.executable, "-c", f"raise SystemExit('no {ROOT}/here')"], "", {}, 60.0)

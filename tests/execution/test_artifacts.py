@@ -115,6 +115,23 @@ def test_each_of_a_programs_surroundings_makes_another_key(monkeypatch, change):
     assert key_of("program", "x") != before != key_of("programx")
 
 
+def test_where_the_folder_cannot_be_written_there_is_one_for_the_process(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    for folder in (tmp_path / "file" / "cache", tmp_path / "read-only"):
+        artifacts = Artifacts(folder)
+        monkeypatch.setattr(os, "access", lambda path, _: path.name != "read-only" and path.is_dir())
+        artifacts.make_folder()
+        assert artifacts.folder != folder
+        artifacts.note("a", {"x": 1})
+        assert artifacts.noted("a") == {"x": 1}
+
+
+def test_a_new_folder_is_for_nobody_else(tmp_path):
+    artifacts = Artifacts(tmp_path / "new")
+    artifacts.make_folder()
+    assert artifacts.folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_the_folder_is_the_users_own_unless_another_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("RL8X_CACHE_DIR", str(tmp_path))
     assert Artifacts().folder == tmp_path

@@ -40,8 +40,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     )
     execution: Mode = option(
         "auto",
-        "How the update and the rollout run: 'eager', 'compile' (fused loops; 5 to 30 s to compile, for longer runs), "
-        "'graph' (captured once, on CUDA), or 'auto', which is graph on CUDA and eager elsewhere.",
+        "How the update and the rollout run: 'eager', 'compile' (fused loops, from the first step), 'graph' (captured "
+        "once, on CUDA), or 'auto', which is graph on CUDA; elsewhere eager at first, and compiled in longer runs.",
         choices=MODES,
     )
     precision: Precision = option(

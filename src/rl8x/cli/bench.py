@@ -39,6 +39,7 @@ from rl8x.tracking.secrets import hide_in_data
 from rl8x.trainers import Trainer, TrainStats
 
 # What each kind of device has
+_CACHES: Final = ("RL8X_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _MODES: Final = {"cpu": ["eager", "compile"], "cuda": ["eager", "compile", "graph"]}
 _PRECISIONS: Final = {"cpu": ["fp32", "bf16"], "cuda": ["fp32", "tf32", "bf16"]}
 # What makes the problem that is measured; where the user keeps runs does not
@@ -176,7 +177,7 @@ def _measure(
 def _in_fresh_process(job: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """Do a job in a process of its own, with nothing in the compiler's cache; its answer is a file, as users print."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    variables |= {name: f"{job['answer']}.{name}" for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    variables |= {name: f"{job['answer']}.{name}" for name in _CACHES}
     # -P: modules of the working directory are found last, and where they are trusted, as by the command itself.
     command = [sys.executable, "-P", "-m", "rl8x.cli.bench"]
     pipes: Any = {"input": json.dumps(job), "capture_output": True, "text": True, "timeout": timeout_s}

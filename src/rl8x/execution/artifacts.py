@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import platform
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -52,6 +56,14 @@ class Artifacts:
         given = os.environ.get(FOLDER_VARIABLE)
         self.folder = folder or (Path(given) if given else Path(platformdirs.user_cache_dir("rl8x", appauthor=False)))
 
+    def make_folder(self) -> None:
+        """Make the folder, this user's alone since code lies in it; where it cannot be, one for this process."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            self.folder = Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
+            atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+
     def library(self, key: str) -> Path:
         """Where the shared library of a key is."""
         return self.folder / f"{key}.so"
@@ -62,13 +74,15 @@ class Artifacts:
         try:
             found: dict[str, Any] = json.loads(notes.read_text())
             if found["sha256"] == _sha256(library):
-                os.utime(library)
+                with contextlib.suppress(OSError):  # another user's, which is read only
+                    os.utime(library)
                 return found
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        self.remove(key)
+        with contextlib.suppress(OSError):
+            self.remove(key)
         return None
 
     def put(self, key: str, built: Path, **notes: Any) -> None:
@@ -81,11 +95,12 @@ class Artifacts:
         self.trim()
 
     def note(self, key: str, content: dict[str, Any]) -> None:
-        """Keep something small beside the programs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        beside = self.folder / f".{os.getpid()}.note"
-        beside.write_text(json.dumps(content))
-        beside.replace(self.folder / f"{key}.note")
+        """Keep something small beside the programs; nothing, where it cannot be written."""
+        with contextlib.suppress(OSError):
+            self.make_folder()
+            beside = self.folder / f".{os.getpid()}.note"
+            beside.write_text(json.dumps(content))
+            beside.replace(self.folder / f"{key}.note")
 
     def noted(self, key: str) -> dict[str, Any] | None:
         """Return what was kept under a key; None where nothing was, or it is damaged."""

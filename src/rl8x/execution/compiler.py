@@ -46,6 +46,7 @@ class Compiler:
 
     def _start(self) -> None:
         """Begin the process, which takes seconds to import what it compiles with."""
+        self.artifacts.make_folder()
         path = os.pathsep.join([str(Path(rl8x.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(

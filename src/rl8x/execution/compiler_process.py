@@ -24,13 +24,14 @@ _NICENESS: Final = 10
 def main() -> None:
     """Compile until there is no one left who asks."""
     artifacts = Artifacts(Path(sys.argv[1]))
-    artifacts.folder.mkdir(parents=True, exist_ok=True)
     os.nice(_NICENESS)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever a compiler prints is no answer
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.write(1, (json.dumps(_answer(artifacts, json.loads(line))) + "\n").encode())
+            os.write(answers, (json.dumps(_answer(artifacts, json.loads(line))) + "\n").encode())
             os._exit(0)
     os.killpg(0, signal.SIGKILL)
 
