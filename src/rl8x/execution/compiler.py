@@ -83,7 +83,7 @@ class Compiler:
         """
         key = key_of(kind, content)
         if key not in self._requested and key not in self._failed and self.artifacts.find(key) is None:
-            if self._process is None or self._owner != os.getpid():
+            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
                 self._start()
             self._requested.add(key)
             print(json.dumps({"key": key, kind: content}), file=self._pipe("stdin"), flush=True)

@@ -96,7 +96,8 @@ def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) 
     # Imported here: it brings torch's compiler with it, a second that a run without tracing need not pay.
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph: torch.fx.GraphModule = make_fx(function)(*[tensor.detach().clone() for tensor in tensors])
+    copies = [tensor.detach().clone() for tensor in tensors]
+    graph: torch.fx.GraphModule = make_fx(lambda *given: function(*given))(*copies)  # it counts a method's `self`
     return Trace(graph, _lift(graph))
 
 
