@@ -6,6 +6,7 @@ import datetime
 
 import click
 
+from rl8x.cli.errors import users_mistakes
 from rl8x.output import table
 
 
@@ -22,6 +23,8 @@ def cache(clear: bool) -> None:
     if clear:
         click.echo(f"{artifacts.clear() / 1e6:.1f} MB removed from {artifacts.folder}")
         return
+    with users_mistakes():
+        limit = artifacts.limit_mb
     found = artifacts.list()
     rows: list[tuple[str, ...]] = [("program", "MB", "last used", "torch")]
     for each in found:
@@ -30,4 +33,4 @@ def cache(clear: bool) -> None:
     if found:
         click.echo(table(rows) + "\n")
     total = sum(each.size for each in found) / 1e6
-    click.echo(f"{len(found)} programs, {total:.1f} of {artifacts.limit_mb:g} MB, in {artifacts.folder}")
+    click.echo(f"{len(found)} programs, {total:.1f} of {limit:g} MB, in {artifacts.folder}")

@@ -17,7 +17,6 @@ from typing import IO, Final, Literal
 import torch
 from torch import Tensor
 
-import rl8x
 from rl8x.execution.artifacts import Artifacts, key_of
 
 Kind = Literal["program", "source"]
@@ -47,7 +46,7 @@ class Compiler:
     def _start(self) -> None:
         """Begin the process, which takes seconds to import what it compiles with."""
         self.artifacts.make_folder()
-        path = os.pathsep.join([str(Path(rl8x.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(self.artifacts.folder)],

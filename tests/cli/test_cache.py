@@ -1,0 +1,49 @@
+import os
+import re
+
+import pytest
+import torch
+
+from rl8x.cli.main import main
+from rl8x.execution.artifacts import Artifacts
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL8X_CACHE_DIR", str(tmp_path / "cache"))
+    artifacts = Artifacts()
+    artifacts.make_folder()
+    for i, key in enumerate(("a" * 40, "b" * 40)):
+        built = artifacts.folder / ".built.so"
+        built.write_bytes(bytes(250_000 * (i + 1)))
+        artifacts.put(key, built)
+        os.utime(artifacts.library(key), (1000 + i, 1000 + i))
+    return artifacts
+
+
+def test_the_programs_that_are_kept_are_listed_the_one_used_last_first(kept, capsys):
+    assert main(["cache"]) == 0
+    head, first, second, _, total = capsys.readouterr().out.splitlines()
+    assert head.split() == ["program", "MB", "last", "used", "torch"]
+    assert re.fullmatch(rf"b{{12}} +0\.5 +19\d\d-.* +{re.escape(torch.__version__)}", first)
+    assert second.startswith("a" * 12 + " ")
+    assert total == f"2 programs, 0.8 of 500 MB, in {kept.folder}"
+
+
+def test_clearing_says_how_much_was_removed(kept, capsys):
+    assert main(["cache", "--clear"]) == 0
+    assert capsys.readouterr().out == f"0.8 MB removed from {kept.folder}\n"
+    assert kept.list() == []
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out == f"0 programs, 0.0 of 500 MB, in {kept.folder}\n"
+
+
+def test_a_limit_that_is_no_number_is_one_clear_line(kept, capsys, monkeypatch):
+    monkeypatch.setenv("RL8X_CACHE_MB", "plenty")
+    assert main(["cache"]) == 2
+    assert capsys.readouterr().err == "rl8x: error: RL8X_CACHE_MB must be a number of megabytes; got 'plenty'.\n"
+
+
+def test_words_that_it_does_not_take_are_refused(capsys):
+    assert main(["cache", "list"]) == 2
+    assert "Got unexpected extra argument (list)" in capsys.readouterr().err
