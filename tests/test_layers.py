@@ -188,3 +188,13 @@ def test_making_a_trainer_does_not_load_mlflow() -> None:
         "print('mlflow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_training_eagerly_does_not_load_torchs_compiler() -> None:
+    code = (
+        "import sys, rl8x; from rl8x.envs import CartPole;"
+        "trainer = rl8x.Trainer(rl8x.PPOConfig(num_envs=4, horizon=4, device='cpu').build(CartPole),"
+        " tracker=rl8x.NullTracker(), checkpoints=False); trainer.step(); trainer.eval();"
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'sympy') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

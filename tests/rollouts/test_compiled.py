@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.randomization import Uniform
-from rl8x.rollouts.compiled import LoopedHorizon, SteppedHorizon
+from rl8x.rollouts.horizons import LoopedHorizon, SteppedHorizon
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -129,6 +129,10 @@ class Stepper:
     def runs_env(self) -> bool:
         """Whether the environment runs as the policy does, rather than eagerly around a compiled policy."""
         return True
+
+    def made_of(self) -> Sequence[object]:
+        """Return what decides a step: the policy, the environment, and what is stored."""
+        return [self.policy, self.env, self.slot, self.bootstrap, self.state_reset_every]
 
     def step(self, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor | None) -> Transition:
         """Take one step; see `act_and_step`."""
