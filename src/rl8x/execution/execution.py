@@ -56,13 +56,14 @@ class Execution:
         target: The mode that is in force from `starts_at` on.
         prepares: Whether programs are to be compiled now, while the run is eager.
         starts_at: The step from which `auto` is compiled, the algorithm's own, counted from 0; 0 where it never is.
+        due: The step at which `begin_step` has something to do next; infinite where it never has.
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
         ValueError: If mode or precision are not to be had on the device.
     """
 
-    not_traced = ("mode", "target", "prepares", "starts_at", "_prepares_at", "threads", "falls_back")
+    not_traced = ("mode", "target", "prepares", "starts_at", "due", "threads", "falls_back")
 
     def __init__(self, mode: Mode, precision: Precision, device: torch.device) -> None:
         on_cuda = device.type == "cuda"
@@ -74,7 +75,8 @@ class Execution:
         self.target: FixedMode = ("graph" if on_cuda else "compile") if mode == "auto" else mode
         self.mode: FixedMode = "eager" if mode == "auto" and not on_cuda else self.target
         self.prepares = False
-        self.starts_at = self._prepares_at = 0
+        self.starts_at = 0
+        self.due = math.inf
         self.precision = precision
         self.device = device
         self.host_looks = device.type == "cpu"
@@ -98,15 +100,15 @@ class Execution:
         starts_at = math.ceil(_COMPILE_SECONDS / seconds_per_step)
         self.target = "compile" if steps >= _WORTH * starts_at else "eager"
         self.starts_at = starts_at * (_UNKNOWN if math.isinf(steps) else 1) if self.target == "compile" else 0
-        self._prepares_at = self.starts_at // 4 if math.isinf(steps) else 0
+        self.due = math.inf if not self.starts_at else self.starts_at // 4 if math.isinf(steps) else 0
 
     def begin_step(self, step: int) -> None:
-        """Begin to compile, or change to compiled programs, if this is the step for it, counted from 0."""
-        if self.mode != "eager" or self.target != "compile" or not self.starts_at:
+        """Begin to have programs compiled, or change to them, where a step, counted from 0, is the one for it."""
+        if step < self.due:
             return
-        self.prepares = self._prepares_at <= step < self.starts_at
+        self.prepares, self.due = step < self.starts_at, self.starts_at
         if step >= self.starts_at:
-            self.mode, self.threads.eager = "compile", False
+            self.mode, self.threads.eager, self.due = "compile", False, math.inf
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
@@ -231,5 +233,5 @@ class _Guarded:
         if not execution.falls_back:
             raise error
         execution.mode = execution.target = "eager"
-        execution.prepares, execution.threads.eager = False, True
+        execution.prepares, execution.threads.eager, execution.due = False, True, math.inf
         warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=3)

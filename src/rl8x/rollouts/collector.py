@@ -53,9 +53,17 @@ class Collector:
         self.policy = policy
         self.generator = generator
         self.cursor: Cursor | None = None
-        self.stepper = (Stepper if execution.target == "eager" else CompiledStepper)(
-            policy, env, execution, slot=slot, bootstrap=bootstrap, state_reset_every=state_reset_every
-        )
+        self.execution = execution
+        options: Any = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": state_reset_every}
+        self._eager = Stepper(policy, env, execution, **options)
+        self._compiled = None if execution.target == "eager" else CompiledStepper(self._eager)
+
+    @property
+    def stepper(self) -> Stepper:
+        """What takes the steps now: eagerly, or compiled, captured, or about to be."""
+        if self._compiled is None or (self.execution.mode == "eager" and not self.execution.prepares):
+            return self._eager
+        return self._compiled
 
     def reset(self, env_config: Any = None, *, seed: int | None = None) -> None:
         """Start every copy afresh, with a new `env_config` and a new seed where one is given."""

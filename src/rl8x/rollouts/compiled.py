@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.envs.base import Carry, Env
-from rl8x.execution import Execution
+from rl8x.envs.base import Carry
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.execution.programs import TreeProgram, trees_allclose
 from rl8x.output import message_of
-from rl8x.policy import Act, Policy
+from rl8x.policy import Act
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.horizons import Horizon, LoopedHorizon, SteppedHorizon
-from rl8x.rollouts.step import Bootstrap, Cursor, Slot, Stepper, Transition, experience
+from rl8x.rollouts.step import Cursor, Stepper, Transition
 
 # Steps for which an environment is watched before it is compiled.
 _TRIAL_STEPS: Final = 4
@@ -38,33 +37,26 @@ class CompiledStepper(Stepper):
     noise; where the two differ, the environment runs eagerly around a compiled policy, and a warning says so once.
 
     Args:
-        policy: The policy that acts.
-        env: The environment.
-        execution: How programs run; not eagerly.
-        slot: What a slot of a rollout holds.
-        bootstrap: As `Stepper` takes it.
-        state_reset_every: The policy's state is reset every so many steps; 0 is never.
+        eager: Takes the same steps eagerly.
 
     Attributes:
         compiles_env: Whether the environment is part of compiled programs.
         captures_env: Whether the environment is part of captured programs.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        env: Env,
-        execution: Execution,
-        *,
-        slot: Slot = experience,
-        bootstrap: Bootstrap | None = None,
-        state_reset_every: int = 0,
-    ) -> None:
-        options: dict[str, Any] = {"slot": slot, "bootstrap": bootstrap, "state_reset_every": state_reset_every}
-        super().__init__(policy, env, execution, **options)
+    def __init__(self, eager: Stepper) -> None:
+        super().__init__(
+            eager.policy,
+            eager.env,
+            eager.execution,
+            slot=eager.slot,
+            bootstrap=eager.bootstrap,
+            state_reset_every=eager.state_reset_every,
+        )
+        execution, env = eager.execution, eager.env
+        self._eager = eager
         self.compiles_env = execution.target == "compile" and env.capturable
         self.captures_env = execution.target == "graph" and env.capturable
-        self._eager = Stepper(policy, env, execution, **options)
         self._programs: dict[Hashable, TreeProgram] = {}
         self._horizons: dict[Hashable, Horizon] = {}
         self._prepared: set[Hashable] = set()

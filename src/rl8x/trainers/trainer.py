@@ -59,7 +59,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """Collect, learn, and track the row; then act on what was not finite."""
         algorithm, state, device = self.algorithm, self.algorithm.counters, self.algorithm.device
         transitions, begin = state[keys.ENV_STEPS], time.perf_counter()
-        algorithm.execution.begin_step(state[keys.STEPS])
+        if state[keys.STEPS] >= algorithm.execution.due:
+            algorithm.execution.begin_step(state[keys.STEPS])
         self._guard.before_step(algorithm)
         with Timer(device) as collecting:
             collected = algorithm.collect(env_config=env_config)
