@@ -171,7 +171,8 @@ class CompiledLoop(CompiledProgram):
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
         """Return a loop over the traced graph as it is."""
         graph, read = trace(self.function, self.loop.first(tensors))
-        return _Ready(self.loop.around(lambda *tensors: graph(*tensors, *read)), [])
+        loop = self.loop.around(lambda *tensors: [result.clone() for result in graph(*tensors, *read)])
+        return _Ready(loop, [])
 
     def __repr__(self) -> str:
         loop = self.loop
