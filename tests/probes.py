@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rl8x.envs import Env
 from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.traces import describe, trace
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
 
@@ -107,6 +108,12 @@ class Remember(Probe):
 def noise_of(distribution, shape, generator=None, device="cpu"):
     """Draw what sampling `shape` actions needs, `[*shape, num_noise]`."""
     return distribution.draw((*shape, distribution.num_noise), generator=generator, device=device)
+
+
+def described(function, *tensors):
+    """Return what is compiled of a function: its description, and what it reads beside its arguments."""
+    graph, read = trace(function, tensors)
+    return describe(graph, [*tensors, *read]), read
 
 
 def traced_only(monkeypatch):

@@ -40,7 +40,10 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "No such command 'trian'; there are train, resume, envs, bench, ui, sync. Did you mean 'train'?"),
+        (
+            ["trian"],
+            "No such command 'trian'; there are train, resume, envs, bench, ui, cache, sync. Did you mean 'train'?",
+        ),
         (["--verion"], "No such option '--verion'"),
         (["train", "--num-env", "3"], "'--num-envs'"),
         (["ui", "--port", "0"], "0 is not in the range"),

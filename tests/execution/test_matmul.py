@@ -4,10 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.probes import described
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import matmul as products
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiler import load
+from rl8x.execution.lowering import fused, lower
 
 SIZE = st.sampled_from([1, 2, 3, 4, 5, 8, 33, 64])
 
@@ -81,7 +83,7 @@ def test_products_of_bfloat16_are_sums_in_float32(shape, biased):
     assert ((result.double() - exact).abs() <= 1.01 * roundings * span * 2**-8 + 1e-5).all()
 
 
-def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch):
+def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path):
     """Forward with a bias, and the gradients by the inputs and by the weight, a view of a flat vector."""
     products.lower_linear()
     monkeypatch.setattr(products, "has_fast_linear", lambda: True)
@@ -94,9 +96,10 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch):
         slopes = slopes * 2.0
         return [torch.addmm(bias, x, weight.t()).relu(), torch.mm(slopes, weight), torch.mm(slopes.t(), x)]
 
-    program = CompiledProgram(both)
-    record, _ = program.trace([flat, x, slopes])
-    assert sum("linear" in str(node.target) for node in record.graph.nodes) == 3
+    description, _ = described(both, flat, x, slopes)
+    assert sum("linear" in str(node.target) for node in fused(description)[0].graph.nodes) == 3
+    lower(description, tmp_path / "both.so", tmp_path)
+    program = load(tmp_path / "both.so")
     for mine, exact in zip(program(flat, x, slopes), both(*(part.double() for part in (flat, x, slopes))), strict=True):
         # Bfloat16 and TF32 would be off by 0.1 and 0.01.
         torch.testing.assert_close(mine, exact.float(), atol=2e-4, rtol=1e-5)
@@ -108,7 +111,8 @@ def test_the_first_record_probes_with_values(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
     products.has_fast_linear.cache_clear()
     try:
-        record, _ = CompiledProgram(lambda x, y: [torch.mm(x, y)]).trace([torch.ones(4096, 64), torch.ones(64, 64)])
+        description, _ = described(lambda x, y: [torch.mm(x, y)], torch.ones(4096, 64), torch.ones(64, 64))
+        record, _ = fused(description)
     finally:
         products.has_fast_linear.cache_clear()
     assert sum("linear" in str(node.target) for node in record.graph.nodes) == 1

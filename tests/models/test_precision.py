@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tests.probes import traced_only
 from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import Pendulum
-from rl8x.execution.compiled import CompiledProgram
 from rl8x.models import Model
 from rl8x.policy import Policy
 
@@ -119,7 +119,7 @@ def test_gradients_of_heads_are_exact_for_what_the_body_gives(name):
 @pytest.mark.parametrize("name", ["mlp", "gru", "attention"])
 def test_rollouts_and_updates_keep_the_digits(name, mode, monkeypatch):
     # The trace itself: what a compiled program computes, without the half minute that compiling takes.
-    monkeypatch.setattr(CompiledProgram, "_compile", staticmethod(lambda record, _: record))
+    traced_only(monkeypatch)
     _, model, config, _ = MODELS[name]
     small = {"num_envs": 64, "horizon": 16, "num_sgd_iters": 1, "sgd_minibatch_size": None, "seed": 0, "device": "cpu"}
     options = {**small, "model": model, "model_config": config, "seq_len": 4, "optimizer": "sgd", "max_grad_norm": None}

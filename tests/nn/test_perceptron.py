@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.probes import described
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import matmul as products
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.lowering import fused
 from rl8x.nn import MLP, perceptron
 
 
@@ -105,8 +106,8 @@ def test_a_loss_that_differentiates_itself_is_traced_without_operators_that_a_co
     def gradients(x):
         return torch.autograd.grad(mlp(x).square().mean(), list(mlp.parameters()))
 
-    program = CompiledProgram(gradients)
-    record, read = program.trace([x])
+    description, read = described(gradients, x)
+    record, _ = fused(description)
     names = [str(node.target) for node in record.graph.nodes]
     # oneDNN is called by the operator that the compiler was taught, and by no other.
     assert (names.count("rl8x.linear.default") > 1, sum("mkldnn" in name for name in names)) == (True, 0)

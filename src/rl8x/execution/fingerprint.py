@@ -173,8 +173,8 @@ class _Walk:
                 continue
             found[name] = _source(module)
             if _is_users(module):
-                found[name] = [found[name], [*_globals(module)]]
-                waiting |= {*_imported(module), *_siblings(name)}
+                found[name] = [found[name], [*_globals(module)], [*_siblings(name)]]
+                waiting |= {*_imported(module)}
         return sorted(found.items())
 
 
@@ -239,9 +239,11 @@ def _globals(module: types.ModuleType) -> Iterator[list[str]]:
                 yield [str(i), name, repr(value)]
 
 
-def _siblings(name: str) -> Iterator[str]:
-    """Return the names of the loaded modules of the same package, which functions may import when they are called."""
-    return (other for other in sys.modules if other != "__main__" and _top(other) == _top(name))
+def _siblings(name: str) -> Iterator[list[str]]:
+    """Return the sources of the loaded modules of the same package, which functions may import when they are called."""
+    for other, module in sorted(sys.modules.items()):
+        if other != "__main__" and _top(other) == _top(name) and getattr(module, "__file__", None):
+            yield [other, _source(module)]
 
 
 def _imported(module: types.ModuleType) -> Iterator[str]:

@@ -47,7 +47,6 @@ def lower(description: Description, library: Path, shared: Path) -> None:
     Raises:
         Exception: Whatever the compilers raise where they cannot.
     """
-    matmul.lower_linear()
     with torch.no_grad():
         graph, examples = fused(description)
         link = functools.partial(_build, library=library, shared=shared)
@@ -73,6 +72,8 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
 
 def fused(description: Description) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return the graph that is compiled, loops and kernels for matmuls included, and examples of its inputs."""
+    # Probed now: what is called below is traced, and has no values to compare.
+    _ = matmul.has_fast_linear() and matmul.lower_linear()
     function = _read(description.code)
     inputs = [
         torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_()
