@@ -1,12 +1,12 @@
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -18,14 +18,25 @@ from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A compiler on a cache of its own, whose process these tests share: it takes seconds to begin."""
+    made = Compiler(Artifacts(tmp_path_factory.mktemp("cache")))
+    yield made
+    made.stop()
+
+
 @pytest.fixture
-def own(monkeypatch, tmp_path):
-    """A compiler on a cache of its own, empty but for what all programs share."""
+def own(shared, monkeypatch):
+    """What programs are compiled by."""
+    monkeypatch.setattr(compiled, "compiler", lambda: shared)
+    return shared
+
+
+@pytest.fixture
+def mortal(shared, monkeypatch, tmp_path):
+    """A compiler that may be killed, on an empty cache."""
     made = Compiler(Artifacts(tmp_path / "cache"))
-    made.artifacts.make_folder()
-    shared = Artifacts().folder / "interface.o"
-    if shared.exists():
-        shutil.copy(shared, tmp_path / "cache")
     monkeypatch.setattr(compiled, "compiler", lambda: made)
     yield made
     made.stop()
@@ -36,7 +47,6 @@ def found_only(own, monkeypatch):
     """Return what makes this process a later one, which can neither compile nor trace."""
 
     def make():
-        own.stop()
         later = Compiler(own.artifacts)
         monkeypatch.setattr(compiled, "compiler", lambda: later)
         monkeypatch.setattr(later, "_start", lambda: pytest.fail("compiled again"))
@@ -110,7 +120,7 @@ def test_a_damaged_library_is_compiled_again(own):
     assert run(Affine(2.0, 10.0).program()) == ([12.0, 14.0], 8.0, 8.0)
 
 
-def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(own, monkeypatch):
+def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     program = Affine(2.0, 10.0).program()
     messages = []
@@ -122,26 +132,39 @@ def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(own,
         messages.append(str(error.value))
     assert messages[0] == messages[1]
     assert "\n" not in messages[0]
-    assert not list(own.artifacts.folder.glob("*.so"))
+    assert not list(mortal.artifacts.folder.glob("*.so"))
 
 
-def test_a_compiler_that_is_killed_while_one_waits_is_an_error_and_the_next_has_a_new_one(own):
+def test_a_compiler_that_is_killed_while_one_waits_is_an_error_and_the_next_has_a_new_one(mortal):
     source = 'extern "C" int one() { return 1; }'
-    own.request("source", source)
-    os.killpg(own._process.pid, signal.SIGKILL)
+    mortal.request("source", source)
+    os.killpg(mortal._process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="the compiler's process ended"):
-        own.library("source", source)
-    assert ctypes.CDLL(str(own.library("source", source))).one() == 1
+        mortal.library("source", source)
+    assert ctypes.CDLL(str(mortal.library("source", source))).one() == 1
 
 
-def test_a_compiler_that_has_ended_is_begun_again(own):
-    own.request("source", "int two();")
-    os.killpg(own._process.pid, signal.SIGKILL)
-    own._process.wait()
-    assert run(Affine(4.0, 10.0).program()) == ([14.0, 18.0], 8.0, 8.0)
+def test_a_program_whose_compilation_is_killed_is_an_error(mortal):
+    mortal.request("source", "int three();")
+    limit = time.monotonic() + 60
+    while not (
+        workers := [child for child in psutil.Process(mortal._process.pid).children(recursive=True) if child.children()]
+    ):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    workers[0].children()[0].kill()
+    with pytest.raises(RuntimeError, match=r"the compiler ended with status 9"):
+        mortal.library("source", "int three();")
 
 
-def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(own, tmp_path):
+def test_a_compiler_that_has_ended_is_begun_again(mortal):
+    mortal.request("source", "int two();")
+    os.killpg(mortal._process.pid, signal.SIGKILL)
+    mortal._process.wait()
+    assert ctypes.CDLL(str(mortal.library("source", 'extern "C" int three() { return 3; }'))).three() == 3
+
+
+def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(tmp_path):
     code = textwrap.dedent("""
         import time, torch
         from rl8x.execution.compiled import CompiledProgram

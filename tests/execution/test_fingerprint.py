@@ -149,6 +149,19 @@ def test_the_source_of_a_users_module_and_of_those_that_it_imports_counts(packag
     assert text(task) != before
 
 
+def test_what_was_typed_in_and_a_source_that_is_gone_have_no_fingerprint(package, tmp_path):
+    task = package(3)
+    (tmp_path / "mine_3" / "physics.py").unlink()
+    assert fingerprint([task]) is None
+    code = (
+        "from rl8x.execution.fingerprint import fingerprint\n"
+        "class Typed: pass\n"
+        "print(fingerprint([Typed()]), fingerprint([1]) is None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "None False\n"
+
+
 def test_a_global_that_was_changed_while_it_ran_counts(package):
     task = package(2)
     before = text(task)

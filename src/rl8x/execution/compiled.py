@@ -98,29 +98,29 @@ class CompiledProgram:
 
     def _found(self, tensors: Sequence[Tensor]) -> _Ready | None:
         """Return what an earlier process had compiled of the same function, if it does what the function does."""
-        print_ = None if self.made_of is None else fingerprint(self.made_of())
-        if print_ is None:
+        mark = None if self.made_of is None else fingerprint(self.made_of())
+        if mark is None:
             return None
-        note = compiler().artifacts.noted(self._fingerprint_key(print_, tensors))
+        note = compiler().artifacts.noted(self._fingermarkkey(mark, tensors))
         if note is None or compiler().artifacts.find(note["program"]) is None:
             return None
         keep_small_blocks()
-        read = [print_.tensors[place] for place in note["read"]]
+        read = [mark.tensors[place] for place in note["read"]]
         found = _Ready(load(compiler().artifacts.library(note["program"])), [*read, *self._flags()])
         return found if self._agrees(found, tensors) else None
 
     def _note(self, described: _Described, tensors: Sequence[Tensor]) -> None:
         """Have later processes find a program without tracing, where what it reads is found without it."""
-        print_ = None if self.made_of is None else fingerprint(self.made_of())
+        mark = None if self.made_of is None else fingerprint(self.made_of())
         num_read = len(described.read) - len(self._flags())
-        places = None if print_ is None else print_.places(described.read[:num_read])
-        if print_ is not None and places is not None:
+        places = None if mark is None else mark.places(described.read[:num_read])
+        if mark is not None and places is not None:
             program = key_of("program", described.description.to_json())
-            compiler().artifacts.note(self._fingerprint_key(print_, tensors), {"program": program, "read": places})
+            compiler().artifacts.note(self._fingermarkkey(mark, tensors), {"program": program, "read": places})
 
-    def _fingerprint_key(self, print_: Fingerprint, tensors: Sequence[Tensor]) -> str:
+    def _fingermarkkey(self, mark: Fingerprint, tensors: Sequence[Tensor]) -> str:
         inputs = [[list(each.shape), list(each.stride()), str(each.dtype)] for each in tensors]
-        return key_of(print_.text, repr(self), json.dumps(inputs), str(torch.get_num_threads()))
+        return key_of(mark.text, repr(self), json.dumps(inputs), str(torch.get_num_threads()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self.function, '__qualname__', '')})"

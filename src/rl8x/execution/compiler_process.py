@@ -31,9 +31,24 @@ def main() -> None:
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.write(answers, (json.dumps(_answer(artifacts, json.loads(line))) + "\n").encode())
+            _watch(artifacts, json.loads(line), answers)
             os._exit(0)
     os.killpg(0, signal.SIGKILL)
+
+
+def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:
+    """Have a process answer, and answer for it where it ends without, such as for want of memory."""
+    worker = os.fork()
+    if worker == 0:
+        os.write(answers, _line(_answer(artifacts, request)))
+        os._exit(0)
+    _, status = os.waitpid(worker, 0)
+    if status:
+        os.write(answers, _line({"key": request["key"], "error": f"the compiler ended with status {status}"}))
+
+
+def _line(answer: dict[str, str | None]) -> bytes:
+    return (json.dumps(answer) + "\n").encode()
 
 
 def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:
@@ -44,7 +59,7 @@ def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | No
         else:
             lower(Description.from_json(request["program"]), built, artifacts.folder)
         artifacts.put(key, built)
-    except Exception as error:
+    except BaseException as error:  # of a process that has nothing else to do
         lines = message_of(error).strip().splitlines()
         return {"key": key, "error": lines[0] if lines else type(error).__name__}
     finally:

@@ -71,9 +71,9 @@ def fingerprint(roots: Sequence[object]) -> Fingerprint | None:
     walk = _Walk()
     try:
         parts = [walk.describe(root, str(i)) for i, root in enumerate(roots)]
-    except _UnknownError:
+        return Fingerprint(json.dumps([parts, walk.sources()]), walk.tensors)
+    except (_UnknownError, OSError, RecursionError):  # a source that is not there any more; parts of parts of parts
         return None
-    return Fingerprint(json.dumps([parts, walk.sources()]), walk.tensors)
 
 
 class _UnknownError(Exception):

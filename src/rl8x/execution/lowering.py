@@ -6,7 +6,9 @@ Runs in the compiler's own processes. The one module that knows how torch's ahea
 from __future__ import annotations
 
 import functools
+import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import matmul
+from rl8x.execution.artifacts import key_of
 from rl8x.execution.hoisting import hoist_scalars
 from rl8x.execution.operators import looped
 from rl8x.execution.traces import Description
@@ -30,8 +33,6 @@ _INTERFACE: Final = Path(torch._inductor.__file__).parent / "codegen" / "aoti_ru
 _MODEL: Final = "#include <torch/csrc/inductor/aoti_runtime/model.h>\n"
 # Weights would lie between these; a program has none, since all that it reads is given at each call.
 _NO_CONSTANTS: Final = "unsigned char _binary_constants_bin_start[16]; unsigned char _binary_constants_bin_end[16];\n"
-
-
 # Probing what the processor and the C++ compiler know took four compilations; a compiler that does not know says so.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
 
@@ -125,14 +126,14 @@ def _build(
             _compilation(folder, "kernels", kernel_code),
         ]
         objects = [*_finished(steps), _interface_object(shared)]
-        _finished([_compiler(folder, "program", objects)])[0].rename(library)
+        _move(_finished([_compiler(folder, "program", objects)])[0], library)
     return str(library)
 
 
 def build(source: str, library: Path) -> None:
     """Compile C++ source that uses torch's headers to a shared library."""
     with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
-        _finished([_compilation(Path(name), "library", source, compile_only=False)])[0].rename(library)
+        _move(_finished([_compilation(Path(name), "library", source, compile_only=False)])[0], library)
 
 
 _Step = tuple[subprocess.Popen[str], Path]
@@ -169,11 +170,16 @@ def _finished(steps: Sequence[_Step]) -> list[Path]:
 
 def _interface_object(shared: Path) -> Path:
     """Return the object file of the functions by which a library is called; build it where there is none."""
-    built = shared / "interface.o"
+    code = _INTERFACE.read_text() + _NO_CONSTANTS
+    built = shared / f"{key_of('interface', code)}.o"
     if not built.exists():
         with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
-            code = _INTERFACE.read_text() + _NO_CONSTANTS
-            [made] = _finished([_compilation(Path(name), "interface", code, min_optimize=True)])
-            shared.mkdir(parents=True, exist_ok=True)
-            made.rename(built)
+            _move(_finished([_compilation(Path(name), "interface", code, min_optimize=True)])[0], built)
     return built
+
+
+def _move(made: Path, to: Path) -> None:
+    """Put a file in its place, all of it at once, also where that is on another disk."""
+    beside = to.with_name(f".{os.getpid()}{to.suffix}.part")
+    shutil.move(made, beside)
+    beside.replace(to)
