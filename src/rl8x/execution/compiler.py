@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -120,9 +121,43 @@ class Compiler:
 
 
 def load(library: Path) -> Run:
-    """Load a compiled program: takes tensors and returns a list of tensors."""
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-    return lambda *tensors: runner.run(tensors)  # type: ignore[arg-type] # any sequence
+    """Load a compiled program: takes tensors and returns a list of tensors.
+
+    It is called past torch's own runner, which would keep Python from running other threads meanwhile.
+
+    Raises:
+        RuntimeError: If the library does not load.
+    """
+    functions, container, num_outputs = ctypes.CDLL(str(library)), ctypes.c_void_p(), ctypes.c_size_t()
+    # As many at a time as there are processors: another caller would wait.
+    copies = ctypes.c_size_t(os.cpu_count() or 1)
+    failed = functions.AOTInductorModelContainerCreateWithDevice(ctypes.byref(container), copies, b"cpu", None)
+    if failed or functions.AOTInductorModelContainerGetNumOutputs(container, ctypes.byref(num_outputs)):
+        raise RuntimeError(f"the compiled program {library.name} does not load")
+    call = functions.AOTInductorModelContainerRun
+    call.argtypes = [_POINTER, _POINTERS, ctypes.c_size_t, _POINTERS, ctypes.c_size_t, _POINTER, _POINTER]
+    results = _POINTER * num_outputs.value
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        given = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
+        inputs = (_POINTER * len(given))(*[_pointer_of(each, None) for each in given])
+        outputs = results()
+        if call(container, inputs, len(given), outputs, len(outputs), None, None):
+            raise RuntimeError(f"the compiled program {library.name} failed")
+        return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule(each, None, None) for each in outputs])
+
+    return run
+
+
+_POINTER: Final = ctypes.c_void_p
+_POINTERS: Final = ctypes.POINTER(ctypes.c_void_p)
+# Torch hands out and takes the handles of tensors as capsules.
+_pointer_of: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_capsule: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 
 
 @functools.cache
