@@ -145,16 +145,20 @@ def test_a_compiler_that_is_killed_while_one_waits_is_an_error_and_the_next_has_
 
 
 def test_a_program_whose_compilation_is_killed_is_an_error(mortal):
-    mortal.request("source", "int three();")
+    source = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"  # seconds of work
+    mortal.request("source", source)
+    watcher = _first_child(psutil.Process(mortal._process.pid))
+    _first_child(watcher).kill()
+    with pytest.raises(RuntimeError, match=r"the compiler ended with status 9"):
+        mortal.library("source", source)
+
+
+def _first_child(process):
     limit = time.monotonic() + 60
-    while not (
-        workers := [child for child in psutil.Process(mortal._process.pid).children(recursive=True) if child.children()]
-    ):
+    while not (children := process.children()):
         assert time.monotonic() < limit
         time.sleep(0.01)
-    workers[0].children()[0].kill()
-    with pytest.raises(RuntimeError, match=r"the compiler ended with status 9"):
-        mortal.library("source", "int three();")
+    return children[0]
 
 
 def test_a_compiler_that_has_ended_is_begun_again(mortal):
