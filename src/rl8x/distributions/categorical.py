@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Final, NamedTuple
 
 import gymnasium
@@ -47,11 +48,13 @@ class Choices(Distribution):
         """Return sum p (log p - log q), `[...]`; large, not infinite, where `other` rules out what `params` allows."""
         return self._summed((params.log_probs.exp() * (params.log_probs - other.log_probs)).sum(-1))
 
+    @abstractmethod
     def _to_actions(self, index: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Return the actions `[..., *action]` that the numbers of choices, from 0, stand for."""
 
+    @abstractmethod
     def _to_index(self, actions: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Return the numbers of choices, from 0, that actions stand for; the other way round."""
 
     def _summed(self, each: Tensor) -> Tensor:
         """Add up what the choices give, `[...]`."""

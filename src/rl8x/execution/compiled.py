@@ -101,7 +101,7 @@ class CompiledProgram:
         mark = None if self.made_of is None else fingerprint(self.made_of())
         if mark is None:
             return None
-        note = compiler().artifacts.noted(self._fingermarkkey(mark, tensors))
+        note = compiler().artifacts.noted(self._fingerprint_key(mark, tensors))
         if note is None or compiler().artifacts.find(note["program"]) is None:
             return None
         keep_small_blocks()
@@ -116,9 +116,9 @@ class CompiledProgram:
         places = None if mark is None else mark.places(described.read[:num_read])
         if mark is not None and places is not None:
             program = key_of("program", described.description.to_json())
-            compiler().artifacts.note(self._fingermarkkey(mark, tensors), {"program": program, "read": places})
+            compiler().artifacts.note(self._fingerprint_key(mark, tensors), {"program": program, "read": places})
 
-    def _fingermarkkey(self, mark: Fingerprint, tensors: Sequence[Tensor]) -> str:
+    def _fingerprint_key(self, mark: Fingerprint, tensors: Sequence[Tensor]) -> str:
         inputs = [[list(each.shape), list(each.stride()), str(each.dtype)] for each in tensors]
         return key_of(mark.text, repr(self), json.dumps(inputs), str(torch.get_num_threads()))
 
