@@ -1,4 +1,3 @@
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,9 +12,10 @@ import torch
 from rl8x.execution import compiled
 from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.compiled import CompiledLoop, CompiledProgram
-from rl8x.execution.compiler import Compiler
+from rl8x.execution.compiler import Compiler, load
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError
+from tests.probes import described
 
 
 @pytest.fixture(scope="module")
@@ -135,22 +135,25 @@ def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mort
     assert not list(mortal.artifacts.folder.glob("*.so"))
 
 
+def doubling():
+    """Return the description of a program."""
+    return described(lambda x: [x * 2.0], X)[0].to_json()
+
+
 def test_a_compiler_that_is_killed_while_one_waits_is_an_error_and_the_next_has_a_new_one(mortal):
-    source = 'extern "C" int one() { return 1; }'
-    mortal.request("source", source)
+    mortal.request(doubling())
     os.killpg(mortal._process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="the compiler's process ended"):
-        mortal.library("source", source)
-    assert ctypes.CDLL(str(mortal.library("source", source))).one() == 1
+        mortal.library(doubling())
+    assert load(mortal.library(doubling()))(X)[0].tolist() == [2.0, 4.0]
 
 
 def test_a_program_whose_compilation_is_killed_is_an_error(mortal):
-    source = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"  # seconds of work
-    mortal.request("source", source)
+    mortal.request(doubling())
     watcher = _first_child(psutil.Process(mortal._process.pid))
     _first_child(watcher).kill()
     with pytest.raises(RuntimeError, match=r"the compiler ended with status 9"):
-        mortal.library("source", source)
+        mortal.library(doubling())
 
 
 def _first_child(process):
@@ -159,13 +162,6 @@ def _first_child(process):
         assert time.monotonic() < limit
         time.sleep(0.01)
     return children[0]
-
-
-def test_a_compiler_that_has_ended_is_begun_again(mortal):
-    mortal.request("source", "int two();")
-    os.killpg(mortal._process.pid, signal.SIGKILL)
-    mortal._process.wait()
-    assert ctypes.CDLL(str(mortal.library("source", 'extern "C" int three() { return 3; }'))).three() == 3
 
 
 def test_nothing_is_left_running_when_a_process_that_compiles_is_killed(tmp_path):

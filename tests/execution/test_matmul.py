@@ -98,7 +98,7 @@ def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path
 
     description, _ = described(both, flat, x, slopes)
     assert sum("linear" in str(node.target) for node in fused(description)[0].graph.nodes) == 3
-    lower(description, tmp_path / "both.so", tmp_path)
+    lower(description, tmp_path / "both.so")
     program = load(tmp_path / "both.so")
     for mine, exact in zip(program(flat, x, slopes), both(*(part.double() for part in (flat, x, slopes))), strict=True):
         # Bfloat16 and TF32 would be off by 0.1 and 0.01.

@@ -24,7 +24,7 @@ FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
 LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
 _LIMIT_MB: Final = 500
 _MOST_NOTES: Final = 2000
-_KINDS: Final = ("so", "json", "o", "note")
+_KINDS: Final = ("so", "json", "note")
 
 
 class Artifact(NamedTuple):
@@ -171,7 +171,7 @@ def _sha256(path: Path) -> str:
 @functools.cache
 def surroundings() -> str:
     """A hash of all beside its description that decides what a program becomes: versions, processor, C++ compiler."""
-    own = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    own = [path.read_bytes() for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor(), platform.machine()]
     processor = sorted({line for line in lines if line.startswith(("vendor_id", "model", "flags", "Features"))})

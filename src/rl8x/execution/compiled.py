@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from rl8x.execution.artifacts import key_of
 from rl8x.execution.compiler import Run, compiler, load
 from rl8x.execution.fingerprint import Fingerprint, fingerprint
 from rl8x.execution.loops import Loop
-from rl8x.execution.memory import keep_small_blocks
 from rl8x.execution.programs import ProgramError
 from rl8x.execution.traces import Description, LoopShape, describe, trace
 
@@ -58,12 +57,10 @@ class CompiledProgram:
         if key in self._ready or key in self._described:
             return
         with _refusals():
-            found = self._found(tensors)
-            if found is not None:
-                self._ready[key] = found
+            if self._noted(tensors) is not None:  # loaded when it is called, with values by which it can be checked
                 return
             self._described[key] = described = self._describe(tensors)
-            compiler().request("program", described.description.to_json())
+            compiler().request(described.description.to_json())
 
     def _compile(self, tensors: Sequence[Tensor]) -> _Ready:
         if any(tensor.device.type != "cpu" for tensor in tensors):
@@ -74,8 +71,7 @@ class CompiledProgram:
             if found is not None:
                 return found
             described = self._describe(tensors)
-        keep_small_blocks()
-        library = compiler().library("program", described.description.to_json())
+        library = compiler().library(described.description.to_json())
         self._note(described, tensors)
         return _Ready(load(library), described.read)
 
@@ -96,24 +92,31 @@ class CompiledProgram:
 
     # -- programs of earlier processes, found without tracing
 
-    def _found(self, tensors: Sequence[Tensor]) -> _Ready | None:
-        """Return what an earlier process had compiled of the same function, if it does what the function does."""
+    def _noted(self, tensors: Sequence[Tensor]) -> tuple[Fingerprint, dict[str, Any]] | None:
+        """Return what was noted of a program that an earlier process had compiled of the same function."""
         mark = None if self.made_of is None else fingerprint(self.made_of())
         if mark is None:
             return None
         note = compiler().artifacts.noted(self._fingerprint_key(mark, tensors))
         if note is None or compiler().artifacts.find(note["program"]) is None:
+            compiler().start()  # while this process traces
             return None
-        keep_small_blocks()
+        return mark, note
+
+    def _found(self, tensors: Sequence[Tensor]) -> _Ready | None:
+        """Return what an earlier process had compiled of the same function, if it does what the function does."""
+        noted = self._noted(tensors)
+        if noted is None:
+            return None
+        mark, note = noted
         read = [mark.tensors[place] for place in note["read"]]
-        found = _Ready(load(compiler().artifacts.library(note["program"])), [*read, *self._flags()])
+        found = _Ready(load(compiler().artifacts.library(note["program"])), read)
         return found if self._agrees(found, tensors) else None
 
     def _note(self, described: _Described, tensors: Sequence[Tensor]) -> None:
         """Have later processes find a program without tracing, where what it reads is found without it."""
         mark = None if self.made_of is None else fingerprint(self.made_of())
-        num_read = len(described.read) - len(self._flags())
-        places = None if mark is None else mark.places(described.read[:num_read])
+        places = None if mark is None else mark.places(described.read)
         if mark is not None and places is not None:
             program = key_of("program", described.description.to_json())
             compiler().artifacts.note(self._fingerprint_key(mark, tensors), {"program": program, "read": places})
@@ -143,10 +146,6 @@ class CompiledProgram:
     def _reference(self, *tensors: Tensor) -> Sequence[Tensor]:
         return self.function(*tensors)
 
-    def _flags(self) -> list[Tensor]:
-        """Return what the graph takes after all that it reads."""
-        return []
-
 
 class CompiledLoop(CompiledProgram):
     """A loop that runs in C++: beside a small minibatch's arithmetic, what Python does for each counts.
@@ -164,8 +163,7 @@ class CompiledLoop(CompiledProgram):
     def _describe(self, tensors: Sequence[Tensor]) -> _Described:
         loop = self.loop
         graph, read = trace(self.function, loop.first(tensors))
-        read += self._flags()
-        shape = LoopShape(loop.num_state, len(tensors) - loop.num_items, loop.num_items, loop.ends)
+        shape = LoopShape(len(tensors) - loop.num_items, loop.num_items, loop.ends)
         return _Described(describe(graph, [*tensors, *read], shape), read)
 
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
@@ -180,9 +178,6 @@ class CompiledLoop(CompiledProgram):
 
     def _reference(self, *tensors: Tensor) -> Sequence[Tensor]:
         return self.loop(*tensors)
-
-    def _flags(self) -> list[Tensor]:
-        return [torch.ones((), dtype=torch.bool)]  # see `operators.looped`
 
 
 class _Ready(NamedTuple):

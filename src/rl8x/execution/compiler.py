@@ -13,14 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import IO, Final
 
 import torch
 from torch import Tensor
 
 from rl8x.execution.artifacts import Artifacts, key_of
 
-Kind = Literal["program", "source"]
 Run = Callable[..., Sequence[Tensor]]
 
 _MODULE: Final = "rl8x.execution.compiler_process"
@@ -44,8 +43,12 @@ class Compiler:
         self._requested: set[str] = set()
         self._failed: dict[str, str] = {}
 
+    def start(self) -> None:
+        """Begin the process unless it runs; it takes seconds to import what it compiles with."""
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self._start()
+
     def _start(self) -> None:
-        """Begin the process, which takes seconds to import what it compiles with."""
         self.artifacts.make_folder()
         path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -71,31 +74,29 @@ class Compiler:
         self._process = None
         self._requested.clear()
 
-    def request(self, kind: Kind, content: str) -> str:
-        """Have something compiled unless it is.
+    def request(self, program: str) -> str:
+        """Have a program compiled unless it is.
 
         Args:
-            kind: What it is.
-            content: A description as JSON, or C++ source.
+            program: Its description as JSON.
 
         Returns:
             Its key.
         """
-        key = key_of(kind, content)
+        key = key_of("program", program)
         if key not in self._requested and key not in self._failed and self.artifacts.find(key) is None:
-            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-                self._start()
+            self.start()
             self._requested.add(key)
-            print(json.dumps({"key": key, kind: content}), file=self._pipe("stdin"), flush=True)
+            print(json.dumps({"key": key, "program": program}), file=self._pipe("stdin"), flush=True)
         return key
 
-    def library(self, kind: Kind, content: str) -> Path:
-        """Return the shared library of what is requested, compiled by now or waited for.
+    def library(self, program: str) -> Path:
+        """Return the shared library of a program, compiled by now or waited for.
 
         Raises:
             RuntimeError: If it cannot be compiled.
         """
-        key = self.request(kind, content)
+        key = self.request(program)
         if key in self._requested:
             self.say("waiting for the compiler; later runs like this one find what it makes in the cache")
         while key in self._requested:
@@ -121,43 +122,31 @@ class Compiler:
 
 
 def load(library: Path) -> Run:
-    """Load a compiled program: takes tensors and returns a list of tensors.
+    """Load a compiled program: takes tensors and returns a list of tensors, row-major ones.
 
-    It is called past torch's own runner, which would keep Python from running other threads meanwhile.
+    Several threads may call it at once; Python runs others meanwhile.
 
     Raises:
-        RuntimeError: If the library does not load.
+        RuntimeError: If the library is not one of a program.
     """
-    functions, container, num_outputs = ctypes.CDLL(str(library)), ctypes.c_void_p(), ctypes.c_size_t()
-    # As many at a time as there are processors: another caller would wait.
-    copies = ctypes.c_size_t(os.cpu_count() or 1)
-    failed = functions.AOTInductorModelContainerCreateWithDevice(ctypes.byref(container), copies, b"cpu", None)
-    if failed or functions.AOTInductorModelContainerGetNumOutputs(container, ctypes.byref(num_outputs)):
-        raise RuntimeError(f"the compiled program {library.name} does not load")
-    call = functions.AOTInductorModelContainerRun
-    call.argtypes = [_POINTER, _POINTERS, ctypes.c_size_t, _POINTERS, ctypes.c_size_t, _POINTER, _POINTER]
-    results = _POINTER * num_outputs.value
+    functions = ctypes.CDLL(str(library))
+    try:
+        call, layouts = functions.rl8x_run, functions.rl8x_results
+    except AttributeError:
+        raise RuntimeError(f"{library.name} is no compiled program") from None
+    call.restype = layouts.restype = ctypes.c_char_p
+    results = [(shape, getattr(torch, dtype)) for shape, dtype in json.loads(layouts())]
+    addresses = ctypes.c_void_p * len(results)
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        given = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
-        inputs = (_POINTER * len(given))(*[_pointer_of(each, None) for each in given])
-        outputs = results()
-        if call(container, inputs, len(given), outputs, len(outputs), None, None):
-            raise RuntimeError(f"the compiled program {library.name} failed")
-        return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule(each, None, None) for each in outputs])
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype in results]
+        given = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        error = call(given, addresses(*[tensor.data_ptr() for tensor in made]))
+        if error is not None:
+            raise RuntimeError(f"a compiled program failed: {error.decode()}")
+        return made
 
     return run
-
-
-_POINTER: Final = ctypes.c_void_p
-_POINTERS: Final = ctypes.POINTER(ctypes.c_void_p)
-# Torch hands out and takes the handles of tensors as capsules.
-_pointer_of: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_capsule: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi)
-)
 
 
 @functools.cache

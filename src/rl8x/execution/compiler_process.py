@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from rl8x.execution.artifacts import Artifacts
-from rl8x.execution.lowering import build, lower
+from rl8x.execution.lowering import lower
 from rl8x.execution.traces import Description
 from rl8x.output import message_of
 
@@ -54,10 +54,7 @@ def _line(answer: dict[str, str | None]) -> bytes:
 def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:
     key, built = request["key"], artifacts.folder / f".{os.getpid()}.so"
     try:
-        if "source" in request:
-            build(request["source"], built)
-        else:
-            lower(Description.from_json(request["program"]), built, artifacts.folder)
+        lower(Description.from_json(request["program"]), built)
         artifacts.put(key, built)
     except BaseException as error:  # of a process that has nothing else to do
         lines = message_of(error).strip().splitlines()

@@ -1,8 +1,4 @@
-"""Runs a step function over a sequence: in Python, or as one `scan` or `while_loop` operator.
-
-Where a loop may end early it becomes torch's `while_loop`, else its `scan`, which writes each result to its place.
-Without the loop over an epoch's updates compiled PPO on minibatches of 64 is 18% slower on one thread (Zen 5).
-"""
+"""Runs a step function over a sequence in Python; `CompiledLoop` does so in C++."""
 
 from __future__ import annotations
 

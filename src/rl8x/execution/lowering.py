@@ -6,7 +6,10 @@ Runs in the compiler's own processes. The one module that knows how torch's ahea
 from __future__ import annotations
 
 import functools
+import json
+import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -23,34 +26,34 @@ from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import matmul
-from rl8x.execution.artifacts import key_of
 from rl8x.execution.hoisting import hoist_scalars
-from rl8x.execution.operators import looped
 from rl8x.execution.traces import Description
 
-# The functions by which a library is called, which Inductor writes into each: built once and linked to all.
-_INTERFACE: Final = Path(torch._inductor.__file__).parent / "codegen" / "aoti_runtime" / "interface.cpp"
-_MODEL: Final = "#include <torch/csrc/inductor/aoti_runtime/model.h>\n"
-# Weights would lie between these; a program has none, since all that it reads is given at each call.
-_NO_CONSTANTS: Final = "unsigned char _binary_constants_bin_start[16]; unsigned char _binary_constants_bin_end[16];\n"
+_HOST: Final = Path(__file__).parent / "host.h"
 # Probing what the processor and the C++ compiler know took four compilations; a compiler that does not know says so.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
+# What Inductor writes: the calls of kernels and operators, and among them what only its own runtime has a use for.
+_CALLS: Final = re.compile(r"void AOTInductorModel::run_impl\(.*?\) \{\n(.*?)\n\} // AOTInductorModel::run_impl", re.S)
+_OF_ITS_RUNTIME: Final = re.compile(
+    r"^ *(__check_inputs_outputs|\[\[maybe_unused\]\] auto& kernels|if \(_check_aoti_runtime).*\n", re.M
+)
+# Operators of torch's whose results are memory of their own, or were given to them.
+_OWN_RESULTS: Final = re.compile(r"aoti_torch_\w*(_out|linear_pointwise)\(|aoti_torch_(empty_strided|item_\w+)\(")
 
 
-def lower(description: Description, library: Path, shared: Path) -> None:
+def lower(description: Description, library: Path) -> None:
     """Compile a described program.
 
     Args:
         description: The program.
         library: Where the shared library is written.
-        shared: Folder of what programs share.
 
     Raises:
         Exception: Whatever the compilers raise where they cannot.
     """
     with torch.no_grad():
         graph, examples = fused(description)
-        link = functools.partial(_build, library=library, shared=shared)
+        link = functools.partial(_build, description=description, results=_results(graph), library=library)
         options = {"cpp.threads": description.threads, **_SETTINGS}
         with mock.patch.object(codecache.AotCodeCompiler, "compile", link):
             torch._inductor.aot_compile(graph, tuple(examples), options=options)
@@ -72,24 +75,19 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
 
 
 def fused(description: Description) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """Return the graph that is compiled, loops and kernels for matmuls included, and examples of its inputs."""
+    """Return the graph that is compiled, kernels for matmuls included, and examples of its inputs, `[*]` each."""
     # Probed now: what is called below is traced, and has no values to compare.
     _ = matmul.has_fast_linear() and matmul.lower_linear()
-    function = _read(description.code)
     inputs = [
         torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_()
         for shape, stride, dtype in description.inputs
     ]
-    loop = description.loop
-    fake: Any = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
-    once = make_fx(function, decomposition_table=matmul.DECOMPOSITIONS, **fake)
-    graph = once(*(inputs if loop is None else loop.first(inputs[:-1])))
+    if description.loop is not None:
+        inputs = description.loop.first(inputs)
+    tracer: Any = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
+    graph = make_fx(_read(description.code), decomposition_table=matmul.DECOMPOSITIONS, **tracer)(*inputs)
     hoist_scalars(graph)
-    if loop is None:
-        return graph, inputs
-    [output] = graph.graph.find_nodes(op="output")
-    results = [torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype) for node in output.args[0]]
-    return make_fx(looped(graph, loop, results), **fake)(*inputs), inputs
+    return graph, inputs
 
 
 def _read(code: str) -> Callable[..., Sequence[Tensor]]:
@@ -99,87 +97,109 @@ def _read(code: str) -> Callable[..., Sequence[Tensor]]:
     return functools.partial(names["forward"], None)
 
 
+def _results(graph: torch.fx.GraphModule) -> list[Tensor]:
+    """Return what a graph returns, `[*]` each, of which only the shape and dtype matter."""
+    [output] = graph.graph.find_nodes(op="output")
+    return [node.meta["val"] for node in output.args[0]]
+
+
 def _build(
     graph: Any,
     wrapper_code: str,
     kernel_code: str,
     operators: str | None,
     *,
+    description: Description,
+    results: Sequence[Tensor],
     library: Path,
-    shared: Path,
     **_: Any,
 ) -> str:
-    """Build what Inductor wrote; takes the place of its own builder, which compiles one file after the other.
-
-    Half of each file's compilation went into functions that are the same in all programs.
-    """
+    """Build what Inductor wrote; takes the place of its own builder."""
     if operators or graph.constants:
         raise RuntimeError("an operator of it has no C++ function")
-    interface = _INTERFACE.read_text().strip()
-    if interface not in wrapper_code:
-        raise RuntimeError(f"torch {torch.__version__} writes programs in another form than is known")
-    wrapper_code = wrapper_code.replace(interface, _MODEL)
-    with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
-        folder = Path(name)
-        steps = [
-            _compilation(folder, "wrapper", wrapper_code, min_optimize=True),
-            _compilation(folder, "kernels", kernel_code),
-        ]
-        objects = [*_finished(steps), _interface_object(shared)]
-        _move(_finished([_compiler(folder, "program", objects)])[0], library)
+    source = _source(wrapper_code, kernel_code, description, results)
+    build(source, library)
     return str(library)
+
+
+def _source(wrapper_code: str, kernel_code: str, description: Description, results: Sequence[Tensor]) -> str:
+    """Put Inductor's kernels and the calls of them, which it wrote for its own runtime, together with ours."""
+    found = _CALLS.search(wrapper_code)
+    if found is None:
+        raise RuntimeError(f"torch {torch.__version__} writes programs in another form than is known")
+    calls = _OF_ITS_RUNTIME.sub("", found[1].replace("this->device_idx_", "0"))
+    if re.search(r"^ *(const )?int64_t int_array", calls, re.M):
+        raise RuntimeError("shapes in it depend on values")
+    operators = re.findall(r"aoti_torch_\w+\(", calls)
+    keeps = not all(_OWN_RESULTS.fullmatch(name) for name in operators)
+    return "\n".join(
+        [
+            kernel_code,
+            f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
+            f"constexpr int THREADS = {description.threads};",
+            _HOST.read_text(),
+            *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper_code, re.M))),
+            "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
+            calls,
+            "}",
+            _entry(description, results),
+        ]
+    )
+
+
+def _entry(description: Description, results: Sequence[Tensor]) -> str:
+    """Write the functions by which a library is called, with the layouts of what it takes and gives."""
+    loop = description.loop
+    items = range(0) if loop is None else range(loop.num_given, loop.num_given + loop.num_items)
+    count = 1 if loop is None else description.inputs[loop.num_given][0][0]
+    inputs = ",\n    ".join(_layout(i in items, *each) for i, each in enumerate(description.inputs))
+    sizes = ", ".join(str(math.prod(each.shape) * each.dtype.itemsize) for each in results)
+    ends = str(loop is not None and loop.ends).lower()
+    shapes = [([*each.shape] if loop is None else [count, *each.shape], _name(each.dtype)) for each in results]
+    return f"""
+extern "C" __attribute__((visibility("default"))) const char* rl8x_run(char** given, char** results) {{
+  static const host::Layout inputs[] = {{
+    {inputs}}};
+  static const int64_t sizes[] = {{{sizes}}};
+  static thread_local std::string error;
+  try {{
+    host::run(body, inputs, {len(description.inputs)}, sizes, {len(results)}, given, results, {count}, {ends});
+    return nullptr;
+  }} catch (const std::exception& caught) {{
+    error = caught.what();
+    return error.c_str();
+  }}
+}}
+
+extern "C" __attribute__((visibility("default"))) const char* rl8x_results() {{ return R"({json.dumps(shapes)})"; }}
+"""
+
+
+def _layout(is_item: bool, shape: Sequence[int], stride: Sequence[int], dtype: str) -> str:
+    """Write the layout of an input, or of one slice of it."""
+    step = stride[0] * getattr(torch, dtype).itemsize if is_item else 0
+    sizes, strides = (", ".join(map(str, numbers[is_item:])) for numbers in (shape, stride))
+    return f"{{{{{sizes}}}, {{{strides}}}, {len(shape) - is_item}, aoti_torch_dtype_{dtype}(), {step}}}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def build(source: str, library: Path) -> None:
     """Compile C++ source that uses torch's headers to a shared library."""
     with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
-        _move(_finished([_compilation(Path(name), "library", source, compile_only=False)])[0], library)
-
-
-_Step = tuple[subprocess.Popen[str], Path]
-_OPTIONS: Final[dict[str, Any]] = {"device_type": "cpu", "aot_mode": True}
-
-
-def _compilation(folder: Path, name: str, code: str, **options: Any) -> _Step:
-    """Begin to compile a file."""
-    source = folder / f"{name}.cpp"
-    source.write_text(code)
-    return _compiler(folder, name, [source], **{"compile_only": True, **options})
-
-
-def _compiler(folder: Path, name: str, sources: Sequence[Path], **options: Any) -> _Step:
-    """Begin to compile or link files; return the process and the file that it makes."""
-    isa = cpu_vec_isa.pick_vec_isa()
-    chosen = cpp_builder.CppTorchDeviceOptions(**_OPTIONS, vec_isa=isa, extra_flags=("-lc10",), **options)
-    builder = cpp_builder.CppBuilder(
-        name=name, sources=[str(source) for source in sources], output_dir=str(folder), BuildOption=chosen
-    )
-    command = shlex.split(builder.get_command_line())
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return process, Path(builder.get_target_file_path())
-
-
-def _finished(steps: Sequence[_Step]) -> list[Path]:
-    """Wait for all; return the files that were made."""
-    for process, _ in steps:
-        output, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(output)
-    return [path for _, path in steps]
-
-
-def _interface_object(shared: Path) -> Path:
-    """Return the object file of the functions by which a library is called; build it where there is none."""
-    code = _INTERFACE.read_text() + _NO_CONSTANTS
-    built = shared / f"{key_of('interface', code)}.o"
-    if not built.exists():
-        with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
-            _move(_finished([_compilation(Path(name), "interface", code, min_optimize=True)])[0], built)
-    return built
-
-
-def _move(made: Path, to: Path) -> None:
-    """Put a file in its place, all of it at once, also where that is on another disk."""
-    beside = to.with_name(f".{os.getpid()}{to.suffix}.part")
-    shutil.move(made, beside)
-    beside.replace(to)
+        written = Path(name) / "program.cpp"
+        written.write_text(source)
+        options = cpp_builder.CppTorchDeviceOptions(
+            device_type="cpu", aot_mode=True, vec_isa=cpu_vec_isa.pick_vec_isa(), extra_flags=("-fvisibility=hidden",)
+        )
+        builder = cpp_builder.CppBuilder("program", [str(written)], output_dir=name, BuildOption=options)
+        command = shlex.split(builder.get_command_line())
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stdout)
+        # All of it at once, also where the temporary folder is on another disk.
+        beside = library.with_name(f".{os.getpid()}{library.suffix}.part")
+        shutil.move(builder.get_target_file_path(), beside)
+        beside.replace(library)

@@ -29,13 +29,11 @@ class LoopShape:
     """How a traced function is called in a loop; see `Execution.loop`.
 
     Attributes:
-        num_state: How many of its first arguments are the state.
-        num_given: How many arguments come before the items, the state included.
+        num_given: How many arguments come before the items.
         num_items: How many come after those, of which it gets one slice each.
         ends: Whether its last result says if the loop goes on.
     """
 
-    num_state: int
     num_given: int
     num_items: int
     ends: bool

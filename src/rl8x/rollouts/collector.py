@@ -7,7 +7,7 @@ and resets need is drawn for the whole horizon beforehand.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,13 +72,22 @@ class Collector:
         self.cursor = Cursor(obs, starts, self.policy.initial_state(self.env.num_envs))
 
     @torch.no_grad()
-    def fill(self, rollout: Rollout) -> None:
-        """Run one horizon and write it into a rollout."""
+    def fill(self, rollout: Rollout, meanwhile: Callable[[], None] | None = None) -> None:
+        """Run one horizon and write it into a rollout.
+
+        Args:
+            rollout: Where it is written.
+            meanwhile: Called while the horizon's programs are being compiled, where they are, with a rollout that has
+                its memory.
+        """
         carry, cursor = self._start()
         env_noise = self.env.noise(rollout.horizon)
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
         stepper = self.stepper
         with stepper.execution.threads.for_work(stepper.work):
+            if meanwhile is not None and isinstance(stepper, CompiledStepper) and stepper.compiles_env:
+                stepper.prepare(rollout, carry, cursor, env_noise, policy_noise)
+                meanwhile()
             self.env.carry, self.cursor = stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
 
     @torch.no_grad()

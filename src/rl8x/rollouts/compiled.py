@@ -111,7 +111,7 @@ class CompiledStepper(Stepper):
         where = (carry, cursor, env_noise, policy_noise)
         if self.execution.prepares and self.compiles_env:
             with self.execution.ahead():
-                self._prepare_fill(rollout, *where)
+                self.prepare(rollout, *where)
             return self._eager.fill(rollout, *where)
         if self.execution.mode == "eager":
             return super().fill(rollout, *where)
@@ -133,9 +133,7 @@ class CompiledStepper(Stepper):
             self._horizons[key] = LoopedHorizon(self) if self._is_small(rollout) else SteppedHorizon(self)
         return self._horizons[key]
 
-    def _prepare_fill(
-        self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor
-    ) -> None:
+    def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
         """Have the programs of a horizon compiled, the first time that one is filled."""
         key = ("horizon", self.env.program_key)
         if key in self._prepared:
@@ -190,7 +188,7 @@ class CompiledStepper(Stepper):
     ) -> bool:
         """Run the environment and its trace side by side for a few steps; give up compiling it where they differ.
 
-        What a rollout will hold is allocated, since the shapes are known then.
+        What a rollout will hold is allocated, since the shapes are known then; what is written is written over.
         """
         is_known = self.execution.remembers(_PURE, self.made_of)
         trace = TreeProgram(self._eager.step, functools.partial(CompiledProgram, compiles=False))
@@ -204,6 +202,7 @@ class CompiledStepper(Stepper):
                 if rollout is not None:
                     final = {} if self.bootstrap is None else {keys.FINAL_VALUES: actual.act.values}
                     rollout.allocate(self.slot(cursor, actual.act, actual.step) | final)
+                    rollout.write_state(0, cursor.state)
                 carry, cursor = actual.carry, actual.cursor
             if not is_known:
                 self.execution.remember(_PURE, self.made_of)

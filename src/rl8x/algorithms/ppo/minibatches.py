@@ -162,7 +162,8 @@ def epoch(
         starts = range(0, num_rows, minibatch_rows)
         return [_sliced(low, low + minibatch_rows, chunk_rows) for low in starts]
     order = torch.randperm(num_rows, generator=generator, device=generator.device)
-    return [list(torch.split(rows, chunk_rows)) for rows in torch.split(order, minibatch_rows)]
+    batches = order.chunk(num_rows // minibatch_rows)
+    return [list(rows.split(chunk_rows)) if chunk_rows < minibatch_rows else [rows] for rows in batches]
 
 
 def _sliced(low: int, high: int, rows: int) -> list[Rows]:

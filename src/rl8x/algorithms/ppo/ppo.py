@@ -204,7 +204,8 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
     def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
         """Run the policy for a horizon, filling the buffer."""
         self.reset_if_due(env_config)
-        self.collector.fill(self.rollout)
+        waits = self.execution.mode == "compile" and self.device.type == "cpu" and not self.updater.prepared
+        self.collector.fill(self.rollout, self._prepare_update if waits else None)
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
             self.rollout.truncate()
@@ -343,11 +344,24 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
             # Before the update, so that it and the next collect have the same units.
             self.policy.value_moments.update(targets, valid)
             targets = self.policy.value_moments.normalize(targets)
-        read = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.LOGP, keys.VALID)
-        packed: Batch = {name: value for name, value in data.items() if name.split("/")[0] in read}
-        packed[keys.ADVANTAGES], packed[keys.RETURNS] = advantages, targets
-        self.pack.fill(packed, rollout.states)
+        self._fill_pack(advantages, targets)
         return explained
+
+    def _fill_pack(self, advantages: Tensor, targets: Tensor) -> None:
+        """Pack what the updates read; advantages and targets are `[horizon, num_envs]`."""
+        read = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.LOGP, keys.VALID)
+        horizon = self.config.horizon
+        packed: Batch = {
+            name: value[:horizon] for name, value in self.rollout.tensors.items() if name.split("/")[0] in read
+        }
+        packed[keys.ADVANTAGES], packed[keys.RETURNS] = advantages, targets
+        self.pack.fill(packed, self.rollout.states)
+
+    def _prepare_update(self) -> None:
+        """Have the update's programs compiled beside those of the rollout, which is empty: only layouts count."""
+        empty = self.rollout[keys.REWARDS][: self.config.horizon]
+        self._fill_pack(empty, empty)
+        self.updater.prepare(self.entropy_schedule(self.counters[self.clock]))
 
     # -- saving
 

@@ -44,6 +44,9 @@ class Updater:
         pack: The rollout's sequences.
         execution: How the programs run.
         generator: Draws the order of the data.
+
+    Attributes:
+        prepared: Whether `prepare` has been called.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Updater:
         # A gradient of each worker, and its parts in the shapes of the weights.
         self._gradients = [optimizer.gradient]
         self._parts: dict[int, list[Tensor]] = {}
-        self._prepared = False
+        self.prepared = False
         self._ran = {"eager"}
 
     # Made when the pack has been filled, since only then it is known what a program reads.
@@ -109,15 +112,12 @@ class Updater:
             applied, `[updates]`, bool.
         """
         config = self.config
-        # Filled, not copied from the host, and decided upon without it.
-        coefficient = torch.full((), entropy_coeff, device=self.device)
-        active = torch.ones((), dtype=torch.bool, device=self.device)
+        coefficient, active = self._first(entropy_coeff)
         limited, on_cpu = config.target_kl_div is not None, self.device.type == "cpu"
         rows, flags = [], []
-        if self.execution.prepares and not self._prepared:
-            self._prepared = True
+        if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
-                self._prepare(coefficient, active)
+                self.prepare(entropy_coeff)
         with self._workers() as workers:
             for _ in range(config.num_sgd_iters):
                 batches = self._batches(workers, self.generator)
@@ -141,20 +141,27 @@ class Updater:
         batches = epoch(pack.num_sequences, size, chunk, generator, shuffle=config.shuffle_minibatches)
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
 
-    def _prepare(self, entropy_coeff: Tensor, active: Tensor) -> None:
-        """Have the programs of an update compiled, for every size of chunk that there is."""
+    def prepare(self, entropy_coeff: float) -> None:
+        """Have the programs of an update compiled, for every size of chunk that there is, without waiting for them."""
+        self.prepared = True
+        coefficient, active = self._first(entropy_coeff)
         with self._workers() as workers:
             batches = self._batches(workers, torch.Generator(self.device))
             if self._is_looped(batches):
-                prepare(self._updates, *self._looped(batches, entropy_coeff, active))
+                prepare(self._updates, *self._looped(batches, coefficient, active))
                 return
             for chunks in batches:
                 scale = self._scale(chunks)
                 for chunk in chunks:
                     if len(chunks) == 1:
-                        prepare(self._update, *self._single(chunk, entropy_coeff, scale, active))
+                        prepare(self._update, *self._single(chunk, coefficient, scale, active))
                     else:
-                        prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, entropy_coeff, scale))
+                        prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, coefficient, scale))
+
+    def _first(self, entropy_coeff: float) -> tuple[Tensor, Tensor]:
+        """Return the entropy's coefficient and whether the first update is applied, 0-d, made on the device."""
+        active = torch.ones((), dtype=torch.bool, device=self.device)
+        return torch.full((), entropy_coeff, device=self.device), active
 
     def _looped(self, batches: list[list[Rows]], entropy_coeff: Tensor, active: Tensor) -> list[Tensor]:
         """Return the arguments of the program that takes the optimizer steps of an epoch."""

@@ -1,0 +1,176 @@
+"""Programs against the functions that they were compiled of: memory, views and operators that torch runs itself."""
+
+import threading
+
+import pytest
+import torch
+from torch.nn import functional
+
+from rl8x.execution.artifacts import Artifacts
+from rl8x.execution.compiler import Compiler, load
+from rl8x.execution.loops import Loop
+from rl8x.execution.traces import LoopShape, describe, trace
+
+
+def numbers(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def written(x, y):
+    """Arguments are written to, read before and after, and given back."""
+    before = x.sum()
+    x.mul_(2.0).add_(y)
+    y[1:3] = x[:2]
+    return [before, x, x.t(), y.sum(0), y]
+
+
+def laid_out(x, y):
+    """Results are transposed, expanded, sliced with steps, the same twice, empty, and single numbers."""
+    product = x.t() @ y
+    return [product, product.t(), product[::2, 1:], x[:0], y.max(), product, x.sum(0, keepdim=True).expand(3, -1)]
+
+
+def typed(x, y):
+    """Numbers of every kind."""
+    kinds = [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8]
+    near = [(x * 10).abs().to(kind) for kind in kinds]
+    return [*[each + each for each in near], x > y, x.to(torch.bfloat16) @ y.t().to(torch.bfloat16)]
+
+
+def searched(x, y):
+    """Operators without a kernel of Inductor's, some of which return several tensors, or views."""
+    values, places = x.sort(-1)
+    top, where = y.topk(2, -1)
+    counted = torch.zeros(5).index_put_((places[0],), torch.ones(5), accumulate=True)
+    found = torch.searchsorted(values.contiguous(), y)
+    return [values, places, top, where, counted, found, x.cumsum(0), y.flip(0).roll(1, 1), values.t() @ top]
+
+
+def convolved(image, weight):
+    """Convolutions and pools, and what is computed of their results in place."""
+    hidden = functional.conv2d(image, weight, stride=2, padding=1).relu()
+    pooled, places = functional.max_pool2d(hidden, 2, return_indices=True)
+    return [hidden, pooled, places, functional.conv2d(pooled, weight.transpose(0, 1), padding=1).flatten(1)]
+
+
+def attended(x, y):
+    """Products of batches, and an attention."""
+    query, key = x.view(2, 1, 2, 5), y.view(2, 1, 2, 5)
+    table = functional.embedding(torch.tensor([0, 1]), x)
+    return [torch.bmm(x.view(2, 2, 5), y.view(2, 5, 2)), functional.scaled_dot_product_attention(query, key, key), table]
+
+
+def remade(x, y):
+    """Many small tensors that come and go, with views that outlive what they show."""
+    total, views = torch.zeros(4, 4), []
+    for i in range(6):
+        made = x @ y.t() + i
+        views.append(made[i % 4 : i % 4 + 1].t() @ made[:1])
+        total = total + made @ total.t()
+    return [total, *views]
+
+
+FUNCTIONS = {
+    function.__name__: (function, tensors)
+    for function, *tensors in [
+        (written, numbers(4, 5), numbers(4, 5) + 1),
+        (laid_out, numbers(4, 5), numbers(4, 5) + 1),
+        (typed, numbers(4, 5), numbers(4, 5) + 1),
+        (searched, numbers(4, 5), numbers(4, 5) + 1),
+        (convolved, numbers(2, 3, 9, 9), numbers(3, 3, 3, 3)),
+        (attended, numbers(4, 5), numbers(4, 5) + 1),
+        (remade, numbers(4, 5), numbers(4, 5) + 1),
+    ]
+}
+COUNT = 5
+
+
+def step(position, speed, gain, push):
+    """A step of a loop."""
+    speed.mul_(0.9).add_(push @ gain)
+    position.add_(speed)
+    return [position.t() + 0.0, speed.norm(), position.sum() < 2.0]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Everything, compiled side by side."""
+    compiler = Compiler(Artifacts(tmp_path_factory.mktemp("cache")))
+    made = {}
+    for name, (function, tensors) in FUNCTIONS.items():
+        graph, read = trace(function, tensors)
+        made[name] = describe(graph, [*tensors, *read]).to_json(), read
+    for name, ends in (("loop", False), ("ending loop", True)):
+        state, items = [numbers(2, 3), numbers(2, 3), numbers(4, 3)], numbers(COUNT, 2, 4)
+        graph, read = trace(step, [*state, items[0]])
+        assert not read
+        made[name] = describe(graph, [*state, items], LoopShape(3, 1, ends)).to_json(), []
+    for text, _ in made.values():
+        compiler.request(text)
+    yield {name: (load(compiler.library(text)), read) for name, (text, read) in made.items()}
+    compiler.stop()
+
+
+def agree(actual, expected):
+    assert len(actual) == len(expected)
+    for one, two in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, two, **close.get(one.dtype, EXACT))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_program_computes_and_writes_what_its_function_does(programs, name):
+    function, tensors = FUNCTIONS[name]
+    run, read = programs[name]
+    for scale in (1.0, -2.0):  # memory of the first call is taken again
+        mine, its = [each * scale for each in tensors], [each * scale for each in tensors]
+        results = run(*mine, *read)
+        agree(results, [each.clone() for each in function(*its)])
+        agree(mine, its)
+        assert all(each.is_contiguous() for each in results)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_loop_does_what_one_in_python_does(programs, ends):
+    run, _ = programs["ending loop" if ends else "loop"]
+    loop = Loop(step, 2, 1, ends=ends)
+    for scale in (0.1, 1.0):
+        mine, its = ([scale * numbers(2, 3), numbers(2, 3), numbers(4, 3)] for _ in range(2))
+        items = scale * numbers(COUNT, 2, 4)
+        actual, expected = run(*mine, items), loop(*its, items)
+        agree(actual, expected)
+        agree(mine, its)
+        if ends and scale == 1.0:
+            assert 0 < int(expected[-1].sum()) < COUNT - 1  # what follows is not reached
+
+
+def test_results_are_memory_of_their_own(programs):
+    run, read = programs["remade"]
+    first = run(*FUNCTIONS["remade"][1], *read)
+    kept = [each.clone() for each in first]
+    run(*[each + 1.0 for each in FUNCTIONS["remade"][1]], *read)
+    assert all(torch.equal(one, two) for one, two in zip(first, kept, strict=True))
+
+
+def test_threads_that_call_a_program_at_once_do_not_meet(programs):
+    run, read = programs["remade"]
+    inputs = [[each * (i + 1.0) for each in FUNCTIONS["remade"][1]] for i in range(4)]
+    expected = [run(*each, *read) for each in inputs]
+    failed = []
+
+    def call(i):
+        for _ in range(300):
+            if not all(torch.equal(one, two) for one, two in zip(run(*inputs[i], *read), expected[i], strict=True)):
+                failed.append(i)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_what_denormal_numbers_are_to_this_process_is_left_as_it_was(programs):
+    run, read = programs["remade"]
+    run(*FUNCTIONS["remade"][1], *read)
+    assert float(torch.tensor(1e-38) * 0.01) > 0.0
