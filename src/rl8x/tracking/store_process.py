@@ -92,7 +92,7 @@ def start_early(database: Path | None) -> None:
     with _guard:
         if _shared is None:
             with contextlib.suppress(OSError, RuntimeError):
-                _shared = _Process(database, early=True)
+                _shared = _Process(database)
 
 
 def end_unused() -> None:
@@ -110,14 +110,12 @@ def end_unused() -> None:
 class _Process:
     """The process, and the two threads that write requests to it and hand its answers out.
 
-    Args:
-        database: What the first run will most likely be kept in; None where that is not known, or a server.
-        early: This process has more to import before it trains.
+    `database` is what the first run will most likely be kept in; None where that is not known, or a server.
     """
 
-    def __init__(self, database: Path | None = None, *, early: bool = False) -> None:
+    def __init__(self, database: Path | None = None) -> None:
         self.gone = False
-        self.popen = _start(database, early)
+        self.popen = _start(database)
         self._stdin, self._stdout = cast("IO[bytes]", self.popen.stdin), cast("IO[bytes]", self.popen.stdout)
         self.channels: set[int] = set()
         self._numbers = itertools.count(1)
@@ -254,8 +252,8 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _start(database: Path | None, early: bool) -> subprocess.Popen[bytes]:
-    words = f"{os.getpid()}, {database and str(database)!a}, {early}"
+def _start(database: Path | None) -> subprocess.Popen[bytes]:
+    words = f"{os.getpid()}, {database and str(database)!a}"
     # It finds the same packages, and nothing of the working directory that this process would not have found.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(

@@ -140,7 +140,7 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
                 answer(number, StoreDownError(hide(described(error))))
 
 
-def main(parent: int, database: str | None, early: bool) -> None:
+def main(parent: int, database: str | None) -> None:
     """Serve the process `parent` on the standard streams; what MLflow prints goes nowhere.
 
     This process ends with that one, also where its pipes stay open in other hands.
@@ -148,7 +148,6 @@ def main(parent: int, database: str | None, early: bool) -> None:
     Args:
         parent: Its process ID.
         database: What the first run will most likely be kept in; None where that is not known, or a server.
-        early: That process does not train yet: what is imported until then has the same priority as its own imports.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -170,11 +169,7 @@ def main(parent: int, database: str | None, early: bool) -> None:
         os._exit(0)
 
     threading.Thread(target=beat, daemon=True).start()
-    preparing = threading.Thread(target=_prepare, args=(database and Path(database),), daemon=True)
-    if early:  # a thread keeps the priority that it begins with
-        preparing.start()
     os.nice(_NICENESS)
-    if not early:
-        preparing.start()
+    threading.Thread(target=_prepare, args=(database and Path(database),), daemon=True).start()
     serve(sys.stdin.buffer, answer)
     os._exit(0)  # at once: MLflow's own threads are not waited for
