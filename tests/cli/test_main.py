@@ -18,6 +18,82 @@ def test_help_loads_neither_torch_nor_mlflow():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
+    code = (
+        "import sys\nfrom rl8x.cli.main import main\n"
+        "assert main(['train', 'CartPole', '--max-steps', '1', '--num-envs', '4', '--progress', 'none']) == 0\n"
+        "print({'mlflow', 'sqlalchemy', 'pandas', 'torch._dynamo', 'torch._inductor'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_what_a_command_imports_is_not_looked_through_for_garbage():
+    code = (
+        "import gc\nfrom rl8x.cli.main import main\nbefore = gc.get_stats()[2]['collections']\n"
+        "assert main(['train', '--help']) == 0\n"
+        "assert gc.get_stats()[2]['collections'] == before\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What the process that talks to MLflow was started early for, in order, and "ended" for its end."""
+    calls: list[object] = []
+    monkeypatch.setattr("rl8x.tracking.store_process.start_early", calls.append)
+    monkeypatch.setattr("rl8x.tracking.store_process.end_unused", lambda: calls.append("ended"))
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    return calls
+
+
+def run(words, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["rl8x", *words])
+    return main()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train"],
+        ["train", "--help"],
+        ["train", "CartPole", "--dry-run"],
+        ["train", "NoSuchEnv", "--no-tracking"],
+        ["train", "NoSuchEnv", "tracking=false"],
+        ["envs", "NoSuchEnv"],
+        ["resume"],
+    ],
+)
+def test_where_nothing_is_tracked_no_process_is_started_for_it(words, started, monkeypatch, capsys):
+    run(words, monkeypatch)
+    assert started == []
+
+
+def test_where_a_run_is_likely_it_is_started_before_torch_is_imported(started, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert run(["train", "NoSuchEnv"], monkeypatch) == 2
+    assert started == [tmp_path / "mlruns" / "mlflow.db", "ended"]
+    assert list(tmp_path.iterdir()) == []
+    for uri in (["--tracking-uri", "http://127.0.0.1:9"], ["--tracking-uri=http://127.0.0.1:9"]):
+        started.clear()
+        assert run(["train", "NoSuchEnv", *uri], monkeypatch) == 2
+        assert started == [None, "ended"]
+    started.clear()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://wrong")
+    assert run(["train", "NoSuchEnv"], monkeypatch) == 2
+    assert started == ["ended"]
+
+
+def test_a_run_file_without_tracking_ends_it_before_the_run(started, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = "{env: CartPole, max_steps: 1, tracking: false, progress: none, algorithm_config: {num_envs: 4}}"
+    (tmp_path / "run.yaml").write_text(text)
+    assert run(["train", "-f", "run.yaml"], monkeypatch) == 0
+    assert started == [tmp_path / "mlruns" / "mlflow.db", "ended", "ended"]
+
+
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out

@@ -1,7 +1,40 @@
 import sqlite3
+from contextlib import closing
 
-from rl8x.tracking.database import ensure_database
+import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from rl8x.tracking import database
+from rl8x.tracking.database import empty_tables, ensure_database, prepare_tables
 from rl8x.tracking.location import locate
+
+
+def schema(connection):
+    """Return the SQL of all tables and indices, as lines in no order: MLflow's own changes with the process."""
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    return {(kind, name, *sorted(line.strip(" ,") for line in (sql or "").splitlines())) for kind, name, sql in rows}
+
+
+def contents(connection):
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {name: rows for name in tables if (rows := connection.execute(f"SELECT * FROM {name}").fetchall())}
+
+
+def not_synced(connection, record):
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+@pytest.fixture
+def by_mlflow_alone(tmp_path):
+    event.listen(Engine, "connect", not_synced)  # it waits for the disk some hundred times
+    try:
+        SqlAlchemyStore(f"sqlite:///{tmp_path}/alone.db", "mlruns").engine.dispose()
+    finally:
+        event.remove(Engine, "connect", not_synced)
+    with closing(sqlite3.connect(tmp_path / "alone.db")) as connection:
+        yield connection
 
 
 def test_a_new_database_is_in_wal_mode_and_whole(mlflow_template):
@@ -10,6 +43,49 @@ def test_a_new_database_is_in_wal_mode_and_whole(mlflow_template):
     assert connection.execute("SELECT name FROM experiments").fetchall() == [("Default",)]
     connection.close()
     assert not mlflow_template.with_name(".mlflow.db.new").exists()
+
+
+def test_it_is_what_mlflow_alone_would_have_made(by_mlflow_alone, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ensure_database(locate())
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
+        assert len(schema(made)) > 50
+        assert schema(made) == schema(by_mlflow_alone)
+        mine, alone = contents(made), contents(by_mlflow_alone)
+        assert mine.keys() == alone.keys()
+        assert mine["alembic_version"] == alone["alembic_version"]
+        assert [row[:2] for row in mine["experiments"]] == [row[:2] for row in alone["experiments"]] == [(0, "Default")]
+        assert made.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_its_tables_are_made_in_memory_and_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare_tables(locate().database)
+    assert list(tmp_path.iterdir()) == []
+    tables = empty_tables()
+    assert tables is not None
+    assert empty_tables() is tables
+    # What is left for the disk is one copy, MLflow's first experiment, and the mode.
+    commits: list[object] = []
+    note = commits.append
+    event.listen(Engine, "commit", note)
+    try:
+        ensure_database(locate())
+    finally:
+        event.remove(Engine, "commit", note)
+    assert len(commits) < 10
+
+
+def test_where_memory_will_not_do_mlflow_makes_them_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(database, "_migrated", lambda: None)
+    event.listen(Engine, "connect", not_synced)
+    try:
+        ensure_database(locate())
+    finally:
+        event.remove(Engine, "connect", not_synced)
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as made:
+        assert len(schema(made)) > 50
 
 
 def test_one_that_is_there_is_left_alone(mlruns):

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,54 @@ def process(mlruns):
     assert process.ask(process.open(locate(), 10), "close", ()) is None  # it has started
     yield process
     process.end()
+
+
+@pytest.fixture
+def early(monkeypatch, tmp_path):
+    """The process, started before anything is tracked, in a folder without runs."""
+    monkeypatch.chdir(tmp_path)
+    module.start_early(locate().database)
+    process = module._shared
+    yield process
+    module.end_unused()
+    assert module._shared is None
+    assert process.popen.poll() is not None
+
+
+def test_one_that_is_started_early_imports_mlflow_and_touches_nothing(early, tmp_path):
+    loaded = Path(f"/proc/{early.popen.pid}/maps")
+    wait_for(lambda: "/sqlalchemy/" in loaded.read_text(), 60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_run_takes_the_one_that_was_started_early_with_the_environment_of_now(early, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_RUN_CONTEXT", '{"given": "later"}')
+    store = StoreProcess(locate())
+    assert store.source_tags()["given"] == "later"
+    assert store._process is module._shared is early
+    module.end_unused()
+    store.create_run(SPEC)  # it is in use
+    assert (tmp_path / "mlruns" / "mlflow.db").exists()
+    store.close()
+
+
+def test_one_that_was_started_early_and_killed_is_replaced(early):
+    early.popen.kill()
+    wait_for(lambda: early.gone)
+    store = StoreProcess(locate())
+    assert store.create_run(SPEC)
+    assert store._process is not early
+    store.close()
+
+
+def test_one_that_was_started_early_ends_with_the_process_that_is_killed(tmp_path):
+    code = (
+        "import os, signal\nfrom rl8x.tracking import store_process\n"
+        "store_process.start_early(None)\nprint(store_process._shared.popen.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=tmp_path)
+    wait_for(lambda: not os.path.exists(f"/proc/{int(done.stdout)}"))
 
 
 def test_a_call_under_way_when_it_is_killed_fails(process):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.pop(0)  # where `python -m` puts the working directory, whose modules would be taken for our dependencies
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import click
 
 from rl8x._version import __version__
 from rl8x.cli.errors import UserError, report, show_bug
+from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
 from rl8x.output import say
 
@@ -29,6 +32,9 @@ COMMANDS: Final = {
     "cache": ("rl8x.cli.cache", "List or remove the compiled programs that are kept for later runs."),
     "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
 }
+
+# Words of a command after which nothing is tracked
+_UNTRACKED: Final = frozenset({"-h", "--help", "--dry-run", "--no-tracking", "tracking=false"})
 
 _HELP: Final = """Train reinforcement-learning policies on batched tensor environments, tracked in MLflow.
 
@@ -50,7 +56,9 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             known = f"there are {', '.join(COMMANDS)}.{did_you_mean(cmd_name, COMMANDS)}"
             raise click.UsageError(f"No such command {cmd_name!r}; {known}", ctx)
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        module = COMMANDS[cmd_name][0]
+        with contextlib.nullcontext() if module in sys.modules else importing_much():
+            command: click.Command = getattr(importlib.import_module(module), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -72,6 +80,28 @@ def rl8x() -> None:
     """The command line."""
 
 
+@contextlib.contextmanager
+def _early_tracking(words: Sequence[str]) -> Iterator[None]:
+    """Start the process that talks to MLflow where a run is likely to be tracked: both import for seconds, in parallel.
+
+    One that was started for nothing is ended.
+    """
+    if not {"train", "resume"}.intersection(words[:1]) or len(words) < 2 or not _UNTRACKED.isdisjoint(words):
+        yield
+        return
+    from rl8x.tracking.location import locate
+    from rl8x.tracking.protocol import TrackingError
+    from rl8x.tracking.store_process import end_unused, start_early
+
+    is_elsewhere = any(re.match(r"(--tracking-uri|tracking_uri)\b", word) for word in words)
+    with contextlib.suppress(TrackingError):  # which is said where the run is made
+        start_early(None if is_elsewhere else locate().database)
+    try:
+        yield
+    finally:
+        end_unused()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, the words after `rl8x` or the process's own, and return the exit code.
 
@@ -88,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         report("the working directory does not exist any more: change to another", debug=False)
         return 2
     try:
-        code: Any = rl8x.main([word for word in words if word != "--debug"], "rl8x", standalone_mode=False)
+        with contextlib.nullcontext() if argv is not None else _early_tracking(words):
+            code: Any = rl8x.main([word for word in words if word != "--debug"], "rl8x", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return 2

@@ -214,7 +214,12 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
     What `run` refuses before the first step is a mistake of the user's; what breaks later is a bug. Unless `progress`
     is `"none"` the trainer has said how it ended itself.
     """
+    from rl8x.tracking import MLflowTracker
+    from rl8x.tracking.store_process import end_unused
+
     before, failed = dict(trainer.state), True
+    if not isinstance(trainer.tracker, MLflowTracker):  # as the run file says
+        end_unused()
     try:
         stats = run()
         if progress == "none":

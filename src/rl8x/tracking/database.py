@@ -1,5 +1,8 @@
 """MLflow's sqlite database: made once, whole or not at all, and where the artifacts of its runs go.
 
+MLflow's migrations make a database in some hundred transactions, each of which waits for the disk: seconds. They are
+run in memory, and what they made is written to the disk at once.
+
 MLflow keeps the absolute path of each run's artifacts in the database, and makes that path anew where it is gone, also
 after the folder of both was moved or copied.
 """
@@ -7,8 +10,11 @@ after the folder of both was moved or copied.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
@@ -18,6 +24,7 @@ from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
 
 ROOT = "artifacts"  # beside the database, in the layout that `rl8x.tracking.location` makes
+_migrating = threading.Lock()  # Alembic keeps the migration in progress in a global
 
 
 def ensure_database(location: Location) -> None:
@@ -103,8 +110,46 @@ def has_tables(database: Path) -> bool:
     return False
 
 
+def prepare_tables(database: Path) -> None:
+    """Make in memory what `ensure_database` will need, if it will, and touch no disk."""
+    _store_class()
+    if not has_tables(database):
+        empty_tables()
+
+
+def empty_tables() -> bytes | None:
+    """Make a database with MLflow's tables and no rows by its own migrations, and return it; None where that fails."""
+    with _migrating:
+        return _migrated()
+
+
+@functools.cache
+def _migrated() -> bytes | None:
+    with contextlib.suppress(Exception):  # another version's internals: MLflow then makes the tables on the disk
+        from mlflow.store.db import utils
+        from sqlalchemy import create_engine
+        from sqlalchemy.pool import StaticPool
+
+        # One connection for all that migrate: each would have a memory of its own.
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+        make: Callable[[Any], None] = utils._initialize_tables
+        make(engine)
+        with contextlib.closing(engine.raw_connection()) as lent:
+            connection: Any = lent.driver_connection
+            tables: bytes = connection.serialize()
+        engine.dispose()
+        return tables
+    return None
+
+
 def _make(database: Path, artifact_root: Path) -> None:
-    make_store = _store_class()
+    tables = empty_tables()
+    if tables is not None:
+        closing, connect = contextlib.closing, sqlite3.connect
+        with closing(connect(":memory:")) as made, closing(connect(database)) as new:
+            made.deserialize(tables)
+            made.backup(new)
+    make_store = _store_class()  # which adds what a database of its own would have, and checks the tables
     uri = f"sqlite:///{database}"
     make_store(uri, str(artifact_root)).engine.dispose()
     make_store._engine_map.pop(uri, None)  # the file is about to have another name

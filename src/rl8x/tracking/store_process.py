@@ -57,7 +57,7 @@ class StoreProcess:
             with _guard:
                 if _shared is None or _shared.gone:
                     try:
-                        _shared = _Process()
+                        _shared = _Process(self._opening[0].database)
                     except (OSError, RuntimeError) as error:
                         raise StoreDownError(f"the process that talks to MLflow cannot be started: {error}") from error
                 self._process = _shared
@@ -82,12 +82,40 @@ class StoreProcess:
                 process.ask(self._channel, "close", (), END_S)
 
 
-class _Process:
-    """The process, and the two threads that write requests to it and hand its answers out."""
+def start_early(database: Path | None) -> None:
+    """Start the process before a run needs it, so that MLflow is imported while this process imports torch.
 
-    def __init__(self) -> None:
+    Nothing on the disk is touched. `database` is as for `_Process`; where it is not there, its tables are made in
+    memory. A process that cannot be started now may be when it is needed, or the error is told then.
+    """
+    global _shared
+    with _guard:
+        if _shared is None:
+            with contextlib.suppress(OSError, RuntimeError):
+                _shared = _Process(database)
+
+
+def end_unused() -> None:
+    """End the process where it was started early and nothing needs it."""
+    global _shared
+    with _guard:
+        process = _shared
+        if process is None or process.channels:
+            return
+        _shared = None
+    process.popen.kill()  # at once: it has nothing open, and would first end an import
+    process.end()
+
+
+class _Process:
+    """The process, and the two threads that write requests to it and hand its answers out.
+
+    `database` is what the first run will most likely be kept in; None where that is not known, or a server.
+    """
+
+    def __init__(self, database: Path | None = None) -> None:
         self.gone = False
-        self.popen = _start()
+        self.popen = _start(database)
         self._stdin, self._stdout = cast("IO[bytes]", self.popen.stdin), cast("IO[bytes]", self.popen.stdout)
         self.channels: set[int] = set()
         self._numbers = itertools.count(1)
@@ -224,11 +252,12 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(database: Path | None) -> subprocess.Popen[bytes]:
+    words = f"{os.getpid()}, {database and str(database)!a}"
     # It finds the same packages, and nothing of the working directory that this process would not have found.
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
-        [sys.executable, "-c", f"from rl8x.tracking.store_server import main; main({os.getpid()})"],
+        [sys.executable, "-c", f"from rl8x.tracking.store_server import main; main({words})"],
         bufsize=0,  # nothing that a fork would copy and write twice
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

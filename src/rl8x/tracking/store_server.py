@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from rl8x.importing import importing_much
 from rl8x.output import described
-from rl8x.tracking.database import merge_log
+from rl8x.tracking.database import merge_log, prepare_tables
 from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.store import (
@@ -37,6 +38,7 @@ END_S = 1.0  # how long to wait for a process, or a channel, that was asked to e
 BEAT = b"\n"
 # Where there are no more processors than training uses, it gets a tenth of one and the training the rest.
 _NICENESS = 10
+_OWN = ("PYTHONPATH", "PYTHONSAFEPATH")  # of the environment, what this process was given for itself
 
 _Answer = Callable[[int, Any], None]
 _Inbox = queue.SimpleQueue[tuple[int, str, list[Any]]]
@@ -70,7 +72,7 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
     """
     channels: dict[int, _Inbox] = {}
     threads: list[threading.Thread] = []
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] = dict(os.environ)
     for line in requests:
         if not line.endswith(b"\n"):  # cut, as the process that asks was killed
             break
@@ -80,7 +82,7 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
             continue
         (uri, database, artifacts, guarded), timeout_s, sys.argv, wanted = args
         location = Location(uri, database and Path(database), artifacts and Path(artifacts), guarded)
-        _adopt(wanted, wanted if environment is None else environment)
+        _adopt(wanted, environment)
         environment = wanted
         channels[channel] = queue.SimpleQueue()
         make = functools.partial(connect, location, request_timeout_s=timeout_s)
@@ -95,10 +97,20 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
 
 
 def _adopt(wanted: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """Change the environment as the other process has changed its own since another channel was opened."""
-    for name in before.keys() - wanted.keys():
+    """Change the environment as the other process has changed its own since this one, or another channel, was begun."""
+    for name in before.keys() - wanted.keys() - {*_OWN}:
         os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in wanted.items() if before.get(name) != value})
+    os.environ.update({name: value for name, value in wanted.items() if before.get(name) != value and name not in _OWN})
+
+
+def _prepare(database: Path | None) -> None:
+    """Import MLflow, and make a new database's tables in memory, before the first channel needs them."""
+    with _importing, quiet_thread(), contextlib.suppress(Exception), importing_much():  # raised again where needed
+        import mlflow.entities
+        import mlflow.tracking.context.registry  # noqa: F401
+
+        if database is not None:
+            prepare_tables(database)
 
 
 def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: Callable[[], MLflowStore]) -> None:
@@ -128,10 +140,14 @@ def _serve_channel(inbox: _Inbox, answer: _Answer, location: Location, connect: 
                 answer(number, StoreDownError(hide(described(error))))
 
 
-def main(parent: int) -> None:
+def main(parent: int, database: str | None) -> None:
     """Serve the process `parent` on the standard streams; what MLflow prints goes nowhere.
 
     This process ends with that one, also where its pipes stay open in other hands.
+
+    Args:
+        parent: Its process ID.
+        database: What the first run will most likely be kept in; None where that is not known, or a server.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -154,5 +170,6 @@ def main(parent: int) -> None:
 
     threading.Thread(target=beat, daemon=True).start()
     os.nice(_NICENESS)
+    threading.Thread(target=_prepare, args=(database and Path(database),), daemon=True).start()
     serve(sys.stdin.buffer, answer)
     os._exit(0)  # at once: MLflow's own threads are not waited for
