@@ -5,6 +5,7 @@ It imports torch's compiler once; what is forked has that at once, and nothing o
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ _NICENESS: Final = 10
 def main() -> None:
     """Compile until there is no one left who asks."""
     artifacts = Artifacts(Path(sys.argv[1]))
+    gc.disable()  # little of what compilers make is garbage before they end
     os.nice(_NICENESS)
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a compiler prints is no answer

@@ -21,6 +21,12 @@ from unittest import mock
 
 import torch
 import torch._inductor
+
+# Imported for what they load, once and not in each process that is forked to compile something.
+import torch._inductor.codegen.cpp
+import torch._inductor.codegen.cpp_wrapper_cpu
+import torch._inductor.compile_fx
+import torch._inductor.lowering
 from torch import Tensor
 from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 from torch.fx.experimental.proxy_tensor import make_fx
