@@ -8,6 +8,7 @@ import time
 import psutil
 import pytest
 import torch
+from tests.probes import described
 
 from rl8x.execution import compiled
 from rl8x.execution.artifacts import Artifacts
@@ -15,7 +16,6 @@ from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.execution.compiler import Compiler, load
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError
-from tests.probes import described
 
 
 @pytest.fixture(scope="module")

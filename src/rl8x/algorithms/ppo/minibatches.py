@@ -163,7 +163,7 @@ def epoch(
         return [_sliced(low, low + minibatch_rows, chunk_rows) for low in starts]
     order = torch.randperm(num_rows, generator=generator, device=generator.device)
     batches = order.chunk(num_rows // minibatch_rows)
-    return [list(rows.split(chunk_rows)) if chunk_rows < minibatch_rows else [rows] for rows in batches]
+    return [[rows] if chunk_rows >= minibatch_rows else list(torch.split(rows, chunk_rows)) for rows in batches]
 
 
 def _sliced(low: int, high: int, rows: int) -> list[Rows]:
