@@ -49,7 +49,8 @@ def found_only(own, monkeypatch):
     def make():
         later = Compiler(own.artifacts)
         monkeypatch.setattr(compiled, "compiler", lambda: later)
-        monkeypatch.setattr(later, "_start", lambda: pytest.fail("compiled again"))
+        monkeypatch.setattr(later, "start", lambda: None)
+        monkeypatch.setattr(later, "request", lambda _: pytest.fail("compiled again"))
         monkeypatch.setattr(compiled, "trace", lambda *_: pytest.fail("traced again"))
         return later
 

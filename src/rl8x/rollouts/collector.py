@@ -85,9 +85,10 @@ class Collector:
         policy_noise = self.policy.noise(rollout.horizon, rollout.num_envs, self.generator)
         stepper = self.stepper
         with stepper.execution.threads.for_work(stepper.work):
-            if meanwhile is not None and isinstance(stepper, CompiledStepper) and stepper.compiles_env:
+            if meanwhile is not None and isinstance(stepper, CompiledStepper):
                 stepper.prepare(rollout, carry, cursor, env_noise, policy_noise)
-                meanwhile()
+                if stepper.compiles_env:
+                    meanwhile()
             self.env.carry, self.cursor = stepper.fill(rollout, carry, cursor, env_noise, policy_noise)
 
     @torch.no_grad()
