@@ -1,7 +1,9 @@
 """Measure how soon a run is fast: imports, first iterations, and seconds to so many transitions, by execution mode.
 
 Every measurement is a fresh process; a cold one has an empty cache of programs, a warm one the cache of the cold one.
-Seconds count from the start of the process's own code, imports included, to the end of the run or of the iteration.
+Seconds to a number of transitions are of training, the first iteration and all compiling in it included, imports
+apart. What runs at one speed from the second iteration on is measured for a part of the transitions, and the rest
+is reckoned from it: eager and warm runs, and other libraries at their defaults.
 
     python benchmarks/starting.py --quick     # does everything run?
     python benchmarks/starting.py             # the table; about half an hour on two cores
@@ -24,18 +26,18 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.common import WORKS, Work, quick
-from benchmarks.processes import ROOT, machine, save
+from benchmarks.common import TARGETS, WORKS, Job, Work, quick
+from benchmarks.processes import PEERS, ROOT, machine, run, save
+from benchmarks.tables import table
 
 RESULT = ROOT / "benchmarks" / "results" / "starting.json"
 TRANSITIONS = {"small": 1_000_000, "pendulum-64": 20_000_000, "pendulum-256": 5_000_000, "rl8-defaults": 5_000_000}
-# Name, execution, whether the cache is filled before.
+# Name, execution, whether the cache is filled before, and the part of the transitions that is trained for.
 CASES = (
-    ("eager", "eager", False),
-    ("compile, cold", "compile", False),
-    ("compile, warm", "compile", True),
-    ("auto, cold", "auto", False),
-    ("auto, warm", "auto", True),
+    ("eager", "eager", False, 0.1),
+    ("compile, cold", "compile", False, 1.0),
+    ("compile, warm", "compile", True, 0.25),
+    ("auto, cold", "auto", False, 1.0),
 )
 _IMPORT = """
 import time, torch
@@ -48,6 +50,9 @@ print(time.perf_counter() - begin)
 def train(work: Work, execution: str, transitions: int, threads: int) -> dict[str, Any]:
     """Train in this process for so many transitions, as a script of a user's would; return the seconds."""
     begin = time.perf_counter()
+    import torch  # noqa: F401
+
+    torch_s = time.perf_counter() - begin
     from rl8x import HitsUpperBound, NullTracker, PPOConfig, Trainer, keys
     from rl8x.envs import CartPole, Pendulum
 
@@ -73,16 +78,26 @@ def train(work: Work, execution: str, transitions: int, threads: int) -> dict[st
 
     algorithm = config.build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
     trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, eval_env=False, callbacks=[note])
+    built = time.perf_counter() - begin
     trainer.run(stop_conditions=[HitsUpperBound(keys.ENV_STEPS, transitions)], progress="none")
-    changed = algorithm.execution.starts_at
+    changed, mode = algorithm.execution.starts_at, algorithm.execution.mode
     return {
-        "seconds": ends[-1],
-        "first_iteration": ends[0],
+        "import_torch_s": torch_s,
+        "import_and_build_s": built - torch_s,
+        "first_iteration_s": ends[0] - built,
+        "seconds": ends[-1] - built,
+        "transitions": len(ends) * work.transitions,
+        "mode_at_end": mode,
         "changed_at": changed,
-        "mode_at_end": algorithm.execution.mode,
-        # Between the end of the step before and that of the first compiled one: what was waited for.
+        # The first compiled step: what was waited for is in it.
         "change_s": ends[changed] - ends[changed - 1] if 0 < changed < len(ends) else None,
     }
+
+
+def to_all(row: dict[str, Any], work: Work, transitions: int) -> float:
+    """Return the seconds to all transitions, from those to a part of them: the rest goes on as after the first."""
+    rate = (row["transitions"] - work.transitions) / (row["seconds"] - row["first_iteration_s"])
+    return float(row["seconds"] + max(0, transitions - row["transitions"]) / rate)
 
 
 def call(arguments: list[str], cache: Path) -> Any:
@@ -93,16 +108,51 @@ def call(arguments: list[str], cache: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(work: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measured(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure a work in each case; the warm ones take the caches of the cold ones."""
+    work, transitions = (quick(WORKS[name]), 5000) if args.quick else (WORKS[name], TRANSITIONS[name])
     with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
-        for name, execution, warm in CASES:
-            arguments = ["--child", work, execution, "--threads", str(args.threads)]
-            found = call([*arguments, *(["--quick"] if args.quick else [])], Path(folder) / execution)
-            row = {"work": work, "case": name, "execution": execution, "warm": warm, **found}
+        for case, execution, warm, part in CASES:
+            # An eager run of `auto` has to be asked for all transitions to know how long it will be.
+            count = max(int(part * transitions), 3 * work.transitions)
+            child = ["--child", name, execution, str(count), "--threads", str(args.threads)]
+            row = call([*child, *(["--quick"] if args.quick else [])], Path(folder) / execution)
+            row = {"work": name, "case": case, "execution": execution, "warm": warm, **row}
+            row["seconds_to_all"] = to_all(row, work, transitions)
             wait = "" if row["change_s"] is None else f", step {row['changed_at']} took {row['change_s']:.1f}"
-            print(f"{work:13} {name:14} {row['seconds']:7.1f} s, first {row['first_iteration']:.2f}{wait}", flush=True)
+            print(f"{name:13} {case:14} {row['seconds_to_all']:7.1f} s, first {row['first_iteration_s']:.2f}{wait}")
             yield row
+    for peer in args.peers:
+        job = Job(work=work, threads=args.threads, warmup_s=2.0, timed_s=3.0)
+        found = run(PEERS[peer], job, {}, 600.0)
+        row = {"work": name, "case": PEERS[peer].title, **found}
+        if "error" not in found:
+            rest = (transitions - work.transitions) / found["transitions_per_s"]
+            row["seconds_to_all"] = found["first_iteration_s"] + rest
+        print(f"{name:13} {peer:14} {row.get('seconds_to_all', row.get('error'))}", flush=True)
+        yield row
+
+
+def to_return(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Train CartPole to a return of 475, eagerly, compiled with an empty cache, and with the cache of that."""
+    tuned = json.loads((ROOT / "benchmarks" / "tuned.json").read_text())["rl8x"]["cartpole"]["settings"]
+    with tempfile.TemporaryDirectory(prefix="rl8x-starting-") as folder:
+        for case, execution in (("eager", "eager"), ("compile, cold", "compile"), ("compile, warm", "compile")):
+            rows = []
+            for seed in range(1 if case.endswith("cold") else 3):
+                work = Work(env="cartpole", iterations=1, **tuned)
+                job = Job(
+                    work=work,
+                    threads=args.threads,
+                    seed=seed,
+                    target=TARGETS["cartpole"],
+                    budget_s=120.0,
+                    execution=execution,
+                )
+                rows.append(run(PEERS["rl8x"], job, {"RL8X_CACHE_DIR": folder}, 300.0))
+            seconds = [row.get("seconds") for row in rows]
+            print(f"CartPole to 475, {case}: {seconds}", flush=True)
+            yield {"case": case, "seconds": seconds, "reached": [row.get("reached") for row in rows]}
 
 
 def commands() -> dict[str, float]:
@@ -131,26 +181,55 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="tiny works, to see that everything runs")
     parser.add_argument("--out", type=Path, help=f"where the result is written (default: {RESULT.name}, unless quick)")
-    parser.add_argument("--child", nargs=2, metavar=("WORK", "EXECUTION"), help=argparse.SUPPRESS)
+    parser.add_argument("--peers", nargs="*", choices=tuple(PEERS), default=[p for p in PEERS if p != "rl8x"])
+    parser.add_argument("--child", nargs=3, metavar=("WORK", "EXECUTION", "TRANSITIONS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        work, execution = WORKS[args.child[0]], args.child[1]
-        count = TRANSITIONS[args.child[0]]
-        found = train(quick(work), execution, 5000, 1) if args.quick else train(work, execution, count, args.threads)
-        print(json.dumps(found))
+        name, execution, count = args.child
+        work = quick(WORKS[name]) if args.quick else WORKS[name]
+        print(json.dumps(train(work, execution, int(count), args.threads)))
         return
     import torch
 
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": machine() | {"threads": args.threads, "torch": torch.__version__},
-        "transitions": TRANSITIONS,
+        "starting": TRANSITIONS,
         "commands": commands(),
-        "rows": [row for work in args.only for row in measured(work, args)],
+        "to_return": list(to_return(args)),
+        "rows": [row for name in args.only for row in measured(name, args)],
     }
     out = args.out or (None if args.quick else RESULT)
     if out is not None:
         save(out, result)
+
+
+def render(result: dict[str, Any]) -> str:
+    """Lay a result out as Markdown."""
+    machine, commands, works = result["machine"], result["commands"], list(result["starting"])
+    rows = {(row["work"], row["case"]): row for row in result["rows"]}
+    cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
+    shown = [[case, *(_shown(rows.get((work, case), {})) for work in works)] for case in cases]
+    heads = [f"{work}: {count / 1e6:g}M" for work, count in result["starting"].items()]
+    returns = ", ".join(
+        f"{row['case']} {' / '.join(f'{seconds:.1f}' for seconds in row['seconds'])} s" for row in result["to_return"]
+    )
+    return "\n\n".join(
+        [
+            f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}; {machine['threads']} threads, "
+            f"{result['date']}.",
+            "Seconds of training to so many transitions; in brackets those of the first iteration.",
+            table(["", *heads], shown),
+            f"Importing Trainer and PPOConfig after torch: {commands['import_s']:.2f} s. "
+            f"`rl8x train CartPole --max-steps 1`, 262,144 transitions: {commands['train_one_step_s']:.1f} s. "
+            f"CartPole to a return of 475, by seed: {returns}.",
+        ]
+    )
+
+
+def _shown(row: dict[str, Any]) -> str:
+    seconds = row.get("seconds_to_all")
+    return "-" if seconds is None else f"{seconds:.0f} ({row['first_iteration_s']:.1f})"
 
 
 if __name__ == "__main__":
