@@ -11,7 +11,7 @@ demo: $(STAMP)
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# The tests with another torch, such as TORCH=2.14.1, in an environment of its own, with a tensordict that fits it.
+# The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own.
 TORCH_BIN = .venv-torch-$(TORCH)/bin
 test-torch:
 	@test -n "$(TORCH)" || { echo "TORCH is missing: make test-torch TORCH=2.14.1"; exit 2; }
@@ -20,7 +20,7 @@ test-torch:
 	grep -vE '^(torch|tensordict)==' constraints.txt > .venv-torch-$(TORCH)/constraints.txt
 	$(TORCH_BIN)/python -m pip install --quiet -c .venv-torch-$(TORCH)/constraints.txt torch==$(TORCH) -e '.[dev]'
 	$(TORCH_BIN)/python -m pip list | grep -E '^(torch|tensordict|numpy|mlflow) '
-	$(TORCH_BIN)/python -m pytest -n 2 --dist loadfile
+	$(TORCH_BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
