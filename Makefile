@@ -3,13 +3,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check format fuzz learning clean
+.PHONY: demo test test-torch check format fuzz learning clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The tests, or those in TESTS, with another torch such as TORCH=2.14.1, in an environment of its own.
+TORCH_BIN = .venv-torch-$(TORCH)/bin
+test-torch:
+	@test -n "$(TORCH)" || { echo "TORCH is missing: make test-torch TORCH=2.14.1"; exit 2; }
+	test -x $(TORCH_BIN)/python || $(PYTHON) -m venv .venv-torch-$(TORCH)
+	$(TORCH_BIN)/python -m pip install --quiet torch==$(TORCH)
+	grep -vE '^(torch|tensordict)==' constraints.txt > .venv-torch-$(TORCH)/constraints.txt
+	$(TORCH_BIN)/python -m pip install --quiet -c .venv-torch-$(TORCH)/constraints.txt torch==$(TORCH) -e '.[dev]'
+	$(TORCH_BIN)/python -m pip list | grep -E '^(torch|tensordict|numpy|mlflow) '
+	$(TORCH_BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -28,7 +39,7 @@ learning: $(STAMP)
 	$(BIN)/python benchmarks/learning.py --publish
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch first and by itself: any other package that asks for torch would choose the build.
 $(STAMP): constraints.txt pyproject.toml

@@ -137,21 +137,23 @@ def test_mlflow_is_imported_in_tracking_alone(module: str) -> None:
 
 
 # Public names of others that begin with an underscore.
-PUBLIC = re.compile(r"^(_foreach_\w+|_replace|_inductor|_ops|_C|_exit|_getframe|_current_frames)$")
+PUBLIC = re.compile(r"^(_replace|_exit|_getframe|_current_frames)$")
 # Private ones of others, without which a thing could not be done, each with its file.
 TAKEN = {
-    "_aoti": "execution/compiler.py",  # runs compiled programs
-    "_linear_pointwise": "execution/matmul.py",
-    "_create_output_node": "execution/matmul.py",
     "_artifact_repos_cache": "tracking/database.py",
     "_engine_map": "tracking/database.py",
     "_initialize_tables": "tracking/database.py",  # where it is gone, MLflow makes the tables on the disk
 }
 
 
+# The one file that uses private names of torch, and says of each what happens where it is gone.
+OF_TORCH = "execution/private.py"
+
+
 def private_accesses(tree: ast.AST) -> Iterable[tuple[int, str]]:
     """Yield where a private name of something other than `self`, `cls` or `super()` is used."""
     for node in ast.walk(tree):
+        yield from private_to_torch(node)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rl8x"):
             yield from ((node.lineno, alias.name) for alias in node.names if re.match(r"_[^_]", alias.name))
         if not isinstance(node, ast.Attribute) or not re.match(r"_[^_]", node.attr):
@@ -161,17 +163,51 @@ def private_accesses(tree: ast.AST) -> Iterable[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
+def private_to_torch(node: ast.AST) -> Iterable[tuple[int, str]]:
+    """Yield private parts and names of torch that are imported, named in a text, or asked for or given by name."""
+    paths = list[str]()
+    if isinstance(node, ast.Import):
+        paths = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        paths = [f"{node.module}.{alias.name}" for alias in node.names]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.value):
+        paths = [node.value]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+        paths = [f"{ast.unparse(node.args[0])}.{getattr(node.args[1], 'value', '')}"]
+    yield from ((node.lineno, path) for path in paths if re.match(r"torch\.(.*\.)?_[^_]", path))
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_private_of_another_is_used(module: str) -> None:
     path = MODULES[module]
     for line, name in private_accesses(ast.parse(path.read_text())):
-        home = TAKEN.get(name)
+        home = OF_TORCH if path.match(OF_TORCH) else TAKEN.get(name)
         assert home is not None and path.match(home), f"{path}:{line} uses {name}"  # noqa: PT018
 
 
 def test_private_uses_are_found() -> None:
     code = "from rl8x.x import _y\nself._a\nother._b\ntorch._foreach_add_(x)\ncls.c._d\n"
-    assert [name for _, name in private_accesses(ast.parse(code))] == ["_y", "_b", "_d"]
+    assert [name for _, name in private_accesses(ast.parse(code))] == ["_y", "_b", "_d", "_foreach_add_"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch._inductor import ir",
+        "from torch.utils import _pytree",
+        "from torch.utils._pytree import tree_map",
+        "torch._C",
+        "torch.ops.mkldnn._linear_pointwise",
+        "getattr(torch.x, '_name', None)",
+        "importlib.import_module('torch._inductor.ir')",
+    ],
+)
+def test_private_names_of_torch_are_found(code: str) -> None:
+    assert list(private_accesses(ast.parse(code)))
+    assert not list(
+        private_accesses(ast.parse(code.replace("._", ".").replace("'_", "'").replace("import _", "import ")))
+    )
 
 
 def test_importing_the_package_loads_neither_mlflow_nor_torch() -> None:

@@ -43,8 +43,8 @@ _BUILTIN: Final = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
     np.ufunc,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
+    type(torch.ops.aten.add),
+    type(torch.ops.aten.add.Tensor),
 )
 
 

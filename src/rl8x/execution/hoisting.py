@@ -14,8 +14,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from rl8x.execution import private
+
 # Numbers that a single one must meet to be worth memory of its own.
 _MANY: Final = 64
+_OPERATOR: Final = type(torch.ops.aten.add.Tensor)
 
 _LIBRARY: Final[Any] = torch.library.Library("rl8x", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("computed(Tensor x) -> Tensor")
@@ -44,7 +47,7 @@ def hoist_scalars(traced: torch.fx.GraphModule) -> None:
 def _is_computed(node: torch.fx.Node) -> bool:
     """Say whether a node is a single number that arithmetic gave, rather than a view of memory or a constant."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.is_view or not node.all_input_nodes:
+    if not isinstance(target, _OPERATOR) or target.is_view or not node.all_input_nodes:
         return False
     return _numel(node) == 1 and node.meta["val"].is_floating_point()
 
@@ -57,10 +60,10 @@ def _numel(node: torch.fx.Node) -> int:
 @functools.cache
 def lower_computed() -> None:
     """Register the operator's lowering with Inductor: its result gets memory of its own."""
-    from torch._inductor.lowering import clone, register_lowering
+    inductor = private.inductor()
 
-    @register_lowering(COMPUTED, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
+    @inductor.register_lowering(COMPUTED, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
     def lower(x: Any) -> Any:
-        result = clone(x)
+        result = inductor.clone(x)
         result.realize()
         return result

@@ -5,6 +5,7 @@ Runs in the compiler's own processes. The one module that knows how torch's ahea
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -20,18 +21,10 @@ from typing import Any, Final
 from unittest import mock
 
 import torch
-import torch._inductor
-
-# Imported for what they load, once and not in each process that is forked to compile something.
-import torch._inductor.codegen.cpp
-import torch._inductor.codegen.cpp_wrapper_cpu
-import torch._inductor.compile_fx
-import torch._inductor.lowering
 from torch import Tensor
-from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.execution import matmul
+from rl8x.execution import matmul, private
 from rl8x.execution.hoisting import hoist_scalars
 from rl8x.execution.traces import Description
 
@@ -46,6 +39,10 @@ _OF_ITS_RUNTIME: Final = re.compile(
 # Operators of torch's whose results are memory of their own, or were given to them.
 _OWN_RESULTS: Final = re.compile(r"aoti_torch_\w*(_out|linear_pointwise)\(|aoti_torch_(empty_strided|item_\w+)\(")
 
+# Loaded once, and not in each process that is forked to compile something. Each says itself if something is missing.
+with contextlib.suppress(RuntimeError):
+    private.inductor()
+
 
 def lower(description: Description, library: Path) -> None:
     """Compile a described program.
@@ -57,12 +54,13 @@ def lower(description: Description, library: Path) -> None:
     Raises:
         Exception: Whatever the compilers raise where they cannot.
     """
+    inductor = private.inductor()
     with torch.no_grad():
         graph, examples = fused(description)
         link = functools.partial(_build, description=description, results=_results(graph), library=library)
         options = {"cpp.threads": description.threads, **_SETTINGS}
-        with mock.patch.object(codecache.AotCodeCompiler, "compile", link):
-            torch._inductor.aot_compile(graph, tuple(examples), options=options)
+        with mock.patch.object(inductor.AotCodeCompiler, "compile", link):
+            inductor.aot_compile(graph, tuple(examples), options=options)
 
 
 def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -75,9 +73,10 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
     # Traced once more: the compiler needs metadata of every argument, which only tracing gives.
     traced = make_fx(graph)(*[tensor.detach().clone() for tensor in examples])
     with torch.no_grad():
-        return torch._inductor.standalone_compile(
+        compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
             traced, list(examples), dynamic_shapes="from_example_inputs", options={}
         )
+    return compiled
 
 
 def fused(description: Description) -> tuple[torch.fx.GraphModule, list[Tensor]]:
@@ -90,8 +89,8 @@ def fused(description: Description) -> tuple[torch.fx.GraphModule, list[Tensor]]
     ]
     if description.loop is not None:
         inputs = description.loop.first(inputs)
-    tracer: Any = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
-    graph = make_fx(_read(description.code), decomposition_table=matmul.DECOMPOSITIONS, **tracer)(*inputs)
+    table = matmul.DECOMPOSITIONS
+    graph = make_fx(_read(description.code), decomposition_table=table, **private.FAKE_TRACING)(*inputs)
     hoist_scalars(graph)
     return graph, inputs
 
@@ -194,17 +193,19 @@ def _name(dtype: torch.dtype) -> str:
 
 def build(source: str, library: Path) -> None:
     """Compile C++ source that uses torch's headers to a shared library."""
+    inductor = private.inductor()
     with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
         written = Path(name) / "program.cpp"
         written.write_text(source)
-        options = cpp_builder.CppTorchDeviceOptions(
-            device_type="cpu", aot_mode=True, vec_isa=cpu_vec_isa.pick_vec_isa(), extra_flags=("-fvisibility=hidden",)
+        options = inductor.CppTorchDeviceOptions(
+            device_type="cpu", aot_mode=True, vec_isa=inductor.pick_vec_isa(), extra_flags=("-fvisibility=hidden",)
         )
-        builder = cpp_builder.CppBuilder("program", [str(written)], output_dir=name, BuildOption=options)
+        builder = inductor.CppBuilder("program", [str(written)], output_dir=name, BuildOption=options)
         command = shlex.split(builder.get_command_line())
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
-            raise RuntimeError(done.stdout)
+            errors = [line for line in done.stdout.splitlines() if "error" in line]  # warnings come before
+            raise RuntimeError("\n".join([*errors[:1], done.stdout]))
         # All of it at once, also where the temporary folder is on another disk.
         beside = library.with_name(f".{os.getpid()}{library.suffix}.part")
         shutil.move(builder.get_target_file_path(), beside)

@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from rl8x.execution import private
+
 # Rows, terms or columns up to which a product is written as sums, which fuse with what is around them: columns always,
 # the others where the whole product has at most so many multiplications, else only where there is one.
 _THIN: Final = 4
@@ -102,11 +104,7 @@ def _is_wide(left: Tensor, columns: int) -> bool:
 
 def is_traced() -> bool:
     """Say whether what is called now is traced or transformed, and not simply executed."""
-    # There are no public names for torch.func's transforms, nor for the modes by which make_fx and fake tensors see
-    # each operation. Without them, whatever is called may be traced.
-    transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
-    seen: int = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)()
-    return transformed or seen > 0 or torch.compiler.is_compiling()
+    return private.is_observed() or torch.compiler.is_compiling()
 
 
 # What recording a program replaces, by what.
@@ -126,8 +124,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         weight: `[outputs, inputs]`.
         bias: `[outputs]`.
     """
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
+    return private.onednn_linear(x, weight, bias)
 
 
 _LIBRARY.impl("linear", linear, "CPU")
@@ -163,23 +160,22 @@ def lower_linear() -> bool:
         Whether that was possible.
     """
     try:
-        from torch._inductor import ir, mkldnn_ir
-        from torch._inductor.lowering import register_lowering
-    except ImportError:  # private names of torch, which another version may not have
+        inductor, onednn = private.inductor(), private.onednn()
+    except RuntimeError:
         return False
 
-    @register_lowering(LINEAR, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
+    @inductor.register_lowering(LINEAR, type_promotion_kind=None)  # type: ignore[untyped-decorator, unused-ignore]
     def lower(x: Any, weight: Any, bias: Any) -> Any:
-        read = ir.ExternKernel.realize_input
-        inputs = [ir.ExternKernel.require_contiguous(read(x)), read(weight)]
+        read = onednn.ExternKernel.realize_input
+        inputs = [onednn.ExternKernel.require_contiguous(read(x)), read(weight)]
         options: list[Any] = ["none", [-1], ""]
         if bias is None:
             options.insert(0, None)
         else:
             inputs.append(read(bias))
         size = [x.get_size()[0], weight.get_size()[0]]
-        layout = ir.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=size)
-        called = mkldnn_ir.LinearUnary(layout=layout, inputs=inputs, constant_args=options)
-        return ir.TensorBox.create(mkldnn_ir._create_output_node(called))  # type: ignore[no-untyped-call]
+        layout = onednn.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=size)
+        called = onednn.LinearUnary(layout=layout, inputs=inputs, constant_args=options)
+        return onednn.TensorBox.create(onednn.create_output_node(called))
 
     return True

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from rl8x.execution.private import TreeSpec, tree_flatten, tree_unflatten
 from rl8x.output import message_of
 from rl8x.trees import row_major
 

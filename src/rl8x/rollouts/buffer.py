@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.execution.private import copy_each
 from rl8x.policy import State
 from rl8x.trees import Tree, unflatten_tree
 
@@ -55,7 +56,7 @@ class Rollout:
     def write_slot(self, t: int, named: Mapping[str, Tensor], state: State | None = None) -> None:
         """Copy one step of some keys, each `[num_envs, ...]`, into slot t, and the policy's state before it."""
         self.allocate(named)
-        torch._foreach_copy_([self._views[name][t] for name in named], list(named.values()))
+        copy_each([self._views[name][t] for name in named], list(named.values()))
         if state:
             self.write_state(t, state)
 

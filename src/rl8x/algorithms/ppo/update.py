@@ -18,6 +18,7 @@ from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, TOTAL, ppo_losses
 from rl8x.algorithms.ppo.minibatches import Batch, Rows, SequencePack, epoch
 from rl8x.execution import Execution, Program
+from rl8x.execution.private import add_to_each
 from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy
@@ -253,7 +254,7 @@ class Updater:
         found = torch.autograd.grad(losses[TOTAL], self.optimizer.views, allow_unused=True)
         pairs = [(part, new) for part, new in zip(self._parts[worker], found, strict=True) if new is not None]
         parts, gradients = zip(*pairs, strict=True)
-        torch._foreach_add_(parts, gradients)
+        add_to_each(parts, gradients)
         return losses.detach()
 
     @property

@@ -1,0 +1,127 @@
+"""Private names of torch: the one file that uses them.
+
+Any version may change them. torch 2.13.0 and 2.14.1, with which the tests are run, have all of them, and so has 2.10.0,
+whose compiled programs are wrong. What happens where one is gone is said at each.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+# How trees of tensors are taken apart, with what tensordict registered. Without them rl8x cannot be imported.
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+# Options of make_fx for shapes alone, beside tensors that the function itself holds. Without the private one, make_fx
+# refuses it by name, and nothing can be compiled.
+FAKE_TRACING: Final[Mapping[str, Any]] = {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
+
+# Names of Inductor's without which nothing can be compiled, each with its module.
+_INDUCTOR: Final = {
+    "aot_compile": "torch._inductor",  # has C++ written of a graph, and built by AotCodeCompiler
+    "standalone_compile": "torch._inductor",  # compiles a graph for an accelerator
+    "AotCodeCompiler": "torch._inductor.codecache",  # a builder of our own takes the place of its `compile`
+    "CppBuilder": "torch._inductor.cpp_builder",  # knows the command line of the C++ compiler
+    "CppTorchDeviceOptions": "torch._inductor.cpp_builder",
+    "pick_vec_isa": "torch._inductor.cpu_vec_isa",  # the vector instructions of the processor
+    "register_lowering": "torch._inductor.lowering",  # teaches Inductor operators of ours
+    "clone": "torch._inductor.lowering",
+}
+# What those load when they are first called: once, and not in each process that is forked to compile something.
+_LOADED_AHEAD: Final = ("codegen.cpp", "codegen.cpp_wrapper_cpu", "compile_fx")
+
+# Names of Inductor's by which it calls oneDNN's matmul kernels. Without them large matmuls are torch's usual ones.
+_ONEDNN: Final = {
+    "ExternKernel": "torch._inductor.ir",
+    "FixedLayout": "torch._inductor.ir",
+    "TensorBox": "torch._inductor.ir",
+    "LinearUnary": "torch._inductor.mkldnn_ir",
+    "_create_output_node": "torch._inductor.mkldnn_ir",
+}
+
+
+def inductor() -> SimpleNamespace:
+    """Load what compiles programs, which takes a second or more, and return its names.
+
+    Raises:
+        RuntimeError: If this torch lacks one. `compile` is refused with that line; `auto` warns once and stays eager.
+    """
+    found = _taken(_INDUCTOR)
+    for module in _LOADED_AHEAD:
+        _loaded(f"torch._inductor.{module}")
+    return found
+
+
+def onednn() -> SimpleNamespace:
+    """Return the names by which Inductor calls oneDNN's matmul kernels.
+
+    Raises:
+        RuntimeError: If this torch lacks one.
+    """
+    return _taken(_ONEDNN)
+
+
+def _taken(names: Mapping[str, str]) -> SimpleNamespace:
+    found = SimpleNamespace()
+    for name, module in names.items():
+        if not hasattr(_loaded(module), name):
+            raise _missing(f"{module}.{name}")
+        setattr(found, name.lstrip("_"), getattr(_loaded(module), name))
+    return found
+
+
+def _loaded(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise _missing(str(error.name)) from error
+
+
+def _missing(name: str) -> RuntimeError:
+    return RuntimeError(f"torch {torch.__version__} has no {name}, which rl8x compiles with. Use torch 2.13 or 2.14")
+
+
+def is_observed() -> bool:
+    """Whether a transform of torch.func's, or a mode such as make_fx's or fake tensors', sees each operation.
+
+    There are no public names for these. Without them, whatever is called may be observed: eager perceptrons then go
+    through their layers, which takes longer.
+    """
+    transformed: bool = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)()
+    modes: int = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)()
+    return transformed or modes > 0
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute `x weight^T + bias` by oneDNN; see `matmul.linear`, whose probe finds where torch lacks it.
+
+    Raises:
+        AttributeError: If this torch lacks it. Large matmuls are then torch's usual ones.
+    """
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy each of `tensors` `[*]` into the one at its place; one by one, with the same bits, where torch lacks it."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(list(into), list(tensors))
+    else:
+        for one, other in zip(into, tensors, strict=True):
+            one.copy_(other)
+
+
+def add_to_each(sums: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Add each of `tensors` `[*]` to the one at its place; one by one, with the same bits, where torch lacks it."""
+    if hasattr(torch, "_foreach_add_"):
+        torch._foreach_add_(list(sums), list(tensors))
+    else:
+        for one, other in zip(sums, tensors, strict=True):
+            one.add_(other)

@@ -1,0 +1,69 @@
+"""Each private name of torch is there in this version, and what is promised happens where one is not."""
+
+import pytest
+import torch
+from tests.probes import described
+
+from rl8x.execution import matmul, private
+from rl8x.execution.artifacts import Artifacts
+from rl8x.execution.compiler import Compiler
+from rl8x.execution.lowering import lower
+
+
+def test_this_torch_has_all_of_inductors_names():
+    assert private.inductor()
+    assert private.onednn()
+
+
+@pytest.mark.parametrize("name", ["_are_functorch_transforms_active", "_len_torch_dispatch_stack"])
+def test_what_sees_operations_is_known_here_and_assumed_elsewhere(name, monkeypatch):
+    assert not private.is_observed()
+    monkeypatch.delattr(torch._C, name)
+    assert private.is_observed()
+
+
+def test_this_torch_calls_onednn():
+    x, weight = torch.arange(6.0).view(2, 3), torch.eye(3)
+    assert torch.equal(private.onednn_linear(x, weight, torch.ones(3)), x + 1.0)
+
+
+def test_without_onednn_matmuls_are_torchs_own(monkeypatch):
+    monkeypatch.setattr(matmul.Path, "read_text", lambda path: "AuthenticAMD")
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    assert not matmul.has_fast_linear.__wrapped__()
+    monkeypatch.setitem(private._ONEDNN, "NoSuchNode", "torch._inductor.mkldnn_ir")
+    assert not matmul.lower_linear.__wrapped__()
+
+
+@pytest.mark.parametrize("module", ["torch._inductor.codecache", "torch._inductor.no_such_module"])
+def test_a_missing_name_of_inductors_is_one_clear_line(module, monkeypatch, tmp_path):
+    monkeypatch.setitem(private._INDUCTOR, "NoSuchName", module)
+    with pytest.raises(RuntimeError) as error:
+        lower(described(lambda x: [x + 1.0], torch.ones(3))[0], tmp_path / "program.so")
+    missing = module if "no_such" in module else f"{module}.NoSuchName"
+    expected = f"torch {torch.__version__} has no {missing}, which rl8x compiles with. Use torch 2.13 or 2.14"
+    assert str(error.value) == expected
+
+
+def test_the_compilers_process_says_which_name_is_missing(monkeypatch, tmp_path):
+    code = "import torch._inductor.codecache as codecache\ndel codecache.AotCodeCompiler\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    compiler = Compiler(Artifacts(tmp_path / "cache"))
+    with pytest.raises(RuntimeError, match=r"has no torch\._inductor\.codecache\.AotCodeCompiler, which rl8x compiles"):
+        compiler.library(described(lambda x: [x + 1.0], torch.ones(3))[0].to_json())
+    compiler.stop()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_many_tensors_are_copied_and_added_with_the_same_bits(missing, monkeypatch):
+    first = [torch.tensor([0.1, 0.2]), torch.tensor(3.0)]
+    second = [torch.tensor([0.7, 1e-9]), torch.tensor(1e9)]
+    if missing:
+        monkeypatch.delattr(torch, "_foreach_copy_")
+        monkeypatch.delattr(torch, "_foreach_add_")
+    sums, copies = [each.clone() for each in first], [each.clone() for each in first]
+    private.add_to_each(sums, second)
+    private.copy_each(copies, second)
+    assert all(torch.equal(one, a + b) for one, a, b in zip(sums, first, second, strict=True))
+    assert all(torch.equal(one, b) for one, b in zip(copies, second, strict=True))
