@@ -121,6 +121,12 @@ def test_a_damaged_library_is_compiled_again(own):
     assert run(Affine(2.0, 10.0).program()) == ([12.0, 14.0], 8.0, 8.0)
 
 
+def test_arguments_of_another_dtype_are_another_program(own):
+    program = CompiledProgram(lambda x: [x + 1])
+    assert program(X)[0].tolist() == [2.0, 3.0]
+    assert program(X.to(torch.int64))[0].tolist() == [2, 3]
+
+
 def test_what_cannot_be_compiled_says_why_in_one_line_and_is_asked_for_once(mortal, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     program = Affine(2.0, 10.0).program()

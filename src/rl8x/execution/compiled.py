@@ -195,7 +195,7 @@ class _Described(NamedTuple):
 
 
 def _layout(tensors: Sequence[Tensor]) -> Hashable:
-    return tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+    return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
 @contextlib.contextmanager
