@@ -123,7 +123,7 @@ def measured(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             print(f"{name:13} {case:14} {row['seconds_to_all']:7.1f} s, first {row['first_iteration_s']:.2f}{wait}")
             yield row
     for peer in args.peers:
-        job = Job(work=work, threads=args.threads, warmup_s=2.0, timed_s=3.0)
+        job = Job(work=work, threads=args.threads, warmup_s=1.0, timed_s=2.0)
         found = run(PEERS[peer], job, {}, 600.0)
         row = {"work": name, "case": PEERS[peer].title, **found}
         if "error" not in found:
@@ -206,11 +206,13 @@ def main() -> None:
 
 def render(result: dict[str, Any]) -> str:
     """Lay a result out as Markdown."""
-    machine, commands, works = result["machine"], result["commands"], list(result["starting"])
+    machine, commands = result["machine"], result["commands"]
     rows = {(row["work"], row["case"]): row for row in result["rows"]}
     cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
-    shown = [[case, *(_shown(rows.get((work, case), {})) for work in works)] for case in cases]
-    heads = [f"{work}: {count / 1e6:g}M" for work, count in result["starting"].items()]
+    shown = [
+        [f"{work}: {count / 1e6:g}M", *(_shown(rows.get((work, case), {})) for case in cases)]
+        for work, count in result["starting"].items()
+    ]
     returns = ", ".join(
         f"{row['case']} {' / '.join(f'{seconds:.1f}' for seconds in row['seconds'])} s" for row in result["to_return"]
     )
@@ -219,7 +221,7 @@ def render(result: dict[str, Any]) -> str:
             f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}; {machine['threads']} threads, "
             f"{result['date']}.",
             "Seconds of training to so many transitions; in brackets those of the first iteration.",
-            table(["", *heads], shown),
+            table(["transitions", *cases], shown),
             f"Importing Trainer and PPOConfig after torch: {commands['import_s']:.2f} s. "
             f"`rl8x train CartPole --max-steps 1`, 262,144 transitions: {commands['train_one_step_s']:.1f} s. "
             f"CartPole to a return of 475, by seed: {returns}.",
