@@ -81,7 +81,8 @@ def python_of(peer: Peer) -> str:
 
 def environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a measured process."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "MLFLOW_"))}
+    left_out = ("MALLOC_", "MLFLOW_", "RL8X_CACHE", "TORCHINDUCTOR_CACHE", "TRITON_CACHE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {
         **kept,
         "PYTHONPATH": str(ROOT),
@@ -106,7 +107,8 @@ def run(peer: Peer, job: Job, extra: Mapping[str, str], timeout_s: float) -> dic
 def call(command: list[str], text: str, env: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
     """Run a command in an empty folder, give it text, and read its last line as JSON.
 
-    Compilers find nothing in their caches, so that the first iteration has all of the compiling in it.
+    Compilers find nothing in their caches, so that the first iteration has all of the compiling in it, unless the
+    environment names them.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {f"{name}_CACHE_DIR": f"{folder}/{name.lower()}" for name in ("RL8X", "TORCHINDUCTOR", "TRITON")}
@@ -114,7 +116,7 @@ def call(command: list[str], text: str, env: Mapping[str, str], timeout_s: float
             done = subprocess.run(
                 command,
                 input=text,
-                env={**env, **caches},
+                env={**caches, **env},
                 cwd=folder,
                 capture_output=True,
                 text=True,

@@ -120,7 +120,10 @@ def measured(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             row = {"work": name, "case": case, "execution": execution, "warm": warm, **row}
             row["seconds_to_all"] = to_all(row, work, transitions)
             wait = "" if row["change_s"] is None else f", step {row['changed_at']} took {row['change_s']:.1f}"
-            print(f"{name:13} {case:14} {row['seconds_to_all']:7.1f} s, first {row['first_iteration_s']:.2f}{wait}")
+            print(
+                f"{name:13} {case:14} {row['seconds_to_all']:7.1f} s, first {row['first_iteration_s']:.2f}{wait}",
+                flush=True,
+            )
             yield row
     for peer in args.peers:
         job = Job(work=work, threads=args.threads, warmup_s=1.0, timed_s=2.0)
@@ -163,7 +166,7 @@ def commands() -> dict[str, float]:
             for _ in range(5)
         ]
         shell = []
-        for _ in range(3):
+        for _ in range(2):
             begin = time.perf_counter()
             command = [sys.executable, "-m", "rl8x.cli.main", "train", "CartPole", "--max-steps", "1"]
             subprocess.run(command, cwd=folder, capture_output=True, check=True)
@@ -191,17 +194,21 @@ def main() -> None:
         return
     import torch
 
+    out = args.out or (None if args.quick else RESULT)
+    rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": machine() | {"threads": args.threads, "torch": torch.__version__},
-        "starting": TRANSITIONS,
+        "starting": {name: TRANSITIONS[name] for name in args.only},
         "commands": commands(),
         "to_return": list(to_return(args)),
-        "rows": [row for name in args.only for row in measured(name, args)],
+        "rows": rows,
     }
-    out = args.out or (None if args.quick else RESULT)
-    if out is not None:
-        save(out, result)
+    for name in args.only:
+        for row in measured(name, args):
+            rows.append(row)
+            if out is not None:
+                save(out, result)
 
 
 def render(result: dict[str, Any]) -> str:

@@ -16,6 +16,10 @@ _SHARED_WORK: Final = 6_000_000
 # The same for workers in eager execution, which take turns at Python between their operations: 2,500 such rows.
 _SHARED_WORK_EAGER: Final = 24_000_000
 
+# MKL chooses its kernels at its first call. Where two threads make that at once, one may get the sines of a less
+# precise kernel, 1e-5 off: in one process of twelve (torch 2.13, two Xeon cores). This one is made by one thread.
+torch.ones(1).sin()
+
 
 class Workers:
     """Threads that each do a job at the same time; PyTorch's operations let the others go on meanwhile.
