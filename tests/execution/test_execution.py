@@ -11,8 +11,11 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import Execution
+from rl8x.execution import execution as module
+from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.captured import CapturedLoop, CapturedProgram
 from rl8x.execution.compiled import CompiledLoop, CompiledProgram
+from rl8x.execution.compiler import Compiler
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError
 from rl8x.execution.threads import Workers
@@ -187,6 +190,42 @@ def test_a_mode_that_was_asked_for_does_not_fall_back(monkeypatch):
     program = Execution("compile", "fp32", CPU).program(lambda values: [values + 1])
     with pytest.raises(ProgramError, match="execution='compile' is not possible here: no compiler found"):
         program(torch.zeros(2))
+
+
+@pytest.fixture
+def begun(monkeypatch, tmp_path):
+    """Note when the compiler's process is begun, on an empty cache."""
+    made = Compiler(Artifacts(tmp_path))
+    starts = []
+    monkeypatch.setattr(made, "start", lambda: starts.append(1))
+    monkeypatch.setattr(module, "compiler", lambda: made)
+    return starts
+
+
+def test_the_compiler_begins_ahead_of_its_use_in_the_first_run_of_a_configuration(begun):
+    for configuration, starts in (("a", 1), ("a", 1), ("b", 2)):
+        Execution("compile", "fp32", CPU, configuration)
+        assert len(begun) == starts
+    Execution("eager", "fp32", CPU, "c")
+    assert len(begun) == 2
+
+
+def test_in_auto_the_compiler_begins_with_the_first_step_that_prepares_programs(begun):
+    run = Execution("auto", "fp32", CPU, "a")
+    run.plan(1.0, 10.0)  # too short
+    run.begin_step(0)
+    assert not begun
+    run.plan(1.0, math.inf)
+    run.begin_step(0)
+    assert not begun
+    run.begin_step(run.due)
+    assert len(begun) == 1
+
+
+def test_what_differs_in_its_seed_alone_is_one_configuration(begun):
+    for seed, envs, starts in ((1, 8, 1), (2, 8, 1), (2, 16, 2)):
+        build(mode="compile", seed=seed, num_envs=envs)
+        assert len(begun) == starts
 
 
 def test_what_cannot_be_recorded_is_told_in_one_line_too():

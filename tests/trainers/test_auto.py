@@ -27,7 +27,8 @@ def changes_at_3(monkeypatch):
     """Let `auto` change at step 3 of runs whose end is known, to programs that differ from eager ones in their bits."""
     traced_only(monkeypatch)
     monkeypatch.setattr(CompiledProgram, "_compile", slightly_off)
-    monkeypatch.setattr("rl8x.execution.execution._COMPILE_SECONDS", 3.0)
+    for name, seconds in (("_CHANGE_SECONDS", 3.0), ("_CHANGE_SECONDS_UNKNOWN", 6.0), ("_WORTH_SECONDS", 9.0)):
+        monkeypatch.setattr(f"rl8x.execution.execution.{name}", seconds)
     monkeypatch.setattr("rl8x.algorithms.ppo.PPO.seconds_per_step", 1.0)
 
 
@@ -62,8 +63,8 @@ def planned(seconds_per_step, steps):
 
 
 def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
-    assert planned(0.5, 1000) == ("compile", 12)
-    assert planned(0.5, 36) == ("compile", 12)
+    assert planned(0.5, 1000) == ("compile", 4)
+    assert planned(0.5, 36) == ("compile", 4)
     assert planned(0.5, 35) == ("eager", 0)  # too short to earn it
     assert planned(100.0, 3) == ("compile", 1)
     assert planned(0.5, math.inf) == ("compile", 24)  # nothing is known to come
@@ -175,7 +176,7 @@ def test_what_cannot_be_compiled_stays_eager_with_one_warning(when, monkeypatch)
 
     if when == "prepare":
         monkeypatch.undo()
-        monkeypatch.setattr("rl8x.execution.execution._COMPILE_SECONDS", 3.0)
+        monkeypatch.setattr("rl8x.execution.execution._WORTH_SECONDS", 9.0)
         monkeypatch.setattr("rl8x.algorithms.ppo.PPO.seconds_per_step", 1.0)
         monkeypatch.setattr("rl8x.execution.compiled.trace", refuse)
     else:

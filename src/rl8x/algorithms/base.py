@@ -126,7 +126,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.env_factory = env_factory
         self.seed = seed
         self.device = resolve_device(config.device) if env is None else env.device
-        self.execution = Execution(config.execution, config.precision, self.device)
+        hyperparameters = [(name, value) for name, value in vars(config).items() if name != "seed"]
+        shapes = (type(env), env and env.single_observation_space, env and env.single_action_space)
+        self.execution = Execution(config.execution, config.precision, self.device, f"{hyperparameters} {shapes}")
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
 
     def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:

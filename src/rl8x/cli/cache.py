@@ -26,11 +26,12 @@ def cache(clear: bool) -> None:
     with users_mistakes():
         limit = artifacts.limit_mb
     found = artifacts.list()
-    rows: list[tuple[str, ...]] = [("program", "MB", "last used", "torch")]
+    rows: list[tuple[str, ...]] = [("what", "key", "MB", "last used", "torch")]
     for each in found:
         used = datetime.datetime.fromtimestamp(each.used).astimezone().strftime("%Y-%m-%d %H:%M")
-        rows.append((each.key[:12], f"{each.size / 1e6:.1f}", used, each.torch))
+        rows.append((each.kind, each.key[:12], f"{each.size / 1e6:.1f}", used, each.torch))
     if found:
         click.echo(table(rows) + "\n")
     total = sum(each.size for each in found) / 1e6
-    click.echo(f"{len(found)} programs, {total:.1f} of {limit:g} MB, in {artifacts.folder}")
+    programs = sum(each.kind == "program" for each in found)
+    click.echo(f"{programs} programs, {total:.1f} of {limit:g} MB, in {artifacts.folder}")

@@ -19,24 +19,26 @@ import torch
 
 from rl8x._version import __version__
 
-# Where the cache is, and how much it keeps, in MB: 1 to 3 MB a program.
+# Where the cache is, and how much it keeps, in MB: half a MB a program, and 150 for precompiled headers.
 FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
 LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
 _LIMIT_MB: Final = 500
 _MOST_NOTES: Final = 2000
-_KINDS: Final = ("so", "json", "note")
+_KINDS: Final = ("so", "json", "note", "h", "gch", "pch")
 
 
 class Artifact(NamedTuple):
-    """A compiled program on disk.
+    """A compiled program on disk, or the precompiled headers of all.
 
     Attributes:
+        kind: "program" or "headers".
         key: Its name.
         size: Bytes.
         used: When it was used last, in seconds since 1970.
         torch: The version of torch that compiled it; empty where that is not known.
     """
 
+    kind: str
     key: str
     size: int
     used: float
@@ -68,14 +70,19 @@ class Artifacts:
         """Where the shared library of a key is."""
         return self.folder / f"{key}.so"
 
+    def headers(self, key: str) -> Path | None:
+        """Return where the precompiled headers of a key are, by the compiler's way of naming them."""
+        found = [*self.folder.glob(f"{key}.h.?ch")]
+        return found[0] if found and (self.folder / f"{key}.h").exists() else None
+
     def find(self, key: str) -> dict[str, Any] | None:
-        """Return what was noted of a program, if it is whole; what is damaged is removed."""
-        library, notes = self.library(key), self.folder / f"{key}.json"
+        """Return what was noted of a program or of headers, if they are whole; what is damaged is removed."""
+        path, notes = self.headers(key) or self.library(key), self.folder / f"{key}.json"
         try:
             found: dict[str, Any] = json.loads(notes.read_text())
-            if found["sha256"] == _sha256(library):
+            if found["sha256"] == _sha256(path):
                 with contextlib.suppress(OSError):  # another user's, which is read only
-                    os.utime(library)
+                    os.utime(path)
                 return found
         except FileNotFoundError:
             return None
@@ -92,6 +99,14 @@ class Artifacts:
         beside = built.with_suffix(".json")
         beside.write_text(content)
         beside.replace(self.folder / f"{key}.json")
+        self.trim()
+
+    def put_headers(self, text: Path, precompiled: Path) -> None:
+        """Take in headers that were precompiled in a folder in this one, under the names that they are to have."""
+        notes = text.with_suffix(".json")
+        notes.write_text(json.dumps({"sha256": _sha256(precompiled), "torch": torch.__version__}))
+        for path in (notes, precompiled, text):
+            path.replace(self.folder / path.name)
         self.trim()
 
     def note(self, key: str, content: dict[str, Any]) -> None:
@@ -111,26 +126,27 @@ class Artifacts:
         return found if isinstance(found, dict) else None
 
     def remove(self, key: str) -> None:
-        """Remove a program, its notes first, so that it is never found by halves."""
-        for suffix in ("json", "so"):
+        """Remove what has this key, its notes first, so that it is never found by halves."""
+        for suffix in ("json", "so", "h", "h.gch", "h.pch"):
             (self.folder / f"{key}.{suffix}").unlink(missing_ok=True)
 
     def list(self) -> list[Artifact]:
-        """Return all programs, the one used last first."""
+        """Return all programs and precompiled headers, what was used last first."""
         found = []
-        for library in self.folder.glob("*.so"):
+        for path in (path for pattern in ("*.so", "*.h.?ch") for path in self.folder.glob(pattern)):
+            kind, key = "program" if path.suffix == ".so" else "headers", path.name.split(".")[0]
             try:
-                stat = library.stat()
-                notes = json.loads(library.with_suffix(".json").read_text())
+                stat = path.stat()
+                notes = json.loads((self.folder / f"{key}.json").read_text())
             except FileNotFoundError:  # another process has just removed it, or has not written all of it
                 continue
             except (OSError, ValueError):
                 notes = {}
-            found.append(Artifact(library.stem, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
+            found.append(Artifact(kind, key, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
         return sorted(found, key=lambda artifact: -artifact.used)
 
     def clear(self) -> int:
-        """Remove all programs, and what they share; return how many bytes that were."""
+        """Remove all programs, and what is kept for them; return how many bytes that were."""
         freed = 0
         if self.folder.is_dir():
             for path in (path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")):

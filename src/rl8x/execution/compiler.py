@@ -59,7 +59,7 @@ class Compiler:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
-            start_new_session=True,  # so that Ctrl-C is the run's alone
+            process_group=0,  # so that Ctrl-C is the run's alone; in a session of its own its niceness would not count
         )
         self._owner = os.getpid()
         self._requested.clear()

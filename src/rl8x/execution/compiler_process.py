@@ -5,6 +5,7 @@ It imports torch's compiler once; what is forked has that at once, and nothing o
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from rl8x.execution.artifacts import Artifacts
+from rl8x.execution.building import Headers
 from rl8x.execution.lowering import lower
 from rl8x.execution.traces import Description
 from rl8x.output import message_of
@@ -30,12 +32,24 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a compiler prints is no answer
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    if os.fork() == 0:
+        _precompile(artifacts)
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _watch(artifacts, json.loads(line), answers)
             os._exit(0)
     os.killpg(0, signal.SIGKILL)
+
+
+def _precompile(artifacts: Artifacts) -> None:
+    """Precompile headers for later programs, with what those of now leave of the processor; ends this process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(Exception):  # programs are built without, and say what is wrong
+        Headers(artifacts.folder).precompile()
+    os._exit(0)
 
 
 def _watch(artifacts: Artifacts, request: dict[str, str], answers: int) -> None:

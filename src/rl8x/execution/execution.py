@@ -33,12 +33,12 @@ MODES: Final = ("auto", "eager", "compile", "graph")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
 
 
-# Seconds of eager execution after which compiled programs are expected to be there; how many times as long a run has to
-# be, where its end is known, for them to be worth their compilation; how many times later the change comes where it is
-# not known, so that a few steps in a notebook do not begin to compile.
-_COMPILE_SECONDS: Final = 6.0
-_WORTH: Final = 3
-_UNKNOWN: Final = 2
+# In seconds of eager execution, by the model of its work: when `auto` changes to compiled programs, soon, since eager
+# steps on a few cores delay the compiler by more than they save; when it changes where the end of the run is not known,
+# so that a few steps in a notebook do not begin to compile; and how long a run has to be to be worth it.
+_CHANGE_SECONDS: Final = 2.0
+_CHANGE_SECONDS_UNKNOWN: Final = 12.0
+_WORTH_SECONDS: Final = 18.0
 
 
 class Execution:
@@ -50,6 +50,8 @@ class Execution:
         precision: `"fp32"`; `"tf32"`: matmuls in TF32 on CUDA; `"bf16"`: matmuls in bfloat16, heads and all else in
             float32.
         device: Where the programs run.
+        configuration: A text that decides the programs, and some more: the first run that has it begins the compiler's
+            process, which takes seconds, ahead of the first program.
 
     Attributes:
         mode: The mode in force.
@@ -63,9 +65,9 @@ class Execution:
         ValueError: If mode or precision are not to be had on the device.
     """
 
-    not_traced = ("mode", "target", "prepares", "starts_at", "due", "threads", "falls_back")
+    not_traced = ("mode", "target", "prepares", "starts_at", "due", "threads", "falls_back", "_configuration")
 
-    def __init__(self, mode: Mode, precision: Precision, device: torch.device) -> None:
+    def __init__(self, mode: Mode, precision: Precision, device: torch.device, configuration: str = "") -> None:
         on_cuda = device.type == "cuda"
         for name, value, instead in (("precision", precision, "tf32"), ("execution", mode, "graph")):
             if value == instead and not on_cuda:
@@ -81,10 +83,20 @@ class Execution:
         self.device = device
         self.host_looks = device.type == "cpu"
         self.threads = Threads(device, eager=self.mode == "eager")
+        self._configuration = configuration
         if on_cuda:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
             keep_freed_memory()
+            if self.mode == "compile":
+                self._begin_compiler()
+
+    def _begin_compiler(self) -> None:
+        """Begin the compiler's process, unless an earlier run of the same configuration has left its programs."""
+        key = key_of("configuration", self._configuration)
+        if self._configuration and compiler().artifacts.noted(key) is None:
+            compiler().start()
+            compiler().artifacts.note(key, {})
 
     # -- the change from eager to compiled execution
 
@@ -97,9 +109,9 @@ class Execution:
         """
         if not self.falls_back or self.device.type == "cuda" or self.mode == "compile":
             return
-        starts_at = math.ceil(_COMPILE_SECONDS / seconds_per_step)
-        self.target = "compile" if steps >= _WORTH * starts_at else "eager"
-        self.starts_at = starts_at * (_UNKNOWN if math.isinf(steps) else 1) if self.target == "compile" else 0
+        eager_seconds = _CHANGE_SECONDS_UNKNOWN if math.isinf(steps) else _CHANGE_SECONDS
+        self.target = "compile" if steps * seconds_per_step >= _WORTH_SECONDS else "eager"
+        self.starts_at = math.ceil(eager_seconds / seconds_per_step) if self.target == "compile" else 0
         self.due = math.inf if not self.starts_at else self.starts_at // 4 if math.isinf(steps) else 0
 
     def begin_step(self, step: int) -> None:
@@ -107,6 +119,8 @@ class Execution:
         if step < self.due:
             return
         self.prepares, self.due = step < self.starts_at, self.starts_at
+        if self.prepares:
+            self._begin_compiler()
         if step >= self.starts_at:
             self.mode, self.threads.eager, self.due = "compile", False, math.inf
 

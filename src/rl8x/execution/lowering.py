@@ -1,4 +1,4 @@
-"""Compiles what was traced to a shared library: decompose, lower with Inductor, build the C++ that it writes.
+"""Compiles what was traced to a shared library: decompose, lower with Inductor, have the C++ built that it writes.
 
 Runs in the compiler's own processes. The one module that knows how torch's ahead-of-time compiler works inside.
 """
@@ -9,12 +9,7 @@ import contextlib
 import functools
 import json
 import math
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +20,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import matmul, private
+from rl8x.execution.building import HOST, build
 from rl8x.execution.hoisting import hoist_scalars
 from rl8x.execution.traces import Description
 
-_HOST: Final = Path(__file__).parent / "host.h"
 # Probing what the processor and the C++ compiler know took four compilations; a compiler that does not know says so.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
 # What Inductor writes: the calls of kernels and operators, and among them what only its own runtime has a use for.
@@ -142,7 +137,7 @@ def _source(wrapper_code: str, kernel_code: str, description: Description, resul
             kernel_code,
             f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
             f"constexpr int THREADS = {description.threads};",
-            _HOST.read_text(),
+            HOST.read_text(),
             *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper_code, re.M))),
             "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
             calls,
@@ -189,24 +184,3 @@ def _layout(is_item: bool, shape: Sequence[int], stride: Sequence[int], dtype: s
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def build(source: str, library: Path) -> None:
-    """Compile C++ source that uses torch's headers to a shared library."""
-    inductor = private.inductor()
-    with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
-        written = Path(name) / "program.cpp"
-        written.write_text(source)
-        options = inductor.CppTorchDeviceOptions(
-            device_type="cpu", aot_mode=True, vec_isa=inductor.pick_vec_isa(), extra_flags=("-fvisibility=hidden",)
-        )
-        builder = inductor.CppBuilder("program", [str(written)], output_dir=name, BuildOption=options)
-        command = shlex.split(builder.get_command_line())
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            errors = [line for line in done.stdout.splitlines() if "error" in line]  # warnings come before
-            raise RuntimeError("\n".join([*errors[:1], done.stdout]))
-        # All of it at once, also where the temporary folder is on another disk.
-        beside = library.with_name(f".{os.getpid()}{library.suffix}.part")
-        shutil.move(builder.get_target_file_path(), beside)
-        beside.replace(library)

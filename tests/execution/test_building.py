@@ -1,0 +1,96 @@
+"""C++ is built with precompiled headers where they are, and without where they are not, or are damaged."""
+
+import ctypes
+import os
+
+import pytest
+
+from rl8x.execution import building
+from rl8x.execution.artifacts import Artifacts
+from rl8x.execution.building import Headers, build
+
+SOURCE = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+#ifdef RL8X_SEES_HEADERS
+#define ANSWER 1
+#else
+#define ANSWER 0
+#endif
+extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER + 41; }
+"""
+
+
+@pytest.fixture(scope="module")
+def precompiled(tmp_path_factory):
+    """A folder with precompiled headers that can be told from those that are not: they define a name."""
+    folder = tmp_path_factory.mktemp("cache")
+    headers = Headers(folder)
+    headers.text += "#define RL8X_SEES_HEADERS\n"
+    headers.precompile()
+    return folder
+
+
+@pytest.fixture
+def folder(precompiled, tmp_path):
+    for path in precompiled.iterdir():
+        os.link(path, tmp_path / path.name)
+    return tmp_path
+
+
+def answer(folder):
+    build(SOURCE, folder / "answer.so")
+    return ctypes.CDLL(str(folder / "answer.so")).answer()
+
+
+def test_what_is_precompiled_is_what_a_source_sees(folder):
+    assert answer(folder) == 42
+
+
+def test_without_headers_a_source_is_built_all_the_same(tmp_path):
+    assert Headers(tmp_path).find() is None
+    assert answer(tmp_path) == 41
+
+
+def test_damaged_headers_are_removed_and_built_without(folder):
+    [damaged] = folder.glob("*.h.?ch")
+    content = damaged.read_bytes()
+    damaged.unlink()  # the link, which is not the only one
+    damaged.write_bytes(content[: len(content) // 2])
+    assert answer(folder) in (41, 42)  # a compiler that sees the damage reads the text instead
+    Headers(folder).precompile()
+    assert Artifacts(folder).find(Headers(folder).key) is not None
+    assert answer(folder) == 41  # as precompiled anew, which is without the name
+
+
+def test_an_error_is_that_of_the_source_and_names_it_first(folder):
+    with pytest.raises(RuntimeError, match=r"^[^\n]*error: [^\n]*no_such_name"):
+        build(SOURCE + "int other() { return no_such_name; }", folder / "answer.so")
+    assert Headers(folder).find() is not None
+    assert not (folder / "answer.so").exists()
+
+
+def test_headers_count_in_the_size_of_the_folder_and_make_room(folder, monkeypatch):
+    artifacts = Artifacts(folder)
+    [headers] = artifacts.list()
+    assert (headers.kind, headers.key) == ("headers", Headers(folder).key)
+    assert headers.size > 10e6
+    monkeypatch.setenv("RL8X_CACHE_MB", "1")
+    artifacts.trim()
+    assert not [*folder.glob("*.h*")]
+
+
+def test_a_folder_for_little_gets_no_headers(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL8X_CACHE_MB", "200")
+    monkeypatch.setattr(building, "_run", lambda *_, **__: pytest.fail("precompiled"))
+    Headers(tmp_path).precompile()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "_run", lambda *_, **__: ("error", None))
+    for name, age in ((".headers-old", 3600), (".headers-new", 1)):
+        (tmp_path / name).mkdir()
+        when = (tmp_path / name).stat().st_mtime - age
+        os.utime(tmp_path / name, (when, when))
+    Headers(tmp_path).precompile()
+    assert [path.name for path in tmp_path.iterdir()] == [".headers-new"]
