@@ -67,20 +67,31 @@ def test_other_numbers_and_devices_keep_the_usual_product():
     assert products.product(left.to("meta"), right.to("meta")) is NotImplemented
 
 
+@pytest.mark.parametrize("has_bfloat16", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("shape", [(512, 64, 1), (512, 64, 2), (64, 512, 3), (3, 4, 5), (512, 64, 64)])
-def test_products_of_bfloat16_are_sums_in_float32(shape, biased):
+@pytest.mark.parametrize("shape", [(512, 64, 1), (512, 64, 2), (64, 512, 3), (3, 4, 5), (16, 64, 64), (512, 64, 64)])
+def test_products_of_bfloat16_are_sums_in_float32(shape, biased, has_bfloat16, monkeypatch):
+    monkeypatch.setattr(products, "has_bfloat16", lambda: has_bfloat16)
     left, right, bias = (part.bfloat16() for part in random_pair(*shape, False))
     result = products.product(left, right, bias if biased else None)
-    if result is NotImplemented:
-        assert shape == (512, 64, 64)
-        assert not biased
+    usual = shape == (512, 64, 64) and has_bfloat16
+    if usual and not biased:
+        assert result is NotImplemented
         return
     exact = left.double() @ right.double() + (bias.double() if biased else 0.0)
     assert result.dtype == torch.bfloat16
-    # Rounded to 8 bits, by half of the last one: once where the product is thin, else before and after the bias.
-    span, roundings = exact.abs() + (bias.double().abs() if biased else 0.0), 2 if shape == (512, 64, 64) else 1
+    # Rounded to 8 bits, by half of the last one: once, but where bfloat16 is multiplied, before the bias and after it.
+    span, roundings = exact.abs() + (bias.double().abs() if biased else 0.0), 2 if usual else 1
     assert ((result.double() - exact).abs() <= 1.01 * roundings * span * 2**-8 + 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "has"),
+    [("fma avx512f avx512_bf16", True), ("amx_bf16 amx_int8", True), ("bf16 i8mm", True), ("fma avx512f", False)],
+)
+def test_whether_a_processor_multiplies_bfloat16_is_read_off_its_flags(flags, has, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda _: f"vendor_id : any\nflags : {flags} sse\n")
+    assert products.has_bfloat16.__wrapped__() is has
 
 
 def test_products_by_onednn_are_true_float32_when_compiled(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ numbers or the head of one value, where a call into a library costs more than th
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,10 @@ _SMALL: Final = 2**16
 # layers of 256 took 1.2 times as long (forced, on an Intel Xeon); other processors may differ.
 _LARGE: Final = 2**23
 _LARGE_TRANSPOSED: Final = 2**24
+
+# Multiplications of bfloat16 numbers up to which they are multiplied as float32, even where the processor has instructions
+# for bfloat16: the call of a kernel that has to lay them out anew costs more than the arithmetic.
+_SMALL_BFLOAT16: Final = 2**20
 
 # Rows, terms and columns from which oneDNN is the faster one in eager execution too, where it fuses with nothing.
 _WIDE: Final = 128
@@ -51,21 +56,24 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
     """
     if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
-    # Sums of bfloat16 numbers are taken in float32, as products of matrices are.
+    dtype, work = left.dtype, left.shape[0] * right.numel()
     result = _thin_product(left.float(), right.float())
     if result is None:
+        # Sums of bfloat16 numbers are taken in float32 either way.
+        widened = dtype == torch.bfloat16 and (work <= _SMALL_BFLOAT16 or not has_bfloat16())
+        if widened:
+            left, right = left.float(), right.float()
         least = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
-        large = left.dtype == torch.float32 and left.shape[0] * right.numel() >= least
-        if large and has_fast_linear() and lower_linear():
-            return LINEAR(left.contiguous(), right.t(), bias)
-        if bias is None:
+        if left.dtype == torch.float32 and work >= least and has_fast_linear() and lower_linear():
+            return LINEAR(left.contiguous(), right.t(), bias if bias is None else bias.float()).to(dtype)
+        if bias is None and not widened:
             return NotImplemented
         result = torch.mm(left, right)
     if bias is not None:
         # Minus the negative: Inductor would take a sum back to a product that begins with a copy of the bias to every
         # row, where this fuses with what comes after it.
         result = result - -bias
-    return result.to(left.dtype)
+    return result.to(dtype)
 
 
 def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
@@ -130,6 +138,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 _LIBRARY.impl("linear", linear, "CPU")
 _LIBRARY.impl("linear", lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0]), "Meta")
 LINEAR: Final = torch.ops.rl8x.linear.default
+
+
+@functools.cache
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers; one that does not takes five times as long as for float32."""
+    cpu = Path("/proc/cpuinfo")
+    return not cpu.exists() or re.search(r"\b(avx512_|amx_)?bf16\b", cpu.read_text()) is not None
 
 
 @functools.cache
