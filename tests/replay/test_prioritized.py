@@ -195,6 +195,26 @@ def test_rows_of_a_uniform_replay_are_taken():
     check_sums(other)
 
 
+def test_a_replay_takes_its_own_state():
+    replay, _ = filled()
+    state = clone(replay.state_dict())
+    replay.load_state_dict(replay.state_dict())
+    assert all(torch.equal(replay.state_dict()[name], state[name]) for name in ("powers", "sums", "max"))
+
+
+def test_a_replay_whose_loading_failed_is_empty():
+    replay, _ = filled()
+    state = clone(replay.state_dict())
+    state["segments"][0][2].content = dict
+    with pytest.raises(ValueError, match="does not have the rows"):
+        replay.load_state_dict(state)
+    assert replay.size == 0
+    with pytest.raises(RuntimeError, match="append some before"):
+        replay.sample(1, 1, torch.Generator())
+    replay.append(rows_of(3))
+    assert replay.sample(1, 100, torch.Generator().manual_seed(1)).max() == 2
+
+
 def test_an_empty_replay_is_not_sampled():
     with pytest.raises(RuntimeError, match="append some before"):
         PrioritizedReplay(4, "cpu").sample(1, 1, torch.Generator())

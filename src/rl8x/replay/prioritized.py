@@ -89,7 +89,7 @@ class PrioritizedReplay(Replay):
         Raises:
             RuntimeError: If there is no row.
         """
-        self._filled()
+        self._check_rows()
         draws = torch.rand(count, batch, dtype=torch.float64, generator=generator, device=self.device)
         parts = torch.arange(batch, dtype=torch.float64, device=self.device)
         ends = self._sums.cumsum(0)
@@ -146,10 +146,12 @@ class PrioritizedReplay(Replay):
         Raises:
             ValueError: As `Replay.load_state_dict` does.
         """
-        super().load_state_dict(state)
+        powers = state["powers"].clone() if "powers" in state else None  # it may be what is zeroed now
+        sums = state["sums"].clone() if "sums" in state else None
         self._powers.zero_()
-        powers = state.get("powers")
+        self._sums.zero_()
         self._max.copy_(state["max"] if powers is not None else torch.ones(()))
+        super().load_state_dict(state)
         for first, slots in self.slots(self.oldest, self.total):
             if powers is None:
                 self._powers.view(-1)[slots] = self._max
@@ -157,7 +159,7 @@ class PrioritizedReplay(Replay):
             numbers = torch.arange(first, first + slots.stop - slots.start, device=powers.device)
             there = (numbers - state["base"]) % state["capacity"]
             self._powers.view(-1)[slots] = powers.view(-1)[there].to(self.device)
-        if powers is not None and state["capacity"] == self.capacity:
-            self._sums.copy_(state["sums"])  # to the bit, whatever order other sums are added in
+        if sums is not None and state["capacity"] == self.capacity:
+            self._sums.copy_(sums)  # to the bit, whatever order other sums are added in
         else:
             self._sums.copy_(self._powers.sum(1, dtype=torch.float64))

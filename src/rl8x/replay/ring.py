@@ -158,8 +158,7 @@ class Replay:
         Raises:
             RuntimeError: If there is no row.
         """
-        if not self.size:
-            raise RuntimeError("a replay without rows cannot be sampled from; append some before.")
+        self._check_rows()
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
     @torch.no_grad()
@@ -262,6 +261,10 @@ class Replay:
             first = piece.last
         if first != total:
             raise ValueError(f"the segments of a replay end at row {first:,}, and it has rows up to {total:,}.")
+
+    def _check_rows(self) -> None:
+        if not self.size:
+            raise RuntimeError("a replay without rows cannot be sampled from; append some before.")
 
     def _filled(self) -> Columns:
         if self._columns is None:
