@@ -183,6 +183,15 @@ def test_another_n_takes_what_waits():
     assert len(shorter.rows(horizon_of(1), 1)["obs"]) == 2
 
 
+def test_what_waits_is_forgotten():
+    nstep = NStep(3, 0.9)
+    nstep.rows(horizon_of(4, rewards=torch.full((4, 2), math.nan)), 4)
+    nstep.discard()
+    rows = nstep.rows(horizon_of(4), 4)
+    assert len(rows["obs"]) == 4
+    assert rows["returns"].isfinite().all()
+
+
 def test_what_makes_no_return_is_refused():
     with pytest.raises(ValueError, match="`n` must be at least 1 step; got 0"):
         NStep(0, 0.9)

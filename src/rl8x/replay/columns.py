@@ -159,7 +159,8 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
     file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
     try:
         # All of it now: where the disk is full later, writing to the memory would end the process without a word.
-        os.posix_fallocate(file, 0, size * dtype.itemsize)
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file, 0, size * dtype.itemsize)
         return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
     finally:
         os.close(file)
