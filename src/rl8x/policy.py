@@ -50,6 +50,20 @@ class Evaluation(NamedTuple):
     entropy: Tensor
 
 
+class Prediction(NamedTuple):
+    """What the model gives for stored sequences.
+
+    Attributes:
+        features: The features of the action distribution, `[seq_len, batch, num_features]`.
+        values: As the model predicts them, `[seq_len, batch]`.
+        mask: True where an action is legal, `[seq_len, batch, num_actions]`, bool; None where observations have none.
+    """
+
+    features: Tensor
+    values: Tensor
+    mask: Any
+
+
 class Policy(nn.Module):
     """Map observations to actions and values.
 
@@ -150,13 +164,18 @@ class Policy(nn.Module):
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
         """
-        obs, mask = self._split(obs)
-        features, values, _ = self._run(obs, state, starts)
+        features, values, mask = self.predict(obs, state, starts)
         params = self.distribution.from_features(features, mask)
         return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params))
 
     # So that `torch.func.functional_call` evaluates under other weights.
     forward = evaluate
+
+    def predict(self, obs: Tree, state: State, starts: Tensor) -> Prediction:
+        """Return what the model gives for stored sequences; arguments are those of `evaluate`."""
+        obs, mask = self._split(obs)
+        features, values, _ = self._run(obs, state, starts)
+        return Prediction(features, values, mask)
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Estimate the values `[num_envs]` of one observation a copy, without the actor's work where that is apart.

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import functional_call
+
+from rl8x.algorithms.q_values import QNetwork, check_discrete, q_model_config, q_values
+from rl8x.models import MLPModel
+from rl8x.policy import Policy
+
+OBS = Box(-1.0, 1.0, (3,), np.float32)
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_values_are_those_of_a_loop_over_the_legal_actions(data):
+    n, dueling = data.draw(st.integers(1, 6)), data.draw(st.booleans())
+    features = data.draw(st.lists(st.floats(-5, 5, width=32), min_size=n, max_size=n))
+    legal = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    value = data.draw(st.floats(-5, 5, width=32))
+    allowed = [a for a in range(n) if legal[a]] or list(range(n))
+    mean = sum(features[a] for a in allowed) / len(allowed)
+    expected = [(value + x - mean if dueling else x) if a in allowed else -np.inf for a, x in enumerate(features)]
+    found = q_values(torch.tensor([features]), torch.tensor([value]), torch.tensor([legal]), dueling=dueling)
+    assert found[0].tolist() == pytest.approx(expected, abs=1e-5)
+    if all(legal):
+        unmasked = q_values(torch.tensor([features]), torch.tensor([value]), dueling=dueling)
+        assert torch.allclose(found, unmasked, atol=1e-6)
+
+
+def test_no_gradient_reaches_illegal_actions_and_all_are_finite():
+    features, values = torch.randn(4, 3).requires_grad_(), torch.randn(4).requires_grad_()
+    legal = torch.tensor([[True, False, True]]).expand(4, 3)
+    q_values(features, values, legal, dueling=True).amax(-1).sum().backward()
+    assert bool((features.grad[:, 1] == 0).all())
+    assert bool(features.grad.isfinite().all())
+    assert torch.equal(values.grad, torch.ones(4))
+
+
+def make(dueling, space=None, start=0):
+    torch.manual_seed(0)
+    config = {"hidden_sizes": [8], "shared": True, "policy_gain": 1.0}
+    policy = Policy(
+        OBS if space is None else space, Discrete(3, start=start), model_config=config, distribution="epsilon_greedy"
+    )
+    return QNetwork(policy, dueling=dueling)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_network_acts_by_the_highest_of_its_values(dueling):
+    net = make(dueling, start=2)
+    obs, starts = torch.randn(5, 7, 3), torch.zeros(5, 7, dtype=torch.bool)
+    q = net(obs, {}, starts)
+    assert q.shape == (5, 7, 3)
+    act = net.policy.act(obs[1], {}, starts[1])
+    assert torch.equal(act.actions, q[1].argmax(-1) + 2)
+    assert torch.equal(net.pick(q[1], act.actions), q[1].amax(-1))
+    features, values, _ = net.policy.predict(obs, {}, starts)
+    assert torch.allclose(q.mean(-1), values if dueling else features.mean(-1), atol=1e-5)
+
+
+def test_it_is_called_under_other_weights_by_name():
+    net, obs, starts = make(True), torch.randn(1, 4, 3), torch.zeros(1, 4, dtype=torch.bool)
+    zeros = {name: torch.zeros_like(weights) for name, weights in net.named_parameters()}
+    assert torch.equal(functional_call(net, zeros, (obs, {}, starts)), torch.zeros(1, 4, 3))
+    assert not torch.equal(net(obs, {}, starts), torch.zeros(1, 4, 3))
+
+
+def test_a_mask_in_the_observation_rules_actions_out():
+    space = gymnasium.spaces.Dict({"x": OBS, "action_mask": Box(0, 1, (3,), np.int8)})
+    net, mask = make(False, space), torch.tensor([[0, 1, 1], [1, 0, 1]], dtype=torch.int8)
+    q = net({"x": torch.randn(1, 2, 3), "action_mask": mask[None]}, {}, torch.zeros(1, 2, dtype=torch.bool))
+    assert torch.equal(q[0].isfinite(), mask.bool())
+
+
+def test_built_in_models_share_the_layers_of_features_and_value():
+    assert q_model_config(None, {}) == q_model_config("cnn", {}) == {"shared": True}
+    assert q_model_config("mlp", {"shared": False}) == {"shared": False}
+    assert q_model_config(MLPModel, {"hidden_sizes": [4]}) == {"hidden_sizes": [4]}
+
+
+def test_other_spaces_are_refused_with_what_fits():
+    check_discrete("DQN", Discrete(2), "PPO")
+    with pytest.raises(ValueError, match=r"PQN needs a Discrete action space; got MultiDiscrete.* Use PPO\."):
+        check_discrete("PQN", MultiDiscrete([2, 2]), "PPO")
