@@ -248,7 +248,7 @@ def test_accumulated_minibatches_equal_one_batch():
 def test_chunks_equal_one_pass(monkeypatch):
     whole, parts = tiny().build(CartPole), tiny().build(CartPole)
     whole.collect(), whole.step(), parts.collect()
-    monkeypatch.setattr("rl8x.algorithms.ppo.update._CHUNK_STEPS", 24)
+    monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_STEPS", 24)
     parts.step()
     torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
 
