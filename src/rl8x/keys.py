@@ -5,7 +5,7 @@ Slot t of a rollout holds what was known before acting and what acting led to. E
 
     obs, starts (the observation begins an episode), the policy's state
     actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, metrics/*
-    PPO also: logp, values, final_values (value of the observation before the reset, where a time limit truncated)
+    learned from at once: values, PPO's logp, final_values (value of the observation before the reset, where a time limit truncated)
 
 Slot `horizon` holds the next `obs`, `starts` and `values`.
 """
