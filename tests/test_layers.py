@@ -19,6 +19,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "keys": set(),
         "names": set(),
         "trees": set(),
+        "segments": set(),
         "output": set(),
         "disk": set(),
         "plain_yaml": set(),
@@ -35,7 +36,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "distributions": {"nn"},
         "envs": {"randomization"},
     },
-    {"policy": set(), "rollouts": {"policy"}, "video": {"policy", "rollouts"}},
+    {"policy": set(), "replay": set(), "rollouts": {"policy"}, "video": {"policy", "rollouts"}},
     {"algorithms": set()},
     {
         "tracking": set(),
