@@ -194,6 +194,51 @@ def test_a_resumed_run_shares_with_the_checkpoint_it_goes_on_from(tmp_path):
     assert all(segments(third)[name].samefile(segments(first)[name]) for name in shared)
 
 
+def test_nothing_is_shared_with_a_checkpoint_that_was_found_damaged(tmp_path, monkeypatch):
+    def refuses(*args, **options):
+        raise OSError(18, "Invalid cross-device link")
+
+    replay, manager = Replay(100, "cpu"), opened(tmp_path)
+    add(replay, 30)
+    first = save(manager, replay)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuses)
+        second = save(manager, replay)
+    for file in segments(second).values():
+        file.write_bytes(b"damaged")
+    assert manager.last_good().path == first
+    third = save(manager, replay)
+    manager.end()
+    assert same_rings(loaded(third, 100), replay)
+    assert all(file.samefile(segments(first)[name]) for name, file in segments(third).items())
+
+
+def test_a_run_that_goes_on_in_another_folder_shares_too(tmp_path):
+    replay, manager = Replay(100, "cpu"), opened(tmp_path / "a")
+    add(replay, 30)
+    checkpoint = read(save(manager, replay))
+    manager.end()
+    other, manager = Replay(100, "cpu"), opened(tmp_path / "b")
+    other.load_state_dict(checkpoint.state["replay"])
+    manager.go_on_from(checkpoint, [])
+    path = save(manager, other)
+    manager.end()
+    shutil.rmtree(tmp_path / "a")
+    assert path.parent == tmp_path / "b"
+    assert same_rings(loaded(path, 100), replay)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_ring_on_a_disk_is_kept_alike(tmp_path, on_disk):
+    replay, manager = Replay(20, "cpu", path=tmp_path / "ring"), opened(tmp_path / "run")
+    add(replay, 47)
+    checkpoint = read(save(manager, replay))
+    manager.end()
+    resumed = Replay(20, "cpu", path=tmp_path / "ring" if on_disk else None)
+    resumed.load_state_dict(checkpoint.state["replay"])
+    assert same_rings(resumed, replay)
+
+
 def test_rows_are_copied_when_save_returns(tmp_path):
     replay, manager = Replay(20, "cpu"), opened(tmp_path)
     add(replay, 20)

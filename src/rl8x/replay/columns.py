@@ -105,6 +105,14 @@ class Columns:
             for name, (shape, dtype) in shapes.items()
         }
 
+    def write(self, slots: slice, rows: Mapping[str, Tensor]) -> None:
+        """Write rows by their names, each `[rows, *shape]`, into as many slots."""
+        parts: dict[str, list[Tensor]] = {key: [] for key in self.tensors}
+        for name, (key, place) in self._places.items():
+            parts[key].append(rows[name].unsqueeze(1) if isinstance(place, int) else rows[name])
+        for key, tensor in self.tensors.items():
+            torch.cat([part.to(tensor.device) for part in parts[key]], 1, out=tensor[slots])
+
     def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows by their names, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
         return {
@@ -147,11 +155,14 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
 
     So two processes never share one, and none is left behind; what a run goes on with is in its checkpoints.
     """
+    size = math.prod(shape)
     file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
-    os.close(file)
     try:
-        return torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+        # All of it now: where the disk is full later, writing to the memory would end the process without a word.
+        os.posix_fallocate(file, 0, size * dtype.itemsize)
+        return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
     finally:
+        os.close(file)
         Path(name).unlink()
 
 

@@ -93,7 +93,7 @@ class PrioritizedReplay(Replay):
         draws = torch.rand(count, batch, dtype=torch.float64, generator=generator, device=self.device)
         parts = torch.arange(batch, dtype=torch.float64, device=self.device)
         ends = self._sums.cumsum(0)
-        points = draws.add_(parts).div_(batch).clamp_(max=1.0 - _MARGIN).view(-1).mul_(ends[-1])
+        points = draws.add_(parts).view(-1).mul_(ends[-1] * ((1.0 - _MARGIN) / batch))
         block = torch.searchsorted(ends, points, right=True)
         # Of the way through the block's sum, rather than the sum itself, which other roundings led to.
         sums = self._sums[block]

@@ -23,6 +23,7 @@ from rl8x.replay.columns import (
 )
 from rl8x.replay.segmentation import Piece, Segmentation
 from rl8x.segments import Content, Segment
+from rl8x.trees import first_tensor
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -36,7 +37,8 @@ def all_finite(rows: Mapping[str, Tensor]) -> Tensor:
     # The least and the largest are not finite where any is not: eight times as fast as a mask.
     numbers = [tensor for tensor in rows.values() if tensor.is_floating_point() and tensor.numel()]
     extremes = [extreme.isfinite() for tensor in numbers for extreme in tensor.aminmax()]
-    return torch.stack(extremes).all() if extremes else torch.ones((), dtype=torch.bool)
+    device = first_tensor(rows).device
+    return torch.stack(extremes).all() if extremes else torch.ones((), dtype=torch.bool, device=device)
 
 
 class Replay:
@@ -105,11 +107,9 @@ class Replay:
         columns = self._allocated(spec_of(rows))
         before, self.total = self.total, self.total + count
         self.size = min(self.size + count, self.capacity)
-        stored = columns.views(columns.tensors)
         for first, slots in self.slots(max(before, self.oldest), self.total):
             block = slice(first - before, first - before + slots.stop - slots.start)
-            for name, tensor in rows.items():
-                stored[name][slots].copy_(tensor[block])
+            columns.write(slots, {name: tensor[block] for name, tensor in rows.items()})
 
     def _count(self, rows: Mapping[str, Tensor]) -> int:
         counts = {name: len(tensor) for name, tensor in rows.items()}
