@@ -189,11 +189,7 @@ def test_illegal_actions_are_neither_taken_nor_part_of_a_maximum():
     assert int((q == -torch.inf).sum()) == 9 * 4
     torch.testing.assert_close(rollout[keys.VALUES], q.amax(-1))
     assert all(np.isfinite(value) for value in algorithm.step().values())
-    trained = PQNConfig(
-        num_envs=64, horizon=10, lr=1e-2, gamma=0.5, seed=1, device="cpu", execution="eager", sgd_minibatch_size=64
-    ).build(Masked)
-    trained.policy.model.policy_head.bias.data.fill_(20.0)
-    train(trained, 40)
+    trained = probe(Masked, 25, horizon=10, gamma=0.5, sgd_minibatch_size=64)
     # Reward 1 a step, for ever: 1 / (1 - 0.5).
     assert trained.rollout[keys.VALUES].mean().item() == pytest.approx(2.0, abs=0.1)
 
@@ -276,19 +272,18 @@ def test_a_compiled_step_equals_the_eager_one():
 def test_epsilon_and_learning_rate_follow_the_clock():
     points = [[0, 1.0], [64, 0.0]]
     schedule = {"kind": "interp", "points": points}
-    algorithm = tiny(epsilon=schedule, lr_schedule=schedule)
-    assert algorithm.params["epsilon"] == schedule
+    algorithm = tiny(epsilon_schedule=schedule, lr_schedule=schedule)
+    assert algorithm.params["epsilon_schedule"] == schedule
     for collected in range(3):
         algorithm.collect()
         row = algorithm.step()
         assert row["coefficients/epsilon"] == pytest.approx(max(0.0, 1.0 - 32 * collected / 64))
         assert row["coefficients/lr"] == pytest.approx(max(0.0, 1.0 - 32 * (collected + 1) / 64))
-    # Without randomness left, what was collected last is greedy.
-    q = algorithm.policy(algorithm.rollout[keys.OBS][:8], {}, algorithm.rollout[keys.STARTS][:8])
+    # Without randomness left, actions are greedy.
     algorithm.collect()
-    frozen = algorithm.rollout
-    q = algorithm.policy(frozen[keys.OBS][:8], {}, frozen[keys.STARTS][:8])
-    assert torch.equal(frozen[keys.ACTIONS][:8], q.argmax(-1))
+    rollout = algorithm.rollout
+    q = algorithm.policy(rollout[keys.OBS][:8], {}, rollout[keys.STARTS][:8])
+    assert torch.equal(rollout[keys.ACTIONS][:8], q.argmax(-1))
 
 
 def test_a_resumed_algorithm_goes_on_bit_for_bit():
@@ -333,10 +328,10 @@ def test_other_spaces_and_options_are_refused():
         tiny(Pendulum)
     with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
         PQNConfig(epsilon=1.5)
-    with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1 at each point; got 2"):
-        PQNConfig(epsilon=[[0, 2.0]])
-    with pytest.raises(ValueError, match="`epsilon`: transitions must increase"):
-        PQNConfig(epsilon=[[0, 1.0], [0, 0.5]])
+    with pytest.raises(ValueError, match=r"`epsilon_schedule` must stay at least 0 and at most 1; got 2\.0"):
+        PQNConfig(epsilon_schedule=[[0, 2.0]])
+    with pytest.raises(ValueError, match="`epsilon_schedule`: transitions must increase"):
+        PQNConfig(epsilon_schedule=[[0, 1.0], [0, 0.5]])
 
 
 def test_the_command_line_trains_it_by_its_name_in_small_letters(capsys, tmp_path, monkeypatch):

@@ -317,14 +317,21 @@ def test_minaris_own_data_sets_are_read_by_id(tmp_path, monkeypatch):
     import gymnasium
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    env = minari.DataCollector(gymnasium.make("CartPole-v1", max_episode_steps=12))
+    env, buffers = gymnasium.make("CartPole-v1", max_episode_steps=12), []
     for seed in range(3):
-        env.reset(seed=seed)
-        ended = False
+        steps: dict[str, list[Any]] = {name: [] for name in ("rewards", "terminations", "truncations")}
+        observations, ended = [env.reset(seed=seed)[0]], False
         while not ended:
-            *_, terminated, truncated, _ = env.step(seed % 2)
+            obs, reward, terminated, truncated, _ = env.step(seed % 2)
+            observations.append(obs)
+            for name, value in zip(steps, (float(reward), terminated, truncated), strict=True):
+                steps[name].append(value)
             ended = terminated or truncated
-    made = env.create_dataset("test/cartpole-v0", algorithm_name="constant")
+        actions = np.full(len(observations) - 1, seed % 2)
+        buffers.append(
+            minari.data_collector.EpisodeBuffer(id=seed, observations=np.stack(observations), actions=actions, **steps)
+        )
+    made = minari.create_dataset_from_buffers("test/cartpole-v0", buffers, env=env)
     dataset = Dataset.load("test/cartpole-v0")
     assert dataset.size == made.total_steps
     assert dataset.episode_returns.tolist() == [float(each.rewards.sum()) for each in made.iterate_episodes()]

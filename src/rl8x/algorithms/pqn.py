@@ -60,11 +60,9 @@ class PQNConfig(OnPolicyConfig):
     sgd_minibatch_size: int | None = option(
         128, "Transitions of a minibatch; it must divide num_envs * horizon. None is all of them.", low=1
     )
-    epsilon: float | list[list[float]] | dict[str, Any] = option(
-        {"kind": "interp", "points": [[0, 1.0], [100_000, 0.1]]},
-        "Share of random actions while collecting: a number, or a schedule in the form of lr_schedule.",
-        low=0.0,
-        high=1.0,
+    epsilon: float = option(0.1, "Share of random actions while collecting.", low=0.0, high=1.0)
+    epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None, "Share of random actions over transitions, in the form of lr_schedule; it replaces epsilon."
     )
     dueling: bool = option(
         False, "Whether the model's value is the state's, and its features are what each action adds to it."
@@ -74,9 +72,15 @@ class PQNConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        for _, epsilon in Schedule.make(self.epsilon, name="epsilon").points:
+        for _, epsilon in self.share_of_random_actions.points:
             if not 0.0 <= epsilon <= 1.0:
-                raise ValueError(f"`epsilon` must be at least 0 and at most 1 at each point; got {epsilon!r}.")
+                raise ValueError(f"`epsilon_schedule` must stay at least 0 and at most 1; got {epsilon!r}.")
+
+    @property
+    def share_of_random_actions(self) -> Schedule:
+        """The schedule of epsilon."""
+        schedule = self.epsilon_schedule
+        return Schedule.make(self.epsilon if schedule is None else schedule, name="epsilon_schedule")
 
 
 class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
@@ -86,7 +90,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     policy: QPolicy
 
     def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        self.epsilon_schedule = Schedule.make(config.epsilon)
+        self.epsilon_schedule = config.share_of_random_actions
         super().__init__(config, env, seed, env_factory)
 
     def make_policy(self) -> QPolicy:
@@ -117,7 +121,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     @property
     def params(self) -> dict[str, Any]:
         """Every hyperparameter by name, as it is in force."""
-        return super().params | {"epsilon": self.epsilon_schedule.to_dict()}
+        return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
 
     def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
         """Run the policy for a horizon, with the epsilon that is due, filling the buffer."""

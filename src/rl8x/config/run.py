@@ -242,15 +242,15 @@ def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
 
 
 def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
-    """Return the config class of an algorithm by its name, in any case, or by the dotted path of the class.
+    """Return the config class of an algorithm by its name, or by the dotted path of the class.
 
     Raises:
         ValueError: If there is no such config class, or it may not be imported.
     """
     known = algorithm_configs()
-    by_small_letters = {each.lower(): found for each, found in known.items()}
-    if name.removesuffix("Config").lower() in by_small_letters:
-        return by_small_letters[name.removesuffix("Config").lower()]
+    found = {each.lower(): cls for each, cls in known.items()}.get(name.lower().removesuffix("config"))
+    if found is not None:
+        return found
     if not is_dotted(name):
         listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
         raise ValueError(f"no built-in algorithm {shortened(name)}; there are {listed}")
