@@ -6,7 +6,8 @@ Slot t of a rollout holds what was known before acting and what acting led to. E
     obs, starts (the observation begins an episode), the policy's state
     actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, metrics/*
     for a replay: next_obs (that of the next slot; before the reset where an episode ended)
-    PPO also: logp, values, final_values (value of the observation before the reset, where a time limit truncated)
+    learned from at once: values, PPO's logp, final_values (of the observation before the reset, where a time limit
+    truncated)
 
 Slot `horizon` holds the next `obs`, `starts` and `values`.
 """

@@ -50,6 +50,20 @@ class Evaluation(NamedTuple):
     entropy: Tensor
 
 
+class Prediction(NamedTuple):
+    """What the model gives for stored sequences.
+
+    Attributes:
+        features: The features of the action distribution, `[seq_len, batch, num_features]`.
+        values: As the model predicts them, `[seq_len, batch]`.
+        mask: True where an action is legal, `[seq_len, batch, num_actions]`, bool; None where observations have none.
+    """
+
+    features: Tensor
+    values: Tensor
+    mask: Any
+
+
 class Policy(nn.Module):
     """Map observations to actions and values.
 
@@ -135,7 +149,7 @@ class Policy(nn.Module):
         obs, mask = self._split(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
         params = self.distribution.from_features(features[0], mask)
-        estimates = self._denormalized(values[0])
+        estimates = self._estimates(features[0], values[0], mask)
         if noise is None:
             return Act(self.distribution.mode(params), torch.zeros_like(estimates), estimates, state)
         actions, logp = self.distribution.sample(params, noise)
@@ -150,13 +164,18 @@ class Policy(nn.Module):
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
         """
-        obs, mask = self._split(obs)
-        features, values, _ = self._run(obs, state, starts)
+        features, values, mask = self.predict(obs, state, starts)
         params = self.distribution.from_features(features, mask)
         return Evaluation(self.distribution.logp(params, actions), values, self.distribution.entropy(params))
 
     # So that `torch.func.functional_call` evaluates under other weights.
     forward = evaluate
+
+    def predict(self, obs: Tree, state: State, starts: Tensor) -> Prediction:
+        """Return what the model gives for stored sequences; arguments are those of `evaluate`."""
+        obs, mask = self._split(obs)
+        features, values, _ = self._run(obs, state, starts)
+        return Prediction(features, values, mask)
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Estimate the values `[num_envs]` of one observation a copy, without the actor's work where that is apart.
@@ -169,6 +188,10 @@ class Policy(nn.Module):
         with self.autocast():
             values = self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))
         return self._denormalized(values[0].float())
+
+    def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
+        """Return the values of observations `[...]`, in the units of the rewards, for what the model gave of them."""
+        return self._denormalized(values)
 
     def _denormalized(self, values: Tensor) -> Tensor:
         return values if self.value_moments is None else self.value_moments.denormalize(values)

@@ -11,6 +11,8 @@ CASES = [
     ("adam", {"betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.1}, torch.optim.Adam, None),
     ("adamw", {}, torch.optim.AdamW, {}),
     ("adamw", {"weight_decay": 0.3}, torch.optim.AdamW, None),
+    ("radam", {}, torch.optim.RAdam, {}),
+    ("radam", {"betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.1}, torch.optim.RAdam, None),
     ("sgd", {}, torch.optim.SGD, {}),
     ("sgd", {"momentum": 0.9, "weight_decay": 0.1}, torch.optim.SGD, None),
     ("sgd", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD, None),
@@ -30,7 +32,7 @@ def test_steps_equal_torchs(name, config, reference, options, clip):
     ours, theirs = nets()
     flat = FlatOptimizer(ours.named_parameters(), make_rule(name, config), lr=0.01)
     optimizer = reference(theirs.parameters(), lr=0.01, **(config if options is None else options))
-    for _ in range(5):
+    for _ in range(9):  # the rectification of RAdam begins at the sixth
         x = torch.randn(7, 3)
         flat.gradient.zero_()
         optimizer.zero_grad()

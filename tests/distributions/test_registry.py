@@ -73,6 +73,7 @@ CASES = [
     ("multi_categorical", spaces.MultiDiscrete([3, 3]), {}),
     ("multi_categorical", spaces.MultiDiscrete([2, 5, 3]), {}),
     ("bernoulli", spaces.MultiBinary(4), {}),
+    ("epsilon_greedy", spaces.Discrete(5, start=-2), {"epsilon": 0.3}),
     ("composite", spaces.Dict({"go": spaces.Discrete(3), "steer": BOX}), {}),
 ]
 

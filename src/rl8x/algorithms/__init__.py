@@ -3,5 +3,15 @@
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
+from rl8x.algorithms.pqn import PQN, PQNConfig
 
-__all__ = ["PPO", "AlgorithmConfig", "GenericAlgorithmBase", "OnlineAlgorithm", "OnlineConfig", "PPOConfig"]
+__all__ = [
+    "PPO",
+    "PQN",
+    "AlgorithmConfig",
+    "GenericAlgorithmBase",
+    "OnlineAlgorithm",
+    "OnlineConfig",
+    "PPOConfig",
+    "PQNConfig",
+]

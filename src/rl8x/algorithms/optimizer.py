@@ -85,6 +85,15 @@ class Adam(Rule):
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
         """Move the weights, `[size]`, by the rule above."""
+        first, second, first_total, second_total = self._advance(weights, gradient, moments, lr)
+        unbias = second_total.sqrt()
+        root = second.sqrt().add_(self.eps * unbias)
+        weights.sub_(first / root * (lr * unbias / first_total))
+
+    def _advance(
+        self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decay the weights and move the moments; return m and v, `[size]`, and c1 and c2, `[1]`."""
         first, second, step = moments
         beta1, beta2 = self.betas
         if self.weight_decay and self.decoupled:
@@ -95,9 +104,30 @@ class Adam(Rule):
         second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
         step.add_(1.0)
         first_total, second_total = (torch.expm1(step * _log(beta)).neg() for beta in (beta1, beta2))
-        unbias = second_total.sqrt()
-        root = second.sqrt().add_(self.eps * unbias)
-        weights.sub_(first / root * (lr * unbias / first_total))
+        return first, second, first_total, second_total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RAdam(Adam):
+    """Adam with steps that grow as the second moment becomes known; until then the first moment alone moves weights.
+
+        rho = 2 / (1 - b2) - 1,  rho_t = rho - 2 t b2^t / c2
+        r   = sqrt((rho_t - 4) (rho_t - 2) rho / ((rho - 4) (rho - 2) rho_t))
+        w   = w - lr m / c1 r sqrt(c2) / (sqrt(v) + eps)   where rho_t > 5
+              w - lr m / c1                                before
+
+    Source: Liu et al. 2020, arXiv:1908.03265, algorithm 2, with the threshold of `torch.optim`.
+    """
+
+    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
+        """Move the weights, `[size]`, by the rule above."""
+        first, second, first_total, second_total = self._advance(weights, gradient, moments, lr)
+        step, beta2 = moments[-1], self.betas[1]
+        rho = 2.0 / (1.0 - beta2) - 1.0
+        rho_t = rho - 2.0 * step * (1.0 - second_total) / second_total
+        ratio = (rho_t - 4.0) * (rho_t - 2.0) * (rho / ((rho - 4.0) * (rho - 2.0))) / rho_t
+        rectified = ratio.clamp(min=0.0).sqrt() * second_total.sqrt() / (second.sqrt() + self.eps)
+        weights.sub_(first * torch.where(rho_t > 5.0, rectified, 1.0) * (lr / first_total))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +163,7 @@ def _log(beta: float) -> float:
     return math.log(beta) if beta else -math.inf
 
 
-OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "sgd": SGD}
+OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam, "sgd": SGD}
 
 
 def make_rule(name: str, config: Mapping[str, Any]) -> Rule:

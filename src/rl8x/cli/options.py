@@ -18,6 +18,7 @@ import click
 
 from rl8x.algorithms import AlgorithmConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
+from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
 from rl8x.config.files import SUFFIXES
@@ -31,6 +32,7 @@ _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
     OnlineConfig: "Every algorithm with an environment",
+    OnPolicyConfig: "Every algorithm that learns from rollouts",
 }
 
 

@@ -4,6 +4,7 @@ from rl8x.distributions.base import Actions, Distribution, Params
 from rl8x.distributions.bernoulli import Bernoulli
 from rl8x.distributions.categorical import Categorical, MultiCategorical
 from rl8x.distributions.composite import Composite
+from rl8x.distributions.epsilon_greedy import EpsilonGreedy
 from rl8x.distributions.normal import Normal
 from rl8x.distributions.registry import BUILTIN, make_distribution
 from rl8x.distributions.squashed_normal import SquashedNormal
@@ -15,6 +16,7 @@ BUILTIN.update(
     multi_categorical=MultiCategorical,
     bernoulli=Bernoulli,
     composite=Composite,
+    epsilon_greedy=EpsilonGreedy,
 )
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Categorical",
     "Composite",
     "Distribution",
+    "EpsilonGreedy",
     "MultiCategorical",
     "Normal",
     "Params",

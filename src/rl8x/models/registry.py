@@ -46,7 +46,7 @@ def make_model(
             raise ValueError(f"the {name} given has {features}, but the action distribution needs {num_features}.")
         return spec
     if spec is None:
-        spec = "cnn" if any(is_image(leaf) for _, leaf in leaves(observation_space)) else "mlp"
+        spec = default_model(observation_space)
     if isinstance(spec, str):
         if spec not in BUILTIN:
             raise ValueError(unknown_name("model", spec, BUILTIN))
@@ -57,3 +57,8 @@ def make_model(
         )
     check_arguments(spec, config, "model_config", num_positional=2)
     return spec(observation_space, num_features, **config)
+
+
+def default_model(observation_space: gymnasium.Space[Any]) -> str:
+    """Return the name of the model for observations of a space: `"cnn"` where there are images, else `"mlp"`."""
+    return "cnn" if any(is_image(leaf) for _, leaf in leaves(observation_space)) else "mlp"

@@ -248,7 +248,7 @@ def test_accumulated_minibatches_equal_one_batch():
 def test_chunks_equal_one_pass(monkeypatch):
     whole, parts = tiny().build(CartPole), tiny().build(CartPole)
     whole.collect(), whole.step(), parts.collect()
-    monkeypatch.setattr("rl8x.algorithms.ppo.update._CHUNK_STEPS", 24)
+    monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_STEPS", 24)
     parts.step()
     torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
 
@@ -473,7 +473,7 @@ def test_a_restored_state_goes_on_with_the_same_bits(options):
         ({"gamma": 1.5}, "`gamma` must be at least 0 and at most 1; got 1.5"),
         ({"gamma": float("nan")}, "`gamma`"),
         ({"horizons_per_env_reset": 0}, "`horizons_per_env_reset`"),
-        ({"optimizer": "adan"}, "`optimizer` must be one of 'adam', 'adamw', 'sgd'; got 'adan'"),
+        ({"optimizer": "adan"}, "`optimizer` must be one of 'adam', 'adamw', 'radam', 'sgd'; got 'adan'"),
         ({"device": "gpu"}, "`device`"),
         ({"model": "mpl"}, "mlp"),
         ({"optimizer_config": {"beta": 1}}, "betas"),

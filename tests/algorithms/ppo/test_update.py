@@ -108,8 +108,8 @@ def small_chunks(monkeypatch):
     """Cut small minibatches into chunks for two workers, as large ones are."""
     monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK", 0)
     monkeypatch.setattr("rl8x.execution.threads._SHARED_WORK_EAGER", 0)
-    monkeypatch.setattr("rl8x.algorithms.ppo.update._CHUNK_STEPS", 5)
-    monkeypatch.setattr("rl8x.algorithms.ppo.update._CHUNK_ACTIVATIONS", 64)
+    monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_STEPS", 5)
+    monkeypatch.setattr("rl8x.algorithms.on_policy.update._CHUNK_ACTIVATIONS", 64)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

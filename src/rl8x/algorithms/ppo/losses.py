@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl8x import keys
+from rl8x.algorithms.on_policy import Batch
 from rl8x.algorithms.ppo.config import PPOConfig
-from rl8x.algorithms.ppo.minibatches import Batch
 from rl8x.policy import Evaluation
+from rl8x.trees import unflatten_tree
 
 LOSS_METRICS: Final = (
     "losses/policy",
@@ -22,8 +24,24 @@ LOSS_METRICS: Final = (
     "monitors/clip_frac",
     "monitors/vf_clip_frac",
 )
-TOTAL: Final = LOSS_METRICS.index("losses/total")
-KL_DIV: Final = LOSS_METRICS.index("monitors/kl_div")
+TOTAL: Final = "losses/total"
+KL_DIV: Final = "monitors/kl_div"
+
+
+def minibatch_losses(
+    policy: Callable[..., Evaluation], batch: Batch, state: Batch, entropy_coeff: Tensor, config: PPOConfig
+) -> Tensor:
+    """Evaluate a minibatch's sequences under a policy and sum PPO's losses over it; see `ppo_losses`.
+
+    Args:
+        policy: Called as a module, under the weights of the update.
+        batch: The minibatch, each `[seq_len, batch, ...]`.
+        state: The policy's state before the sequences, each `[batch, *]`.
+        entropy_coeff: Weight of the entropy, 0-d.
+        config: Clipping and weights.
+    """
+    obs, actions = (unflatten_tree(key, batch) for key in (keys.OBS, keys.ACTIONS))
+    return ppo_losses(policy(obs, actions, state, batch[keys.STARTS]), batch, config, entropy_coeff)
 
 
 def ppo_losses(evaluation: Evaluation, batch: Batch, config: PPOConfig, entropy_coeff: Tensor) -> Tensor:

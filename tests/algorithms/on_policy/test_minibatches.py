@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl8x.algorithms.ppo.minibatches import SequencePack, epoch
+from rl8x.algorithms.on_policy.minibatches import SequencePack, epoch
 
 
 def rollout(horizon, num_envs):

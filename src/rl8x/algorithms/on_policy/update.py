@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from rl8x import keys
+from rl8x.algorithms.on_policy.config import OnPolicyConfig
+from rl8x.algorithms.on_policy.minibatches import Batch, Rows, SequencePack, epoch
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
-from rl8x.algorithms.ppo.config import PPOConfig
-from rl8x.algorithms.ppo.losses import KL_DIV, TOTAL, ppo_losses
-from rl8x.algorithms.ppo.minibatches import Batch, Rows, SequencePack, epoch
 from rl8x.execution import Execution, Program
 from rl8x.execution.private import add_to_each
 from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import any_not_finite
-from rl8x.trees import unflatten_tree
 
 # Transitions whose activations are kept for a backward pass at once, so that memory stays flat; fewer on the CPU, so
 # that they stay in the cache. A chunk costs eager execution a millisecond of its own.
@@ -35,12 +33,34 @@ _CHUNK_STEPS_CUDA: Final = 2**18
 _CHUNK_NUMBERS: Final = 2**24
 
 
+class Objective(NamedTuple):
+    """What the updates minimise.
+
+    Attributes:
+        losses: A pure function of tensors. It takes the policy, to be called as a module, under the weights of the
+            update; a minibatch, each `[seq_len, batch, ...]`; the policy's state before its sequences, each
+            `[batch, *]`; a coefficient that may change from step to step, 0-d; and the config. It returns the sums of
+            all metrics over the minibatch, `[num_metrics]`; what is masked counts as 0.
+        metrics: Their names.
+        total: The one whose mean is minimised.
+        limited: One that ends the updates of a step where its mean exceeds `limit` before an update.
+        limit: See `limited`; None is no limit.
+    """
+
+    losses: Callable[[Callable[..., Any], Batch, Batch, Tensor, Any], Tensor]
+    metrics: tuple[str, ...]
+    total: str
+    limited: str = ""
+    limit: float | None = None
+
+
 class Updater:
     """Trains `num_sgd_iters` epochs, an optimizer step for each minibatch or accumulated epoch.
 
     Args:
         policy: What is trained.
         config: Hyperparameters.
+        objective: What is minimised.
         optimizer: Holds weights and gradients as flat vectors.
         pack: The rollout's sequences.
         execution: How the programs run.
@@ -53,7 +73,8 @@ class Updater:
     def __init__(
         self,
         policy: Policy,
-        config: PPOConfig,
+        config: OnPolicyConfig,
+        objective: Objective,
         optimizer: FlatOptimizer,
         pack: SequencePack,
         execution: Execution,
@@ -61,6 +82,7 @@ class Updater:
     ) -> None:
         self.policy = policy
         self.config = config
+        self.objective = objective
         self.optimizer = optimizer
         self.pack = pack
         self.execution = execution
@@ -70,6 +92,7 @@ class Updater:
         # A gradient of each worker, and its parts in the shapes of the weights.
         self._gradients = [optimizer.gradient]
         self._parts: dict[int, list[Tensor]] = {}
+        self._total = objective.metrics.index(objective.total)
         self.prepared = False
         self._ran = {"eager"}
 
@@ -82,7 +105,7 @@ class Updater:
 
     @functools.cached_property
     def _updates(self) -> Program:
-        limited = self.config.target_kl_div is not None
+        limited = self.objective.limit is not None
         num_state = 1 + len(self.optimizer.moments)
         return self.execution.loop(self._update_tensors, num_state, ends=limited, made_of=self._made_of)
 
@@ -93,7 +116,7 @@ class Updater:
     def _made_of(self) -> Sequence[object]:
         """Return what decides an update; seeds differ where programs do not."""
         config = {name: value for name, value in vars(self.config).items() if name != "seed"}
-        return [self.policy, config, self.optimizer, self.pack]
+        return [self.policy, config, self.objective, self.optimizer, self.pack]
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
@@ -105,20 +128,23 @@ class Updater:
         size = self.config.sgd_minibatch_size
         return self.pack.num_sequences if size is None else size // self.pack.seq_len
 
-    def run(self, entropy_coeff: float) -> tuple[Tensor, Tensor]:
+    def run(self, now: float = 0.0) -> tuple[Tensor, Tensor]:
         """Update the policy with what is in the pack.
 
+        Args:
+            now: The objective's coefficient, as it is now.
+
         Returns:
-            A row for each optimizer step, the loss metrics and the gradient norm, `[updates, 8]`, and whether it was
-            applied, `[updates]`, bool.
+            A row for each optimizer step, the objective's metrics and the gradient norm, `[updates, num_metrics + 1]`,
+            and whether it was applied, `[updates]`, bool.
         """
         config = self.config
-        coefficient, active = self._first(entropy_coeff)
-        limited, on_cpu = config.target_kl_div is not None, self.device.type == "cpu"
+        coefficient, active = self._first(now)
+        limited, on_cpu = self.objective.limit is not None, self.device.type == "cpu"
         rows, flags = [], []
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
-                self.prepare(entropy_coeff)
+                self.prepare(now)
         with self._workers() as workers:
             for _ in range(config.num_sgd_iters):
                 batches = self._batches(workers, self.generator)
@@ -142,10 +168,10 @@ class Updater:
         batches = epoch(pack.num_sequences, size, chunk, generator, shuffle=config.shuffle_minibatches)
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
 
-    def prepare(self, entropy_coeff: float) -> None:
+    def prepare(self, now: float = 0.0) -> None:
         """Have the programs of an update compiled, for every size of chunk that there is, without waiting for them."""
         self.prepared = True
-        coefficient, active = self._first(entropy_coeff)
+        coefficient, active = self._first(now)
         with self._workers() as workers:
             batches = self._batches(workers, torch.Generator(self.device))
             if self._is_looped(batches):
@@ -159,35 +185,35 @@ class Updater:
                     else:
                         prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, coefficient, scale))
 
-    def _first(self, entropy_coeff: float) -> tuple[Tensor, Tensor]:
-        """Return the entropy's coefficient and whether the first update is applied, 0-d, made on the device."""
+    def _first(self, now: float) -> tuple[Tensor, Tensor]:
+        """Return the objective's coefficient and whether the first update is applied, 0-d, made on the device."""
         active = torch.ones((), dtype=torch.bool, device=self.device)
-        return torch.full((), entropy_coeff, device=self.device), active
+        return torch.full((), now, device=self.device), active
 
-    def _looped(self, batches: list[list[Rows]], entropy_coeff: Tensor, active: Tensor) -> list[Tensor]:
+    def _looped(self, batches: list[list[Rows]], coefficient: Tensor, active: Tensor) -> list[Tensor]:
         """Return the arguments of the program that takes the optimizer steps of an epoch."""
         items = torch.stack([rows for (rows,) in batches if isinstance(rows, Tensor)])
-        return [*self._state, *self.pack.sources, entropy_coeff, self._scale(batches[0]), active, items]
+        return [*self._state, *self.pack.sources, coefficient, self._scale(batches[0]), active, items]
 
-    def _single(self, chunk: Rows, entropy_coeff: Tensor, scale: Tensor, active: Tensor) -> list[Tensor]:
+    def _single(self, chunk: Rows, coefficient: Tensor, scale: Tensor, active: Tensor) -> list[Tensor]:
         """Return the arguments of the program that takes one optimizer step."""
-        return [*self._state, *self.pack.sources, entropy_coeff, scale, active, *self._rows_or_data(chunk)]
+        return [*self._state, *self.pack.sources, coefficient, scale, active, *self._rows_or_data(chunk)]
 
-    def _chunk(self, gradient: Tensor, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> list[Tensor]:
+    def _chunk(self, gradient: Tensor, chunk: Rows, coefficient: Tensor, scale: Tensor) -> list[Tensor]:
         """Return the arguments of the program that adds a chunk's gradient."""
         fixed = (gradient, self.optimizer.weights, *self.pack.sources)
-        return [*fixed, entropy_coeff, scale, *self._rows_or_data(chunk)]
+        return [*fixed, coefficient, scale, *self._rows_or_data(chunk)]
 
     def _epoch(
-        self, batches: list[list[Rows]], entropy_coeff: Tensor, active: Tensor, workers: Workers
+        self, batches: list[list[Rows]], coefficient: Tensor, active: Tensor, workers: Workers
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Take the optimizer steps of an epoch; yield what `run` returns of one, or of all that are one program."""
         if self._is_looped(batches):
-            rows, flags = self._updates(*self._looped(batches, entropy_coeff, active))
+            rows, flags = self._updates(*self._looped(batches, coefficient, active))
             yield rows, flags
             return
         for chunks in batches:
-            row, active = self._step(chunks, entropy_coeff, active, workers)
+            row, active = self._step(chunks, coefficient, active, workers)
             yield row.unsqueeze(0), active.unsqueeze(0)
 
     def _is_looped(self, batches: list[list[Rows]]) -> bool:
@@ -197,32 +223,32 @@ class Updater:
             return False
         return len(first) == 1 and not (self.pack.wide or self.pack.masked or self.config.accumulate_grads)
 
-    def _step(
-        self, chunks: list[Rows], entropy_coeff: Tensor, active: Tensor, workers: Workers
-    ) -> tuple[Tensor, Tensor]:
+    def _step(self, chunks: list[Rows], coefficient: Tensor, active: Tensor, workers: Workers) -> tuple[Tensor, Tensor]:
         """Take one optimizer step if the KL divergence allows it.
 
         Returns:
-            The loss metrics' means and the gradient norm, `[8]`, and whether it was taken, 0-d, bool.
+            The loss metrics' means and the gradient norm, `[num_metrics + 1]`, and whether it was taken, 0-d, bool.
         """
         scale, optimizer = self._scale(chunks), self.optimizer
         if self.execution.mode != "eager" and len(chunks) == 1:
-            row, active = self._update(*self._single(chunks[0], entropy_coeff, scale, active))
+            row, active = self._update(*self._single(chunks[0], coefficient, scale, active))
             return row, active
-        means = self._set_gradient(chunks, entropy_coeff, scale, workers)
+        means = self._set_gradient(chunks, coefficient, scale, workers)
         active = self._within_limit(active, means)
-        norm = optimizer.step(self.config.max_grad_norm, None if self.config.target_kl_div is None else active)
+        norm = optimizer.step(self.config.max_grad_norm, None if self.objective.limit is None else active)
         return torch.cat((means, norm.unsqueeze(0))), active
 
     def _within_limit(self, active: Tensor, means: Tensor) -> Tensor:
-        limit = self.config.target_kl_div
-        return active if limit is None else active & (means[KL_DIV] <= 1.5 * limit)
+        objective = self.objective
+        if objective.limit is None:
+            return active
+        return active & (means[objective.metrics.index(objective.limited)] <= objective.limit)
 
-    def _set_gradient(self, chunks: list[Rows], entropy_coeff: Tensor, scale: Tensor, workers: Workers) -> Tensor:
+    def _set_gradient(self, chunks: list[Rows], coefficient: Tensor, scale: Tensor, workers: Workers) -> Tensor:
         """Add up the gradients of chunks, each worker its share, in an order that does not depend on who is faster.
 
         Returns:
-            The means of the loss metrics, `[7]`.
+            The means of the loss metrics, `[num_metrics]`.
         """
         count = min(workers.count, len(chunks))
         while len(self._gradients) < count:
@@ -230,7 +256,7 @@ class Updater:
 
         def add(worker: int) -> Tensor:
             self._gradients[worker].zero_()
-            sums = [self._add(worker, chunk, entropy_coeff, scale) for chunk in chunks[worker::count]]
+            sums = [self._add(worker, chunk, coefficient, scale) for chunk in chunks[worker::count]]
             return torch.stack(sums).sum(0)
 
         jobs = [functools.partial(add, worker) for worker in range(count)]
@@ -242,16 +268,16 @@ class Updater:
             self.optimizer.gradient.add_(gradient)
         return torch.stack(sums).sum(0)
 
-    def _add(self, worker: int, chunk: Rows, entropy_coeff: Tensor, scale: Tensor) -> Tensor:
-        """Add a chunk's gradient to a worker's; return the sums of the loss metrics, `[7]`."""
+    def _add(self, worker: int, chunk: Rows, coefficient: Tensor, scale: Tensor) -> Tensor:
+        """Add a chunk's gradient to a worker's; return the sums of the loss metrics, `[num_metrics]`."""
         gradient = self._gradients[worker]
         if self.execution.mode != "eager":
-            (sums,) = self._add_gradient(*self._chunk(gradient, chunk, entropy_coeff, scale))
+            (sums,) = self._add_gradient(*self._chunk(gradient, chunk, coefficient, scale))
             return sums
         if worker not in self._parts:
             self._parts[worker] = self.optimizer.split(gradient)
-        losses = self._losses(self.optimizer.views, entropy_coeff, scale, *self.pack.gather(chunk))
-        found = torch.autograd.grad(losses[TOTAL], self.optimizer.views, allow_unused=True)
+        losses = self._losses(self.optimizer.views, coefficient, scale, *self.pack.gather(chunk))
+        found = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
         pairs = [(part, new) for part, new in zip(self._parts[worker], found, strict=True) if new is not None]
         parts, gradients = zip(*pairs, strict=True)
         add_to_each(parts, gradients)
@@ -293,31 +319,29 @@ class Updater:
     # The functions of tensors that are compiled
 
     def _losses(
-        self, views: Sequence[Tensor], entropy_coeff: Tensor, scale: Tensor, batch: Batch, state: Batch
+        self, views: Sequence[Tensor], coefficient: Tensor, scale: Tensor, batch: Batch, state: Batch
     ) -> Tensor:
-        """Return the scaled sums of the loss metrics under the weights given, `[7]`."""
-        inputs = (*[_tree(key, batch) for key in (keys.OBS, keys.ACTIONS)], state, batch[keys.STARTS])
-        if views is self.optimizer.views:
-            evaluation = self.policy.evaluate(*inputs)
-        else:
-            evaluation = functional_call(self.policy, dict(zip(self.optimizer.names, views, strict=True)), inputs)
-        return ppo_losses(evaluation, batch, self.config, entropy_coeff) * scale
+        """Return the scaled sums of the loss metrics under the weights given, `[num_metrics]`."""
+        call: Callable[..., Any] = self.policy
+        if views is not self.optimizer.views:
+            call = functools.partial(_call_under, self.policy, dict(zip(self.optimizer.names, views, strict=True)))
+        return self.objective.losses(call, batch, state, coefficient, self.config) * scale
 
     def _gradient(
-        self, weights: Tensor, entropy_coeff: Tensor, scale: Tensor, taken: list[Tensor]
+        self, weights: Tensor, coefficient: Tensor, scale: Tensor, taken: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the gradient by the flat weights, and the sums of the loss metrics."""
         with torch.enable_grad():
             weights = weights.detach().requires_grad_()
-            losses = self._losses(self.optimizer.split(weights), entropy_coeff, scale, *self.pack.unpack(taken))
-            (gradient,) = torch.autograd.grad(losses[TOTAL], weights)
+            losses = self._losses(self.optimizer.split(weights), coefficient, scale, *self.pack.unpack(taken))
+            (gradient,) = torch.autograd.grad(losses[self._total], weights)
         return gradient, losses.detach()
 
     def _add_gradient_tensors(self, gradient: Tensor, weights: Tensor, *tensors: Tensor) -> list[Tensor]:
         """Add a chunk's gradient to what there is; return the sums of the loss metrics."""
         num_sources = len(self.pack.sources)
-        entropy_coeff, scale, *given = tensors[num_sources:]
-        added, sums = self._gradient(weights, entropy_coeff, scale, self._taken((*tensors[:num_sources], *given)))
+        coefficient, scale, *given = tensors[num_sources:]
+        added, sums = self._gradient(weights, coefficient, scale, self._taken((*tensors[:num_sources], *given)))
         gradient.add_(added)
         return [sums]
 
@@ -325,8 +349,8 @@ class Updater:
         """Do a whole update: gather, gradient, clipping, optimizer; weights and moments change in place."""
         num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
         moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
-        sources, (entropy_coeff, scale, active, *given) = rest[:num_sources], rest[num_sources:]
-        gradient, sums = self._gradient(weights, entropy_coeff, scale, self._taken((*sources, *given)))
+        sources, (coefficient, scale, active, *given) = rest[:num_sources], rest[num_sources:]
+        gradient, sums = self._gradient(weights, coefficient, scale, self._taken((*sources, *given)))
         active = self._within_limit(active, sums)
         norm = clip_and_apply(
             self.optimizer.rule,
@@ -334,13 +358,13 @@ class Updater:
             gradient,
             lr,
             max_grad_norm=self.config.max_grad_norm,
-            active=None if self.config.target_kl_div is None else active,
+            active=None if self.objective.limit is None else active,
         )
         return [torch.cat((sums, norm.unsqueeze(0))), active.clone()]
 
 
-def _tree(key: str, batch: Batch) -> Any:
-    return batch[key] if key in batch else unflatten_tree(key, batch)
+def _call_under(policy: Policy, weights: dict[str, Tensor], *inputs: Any) -> Any:
+    return functional_call(policy, weights, inputs)
 
 
 @torch.no_grad()

@@ -1,0 +1,328 @@
+"""An algorithm that collects a rollout, learns from it in epochs of minibatches, and drops it.
+
+A feedforward model trains on sequences of one step, a recurrent one on longer sequences from its stored states; nothing
+else differs.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.hyperparameters import nearest_divisor
+from rl8x.algorithms.memory_check import check_training
+from rl8x.algorithms.on_policy.config import OnPolicyConfig
+from rl8x.algorithms.on_policy.minibatches import Batch, SequencePack
+from rl8x.algorithms.on_policy.update import Objective, Updater, updates_not_finite
+from rl8x.algorithms.online import OnlineAlgorithm
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
+from rl8x.algorithms.seeds import part_seed
+from rl8x.envs import Env, validate
+from rl8x.policy import Policy
+from rl8x.rollouts.buffer import Rollout
+from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.statistics import Number, Stats, collect_stats, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.step import Slot
+from rl8x.schedules import Schedule
+from rl8x.trees import tree_map
+
+OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
+
+# Of an eager step that is small: of the environments, and of the optimizer.
+_SECONDS_PER_ENV_STEP: Final = 3e-4
+_SECONDS_PER_UPDATE: Final = 1e-3
+
+GRAD_NORM: Final = "monitors/grad_norm"
+EXPLAINED_VARIANCE: Final = "monitors/explained_variance"
+LR: Final = "coefficients/lr"
+
+
+class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
+    """What such algorithms share; a subclass says what a slot holds, what is learned from it, and what is minimised.
+
+    Args:
+        config: The hyperparameters.
+        env: The environment that is trained in.
+        seed: The seed in use, also where the config leaves it open.
+        env_factory: Makes another such environment; None where an instance was given.
+
+    Attributes:
+        fresh: Whether there is a rollout that has not been learned from.
+    """
+
+    def __init__(self, config: OnPolicyConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env, seed, env_factory)
+        validate(env)
+        self.policy = self._make_policy()
+        if config.precision == "bf16":
+            self.policy.autocast = self.execution.autocast
+        self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
+        self.state_reset_every = self._resolve_state_reset()
+        self.validate()
+        spaces = (env.single_observation_space, env.single_action_space)
+        need = config.rollout_bytes(*spaces)
+        check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
+        self.collector = Collector(
+            env,
+            self.policy,
+            self._generator("sampling"),
+            self.execution,
+            slot=self.slot,
+            bootstrap=self.policy.values,
+            state_reset_every=self.state_reset_every,
+        )
+        self.rollout = Rollout(config.horizon, config.num_envs, state_every=self.seq_len)
+        self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len)
+        self.lr_schedule = Schedule.make(config.lr if config.lr_schedule is None else config.lr_schedule)
+        rule = make_rule(config.optimizer, config.optimizer_config)
+        self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
+        self.updater = Updater(
+            self.policy,
+            config,
+            self.objective,
+            self.optimizer,
+            self.pack,
+            self.execution,
+            self._generator("minibatches"),
+        )
+        self.fresh = False
+
+    # -- what a subclass says
+
+    @abstractmethod
+    def make_policy(self) -> Policy:
+        """Make the policy; torch's generator is seeded for it."""
+
+    @property
+    @abstractmethod
+    def slot(self) -> Slot:
+        """What a slot of the rollout holds; among it are the values of the observations."""
+
+    @property
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What the updates minimise."""
+
+    @abstractmethod
+    def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Make what is learned from a rollout.
+
+        Args:
+            data: What the rollout holds but for its last slot, by name, each `[horizon, num_envs, ...]`.
+
+        Returns:
+            What the updates read beside observations, starts and what else `packed` has, each `[horizon, num_envs]`,
+            and the share of the variance of the values' targets that the values explain, 0-d.
+        """
+
+    packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.VALID)
+    """What of the rollout the updates read, by the first part of its names."""
+
+    made: ClassVar[tuple[str, ...]] = (keys.RETURNS,)
+    """The names of what `targets` makes for the updates."""
+
+    learned_by_targets: Sequence[Tensor] = ()
+    """Tensors that `targets` changes in place, beside those of the policy."""
+
+    def coefficient(self, now: int) -> float:
+        """Return the objective's coefficient at the clock."""
+        return 0.0
+
+    def coefficients(self) -> dict[str, Number]:
+        """Return what a row says of coefficients beside the learning rate."""
+        return {}
+
+    # -- making
+
+    def _generator(self, part: str) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
+
+    def _make_policy(self) -> Policy:
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(part_seed(self.seed, "weights"))
+            policy = self.make_policy()
+        return policy.to(self.device)
+
+    def _resolve_state_reset(self) -> int:
+        if not self.policy.recurrent:
+            return 0
+        sequences = self.config.seqs_per_state_reset
+        if sequences is None:
+            sequences = -1 if self.env.episodic else min(8, self.config.horizon // self.seq_len)
+        return 0 if sequences < 0 else sequences * self.seq_len
+
+    def validate(self) -> None:
+        """Raise `ValueError` where config, environment and policy do not fit together."""
+        config, horizon = self.config, self.config.horizon
+        if horizon % self.seq_len:
+            raise ValueError(
+                f"`seq_len` must divide `horizon`; got {self.seq_len} and {horizon}. "
+                f"Try {nearest_divisor(horizon, self.seq_len)}."
+            )
+        if config.sgd_minibatch_size is not None and config.sgd_minibatch_size % self.seq_len:
+            raise ValueError(
+                "`sgd_minibatch_size` must be a multiple of `seq_len`; "
+                f"got {config.sgd_minibatch_size} and {self.seq_len}."
+            )
+        reset_every = self.state_reset_every
+        if reset_every and horizon % reset_every:
+            sequences = reset_every // self.seq_len
+            raise ValueError(
+                "`seqs_per_state_reset` * `seq_len` must divide `horizon`; "
+                f"got {sequences} * {self.seq_len} and {horizon}. "
+                f"Try seqs_per_state_reset={nearest_divisor(horizon // self.seq_len, sequences)}."
+            )
+        for name, limit in (("num_envs", self.env.max_num_envs), ("horizon", self.env.max_horizon)):
+            if limit is not None and getattr(config, name) > limit:
+                raise ValueError(
+                    f"{type(self.env).__name__} allows `{name}` up to {limit}; got {getattr(config, name)}."
+                )
+
+    @property
+    def buffer(self) -> Any:
+        """The rollout as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
+        return self.rollout.as_tensordict()
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Estimate of an eager step: its operations, and what it multiplies at 100 GFLOP/s a thread.
+
+        An operation costs microseconds however small its tensors are: some 50 of them an environment step, 150 a
+        gradient and an update, as measured on an Intel Xeon and an AMD Zen 5 to within a factor of two.
+        """
+        config = self.config
+        transitions = config.num_envs * config.horizon
+        weights = len(self.optimizer.weights)
+        multiplied = transitions * weights * (2 + 6 * config.num_sgd_iters) / (1e11 * torch.get_num_threads())
+        return config.horizon * _SECONDS_PER_ENV_STEP + config.updates_per_step * _SECONDS_PER_UPDATE + multiplied
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Every hyperparameter by name, as it is in force."""
+        return super().params | {"lr_schedule": self.lr_schedule.to_dict(), "seq_len": self.seq_len}
+
+    def locate_non_finite(self) -> dict[str, dict[str, Any]]:
+        """Say where in the rollout numbers are not finite, by quantity; see `statistics.locate_non_finite`."""
+        return locate_non_finite(self.rollout.tensors)
+
+    # -- collecting
+
+    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+        """Run the policy for a horizon, filling the buffer."""
+        self.reset_if_due(env_config)
+        waits = self.execution.mode == "compile" and self.device.type == "cpu" and not self.updater.prepared
+        self.collector.fill(self.rollout, self._prepare_update if waits else None)
+        self.counters[keys.COLLECTS] += 1
+        if self.reset_is_due():
+            self.rollout.truncate()
+        self.fresh = True
+        rollout, horizon = self.rollout, self.config.horizon
+        valid = rollout.tensors.get(keys.VALID)
+        valid = None if valid is None else valid[:horizon]
+        # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
+        self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
+        return collect_stats(
+            rollout[keys.REWARDS][:horizon],
+            (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon],
+            rollout[keys.EPISODE_RETURNS][:horizon],
+            rollout[keys.EPISODE_LENGTHS][:horizon],
+            valid,
+            rollout.metrics(),
+        )
+
+    # -- learning
+
+    def step(self) -> Stats:
+        """Update the policy with the last collect's data.
+
+        Raises:
+            RuntimeError: If `collect()` has not been called since the last `step()`.
+        """
+        if not self.fresh:
+            raise RuntimeError("`step()` needs fresh experience: call `collect()` before each `step()`.")
+        self.fresh = False
+        with torch.no_grad():
+            (explained,) = self._prepare_program()
+        now = self.counters[self.clock]
+        lr = self.lr_schedule(now)
+        self.optimizer.lr.fill_(lr)
+        rows, applied = self.updater.run(self.coefficient(now))
+        self._observe()
+        self.counters[keys.STEPS] += 1
+        self.counters[keys.UPDATES] += len(rows) if self.objective.limit is None else int(applied.sum())
+        return Stats(
+            {
+                **self._update_stats(rows, applied),
+                EXPLAINED_VARIANCE: explained,
+                LR: lr,
+                **self.coefficients(),
+                **gathered_not_finite(self.rollout.tensors),
+                **updates_not_finite(rows, self.optimizer.weights),
+            }
+        )
+
+    def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
+        """Average over the updates of a step what `Updater.run` returned of each."""
+        return dict(zip((*self.objective.metrics, GRAD_NORM), rows.mean(0), strict=True))
+
+    def _observe(self) -> None:
+        """Let the observation normaliser learn from the horizon."""
+        if self.policy.obs_moments is None:
+            return
+        horizon, valid = self.config.horizon, self.rollout.tensors.get(keys.VALID)
+        obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
+        self.policy.observe(obs, None if valid is None else valid[:horizon])
+
+    @functools.cached_property
+    def _prepare_program(self) -> Callable[[], Sequence[Tensor]]:
+        """Return `_prepare`, captured where kernels are: it reads and writes memory that stays where it is."""
+        if self.execution.mode != "graph":
+            return lambda: [self._prepare()]
+        fixed = self.learned_by_targets
+        program = self.execution.program(lambda *_: [self._prepare()], len(fixed))
+        return lambda: program(*fixed)
+
+    def _prepare(self) -> Tensor:
+        """Make the targets and pack what the updates read; return the variance that the values explain, 0-d."""
+        rollout, horizon = self.rollout, self.config.horizon
+        made, explained = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
+        self._fill_pack(made)
+        return explained
+
+    def _fill_pack(self, made: Mapping[str, Tensor]) -> None:
+        """Pack what the updates read; what was made of the rollout is `[horizon, num_envs]`, each."""
+        horizon = self.config.horizon
+        packed: Batch = {
+            name: value[:horizon] for name, value in self.rollout.tensors.items() if name.split("/")[0] in self.packed
+        }
+        self.pack.fill(packed | dict(made), self.rollout.states)
+
+    def _prepare_update(self) -> None:
+        """Have the update's programs compiled beside those of the rollout, which is empty: only layouts count."""
+        self._fill_pack(dict.fromkeys(self.made, self.rollout[keys.REWARDS][: self.config.horizon]))
+        self.updater.prepare(self.coefficient(self.counters[self.clock]))
+
+    # -- saving
+
+    def learned_state(self) -> dict[str, Any]:
+        """Return what an update changes: weights, optimizer, and the order of minibatches."""
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "order_generator": self.updater.generator.get_state(),
+        }
+
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `learned_state` or `state_dict` returned; what is collected but not learned from is lost."""
+        self.policy.load_state_dict(state["policy"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updater.generator.set_state(state["order_generator"].cpu())
+        self.fresh = False

@@ -1,0 +1,185 @@
+"""Parallelised Q-network: Q-learning on a rollout, without a replay and without a target network.
+
+Collect a horizon with an epsilon-greedy policy, make Q(lambda) returns of it, and pass over the data a few times with
+the squared error. Many copies take the place of a replay; layer normalisation, which bounds how far values of states
+that were not visited can run away, takes that of a target network. A rollout is one of PPO's, and so are the epochs.
+
+Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1; Q(lambda): Peng & Williams 1996, as in Daley & Amato 2019,
+arXiv:1810.09967, eq. 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.on_policy import Batch, Objective, OnPolicyAlgorithm, OnPolicyConfig
+from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, LR
+from rl8x.algorithms.optimizer import OPTIMIZERS
+from rl8x.algorithms.q_values import QPolicy, check_discrete
+from rl8x.distributions.categorical import pick
+from rl8x.envs import Env
+from rl8x.envs.base import Step
+from rl8x.functional import explained_variance, generalized_advantages
+from rl8x.models.registry import default_model
+from rl8x.policy import Act
+from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.step import Cursor, Slot, experience
+from rl8x.schedules import Schedule
+from rl8x.trees import unflatten_tree
+
+LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
+_EPSILON: Final = "coefficients/epsilon"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PQNConfig(OnPolicyConfig):
+    """Hyperparameters of PQN."""
+
+    num_envs: int = option(32, "Copies of the environment, stepped together; the paper's tasks have 32 to 1024.", low=1)
+    horizon: int = option(64, "Steps taken by each copy in one collect.", low=1)
+    model_config: dict[str, Any] = option(
+        {}, "Keyword arguments of the model's class. The model 'mlp' has layer_norm=true unless this says otherwise."
+    )
+    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
+    q_lambda: float = option(
+        0.95, "Weight of longer returns in the targets: 0 is one step, 1 the whole return.", low=0.0, high=1.0
+    )
+    lr: float = option(2.5e-4, "Learning rate of the optimizer.", above=0.0)
+    optimizer: str = option("radam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
+    max_grad_norm: float | None = option(
+        10.0, "Largest L2 norm of the gradient over all weights. None does not clip.", above=0.0
+    )
+    sgd_minibatch_size: int | None = option(
+        128, "Transitions of a minibatch; it must divide num_envs * horizon. None is all of them.", low=1
+    )
+    epsilon: float = option(0.1, "Share of random actions while collecting.", low=0.0, high=1.0)
+    epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None, "Share of random actions over transitions, in the form of lr_schedule; it replaces epsilon."
+    )
+    dueling: bool = option(
+        False, "Whether the model's value is the state's, and its features are what each action adds to it."
+    )
+    reward_scale: float = option(1.0, "Rewards are multiplied by this before anything is learned from them.", above=0.0)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        for _, epsilon in self.share_of_random_actions.points:
+            if not 0.0 <= epsilon <= 1.0:
+                raise ValueError(f"`epsilon_schedule` must stay at least 0 and at most 1; got {epsilon!r}.")
+
+    @property
+    def share_of_random_actions(self) -> Schedule:
+        """The schedule of epsilon."""
+        schedule = self.epsilon_schedule
+        return Schedule.make(self.epsilon if schedule is None else schedule, name="epsilon_schedule")
+
+
+class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
+    """Q-learning on rollouts of one environment. Made by `PQNConfig(...).build(env)`."""
+
+    metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
+    policy: QPolicy
+
+    def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        self.epsilon_schedule = config.share_of_random_actions
+        super().__init__(config, env, seed, env_factory)
+
+    def make_policy(self) -> QPolicy:
+        """Make the policy; torch's generator is seeded for it."""
+        config, env = self.config, self.env
+        check_discrete("PQN", env.single_action_space, "PPO")
+        name = default_model(env.single_observation_space) if config.model is None else config.model
+        layer_norm = {"layer_norm": True} if name == "mlp" else {}
+        return QPolicy(
+            env.single_observation_space,
+            env.single_action_space,
+            model=name,
+            model_config=layer_norm | config.model_config,
+            dueling=config.dueling,
+            normalize_observations=config.normalize_observations,
+        )
+
+    @property
+    def slot(self) -> Slot:
+        """What a slot holds: the value of the best action too."""
+        return best_values
+
+    @property
+    def objective(self) -> Objective:
+        """The squared error of the values of the actions taken."""
+        return Objective(minibatch_losses, LOSS_METRICS, LOSS_METRICS[0])
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Every hyperparameter by name, as it is in force."""
+        return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
+
+    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+        """Run the policy for a horizon, with the epsilon that is due, filling the buffer."""
+        self.policy.distribution.set_epsilon(self.epsilon_schedule(self.counters[self.clock]))
+        return super().collect(env_config=env_config)
+
+    def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Make the returns Q(lambda) that values are trained towards.
+
+            R_t = r_t + gamma ((1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1})    where the episode goes on
+                  r_t + gamma max_a Q(s', a)                                         where it is truncated, in s'
+                  r_t                                                                where it is terminated
+
+        with r_t + gamma max_a Q(s_{t+1}, a) at the end of the horizon. These are the returns of generalised advantage
+        estimation with the value of the best action in place of the state's.
+        """
+        config = self.config
+        values = self.rollout[keys.VALUES]
+        _, returns = generalized_advantages(
+            data[keys.REWARDS] * config.reward_scale,
+            values,
+            data[keys.FINAL_VALUES],
+            data[keys.TERMINATED],
+            data[keys.TRUNCATED],
+            gamma=config.gamma,
+            gae_lambda=config.q_lambda,
+        )
+        made = {keys.RETURNS: returns, keys.ACTIONS: self.policy.indices(data[keys.ACTIONS])}
+        return made, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
+
+    def coefficients(self) -> dict[str, Number]:
+        """Return what a row says of coefficients beside the learning rate."""
+        return {_EPSILON: self.policy.distribution.epsilon.clone()}
+
+
+def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
+    """Name what is stored of a step, each `[num_envs, ...]`; `values` are those of the best actions."""
+    return experience(cursor, act, step) | {keys.VALUES: act.values}
+
+
+def minibatch_losses(policy: Callable[..., Tensor], batch: Batch, state: Batch, _: Tensor, config: PQNConfig) -> Tensor:
+    """Sum the loss and its monitors over a minibatch.
+
+        L = 1/2 (Q(s_t, a_t) - R_t)^2
+
+    Args:
+        policy: A `QPolicy` called as a module, under the weights of the update.
+        batch: Observations, starts, actions, counted from 0, and returns, each `[seq_len, batch, ...]`.
+        state: The policy's state before the sequences, each `[batch, *]`.
+        config: The hyperparameters, none of which is needed here.
+
+    Returns:
+        Sums in the order of `LOSS_METRICS`, `[3]`.
+    """
+    q = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
+    taken = pick(q, batch[keys.ACTIONS])
+    error = taken - batch[keys.RETURNS]
+    columns = torch.stack((0.5 * error.square(), taken, error.abs()))
+    if keys.VALID in batch:
+        columns = columns * batch[keys.VALID]
+    return columns.flatten(1).sum(1)

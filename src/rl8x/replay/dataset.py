@@ -1,0 +1,338 @@
+"""Transitions that were recorded before the training: read once, checked, and sampled as a replay is.
+
+A data set is transitions one after the other, by name, each `[rows, ...]`: `obs`, `actions` and `next_obs` (a tensor,
+or parts as in `obs/position`), `rewards`, `terminated` and `truncated`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.functional import Moments, moments
+from rl8x.replay.columns import Columns, spec_of
+from rl8x.replay.dataset_files import load_minari, read_folder, read_hdf5, transitions_of
+from rl8x.replay.nstep import NStep
+from rl8x.trees import flatten_tree, unflatten_tree
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+_FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
+_NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
+
+
+class Dataset:
+    """Recorded transitions with a replay's `size`, `sample` and `gather`; `load` and `from_tensors` make one.
+
+    Where no `next_obs` is recorded, it is the next row's `obs`. What a truncated step led to is then not known, nor
+    what the last row led to: those rows are left out, and the row before each bootstraps from their `obs`.
+
+    Args:
+        transitions: By name, each `[rows, ...]`, in the order in which they were made, episode after episode. Floats
+            become float32; rewards and flags may be `[rows, 1]`, and flags 0 and 1.
+        device: Where batches are made.
+        gaps: What happens where a row that ends no episode is not followed by the row that it led to: "refuse" it, or
+            "truncate" the episode there, as for rows in any order.
+
+    Attributes:
+        size: Rows.
+        transitions: The rows as they were checked, by name, where they were given: not on `device`.
+        episode_returns: Sum of the rewards of each episode that ends, `[episodes]`, with those of rows left out.
+
+    Raises:
+        ValueError: If something is wrong with them; it says what, and in which row.
+    """
+
+    def __init__(
+        self, transitions: Mapping[str, Tensor], device: torch.device | str = "cpu", *, gaps: str = "refuse"
+    ) -> None:
+        if gaps not in ("refuse", "truncate"):
+            raise ValueError(f"`gaps` must be 'refuse' or 'truncate'; got {gaps!r}.")
+        rows = _checked(transitions)
+        self.episode_returns = _episode_returns(rows)
+        if any(_is_part(name, keys.NEXT_OBS) for name in rows):
+            _check_gaps(rows, gaps)
+        else:
+            rows = _with_next_obs(rows)
+        self.transitions = rows
+        self.size = len(rows[keys.REWARDS])
+        self.device = torch.device(device)
+        self._columns: Columns | None = None
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Any], device: torch.device | str = "cpu", **options: Any) -> Self:
+        """Make a data set of transitions by name, whose observations and actions may be trees `[rows, ...]`.
+
+        Args:
+            tensors: As `transitions` of the class; a dict of tensors in place of one is a tree.
+            device: As the class has it.
+            options: As the class has them.
+        """
+        flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
+        return cls({name: torch.as_tensor(leaf) for name, leaf in flat.items()}, device, **options)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu", **options: Any) -> Self:
+        """Read a data set.
+
+        Args:
+            path: A folder that `save` wrote, a file in the layout of D4RL (.hdf5 or .h5), or the id of one of Minari's
+                data sets on this machine, such as "D4RL/pen/human-v2".
+            device: As the class has it.
+            options: As the class has them.
+
+        Raises:
+            ValueError: If there is no such data set, or something is wrong with it.
+            ImportError: If h5py or Minari is needed and not installed.
+        """
+        place = Path(path)
+        if (place / "meta.json").is_file():
+            return cls(read_folder(place), device, **options)
+        if place.is_file() and place.suffix in (".hdf5", ".h5"):
+            return cls(read_hdf5(place), device, **options)
+        if place.exists() or "/" not in str(path) or place.is_absolute():
+            raise ValueError(
+                f"no data set in {str(path)!r}: give a folder that `Dataset.save` wrote (it has a meta.json), a file "
+                ".hdf5 or .h5 in the layout of D4RL, or the id of one of Minari's data sets."
+            )
+        return cls.from_minari(str(path), device, **options)
+
+    @classmethod
+    def from_minari(cls, source: Any, device: torch.device | str = "cpu", **options: Any) -> Self:
+        """Make a data set of one of Minari's.
+
+        Args:
+            source: Its id, or the `MinariDataset`: what has `iterate_episodes()`.
+            device: As the class has it.
+            options: As the class has them.
+
+        Raises:
+            ValueError: If Minari has no data set of this id on this machine, or it has no steps.
+            ImportError: If Minari is needed and not installed.
+        """
+        source = load_minari(source) if isinstance(source, str) else source
+        episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
+        if not episodes:
+            raise ValueError("this data set of Minari's has no episodes.")
+        return cls({name: torch.cat([each[name] for each in episodes]) for name in episodes[0]}, device, **options)
+
+    def save(self, path: str | Path) -> None:
+        """Write the transitions to a new folder, as a memory-mapped TensorDict; the folder is there whole or not.
+
+        Raises:
+            FileExistsError: If there is something.
+        """
+        path = Path(path)
+        if path.exists():
+            raise FileExistsError(f"{path} is there already: give another folder.")
+        beside = path.with_name(f"{path.name}.new-{os.getpid()}")
+        try:
+            self.as_tensordict().memmap(str(beside))
+            beside.rename(path)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def as_tensordict(self) -> TensorDict:
+        """Show the transitions as a TensorDict of batch size `[size]`, sharing the memory."""
+        from tensordict import TensorDict  # it loads torch's compiler, a second that few runs have use for
+
+        names = dict.fromkeys(name.split("/", 1)[0] for name in self.transitions)
+        trees = {name: unflatten_tree(name, self.transitions) for name in names}
+        return TensorDict(trees, batch_size=[self.size])
+
+    # -- as a replay
+
+    @torch.no_grad()
+    def prepare(self, n: int, gamma: float) -> None:
+        """Put rows with n-step returns on the device; see `NStep` for what they hold, and for its arguments.
+
+        The last row bootstraps from its `next_obs` where its episode goes on.
+        """
+        block = {name: tensor.unsqueeze(1) for name, tensor in self.transitions.items()}
+        # What follows the last row is there only for the rows before it to be complete; no return reaches it.
+        block[keys.TRUNCATED] = block[keys.TRUNCATED].clone()
+        block[keys.TRUNCATED][-1] = True
+        repeated = torch.arange(self.size + n - 1).clamp(max=self.size - 1)
+        padded = {name: tensor[repeated] for name, tensor in block.items()} if n > 1 else block
+        rows = NStep(n, gamma).rows(padded, self.size + n - 1)
+        self._columns = Columns(spec_of(rows), self.size, self.device)
+        stored = self._columns.views(self._columns.tensors)
+        for name, tensor in rows.items():
+            stored[name].copy_(tensor)
+
+    def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
+        """Draw rows uniformly, with replacement; returns where they are, `[count, batch]`, int64.
+
+        Args:
+            count: Batches.
+            batch: Rows of each.
+            generator: Source of the draws, on the device.
+        """
+        return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
+
+    @torch.no_grad()
+    def gather(self, index: Tensor) -> dict[str, Tensor]:
+        """Return copies of rows by name, each `[*index, ...]`, given where they are, `[*index]`, int64.
+
+        They are those of a replay: `obs`, `actions`, `returns`, `discounts` and `next_obs`.
+
+        Raises:
+            RuntimeError: If `prepare` has not been called.
+        """
+        if self._columns is None:
+            raise RuntimeError("call `prepare(n, gamma)` before `gather`: what a return is depends on them.")
+        gathered = {
+            name: tensor.index_select(0, index.reshape(-1)).view(*index.shape, *tensor.shape[1:])
+            for name, tensor in self._columns.tensors.items()
+        }
+        return self._columns.views(gathered)
+
+    # -- statistics
+
+    @functools.cached_property
+    def reward_moments(self) -> Moments:
+        """Count, mean and variance of the rewards, 0-d float64."""
+        return moments(self.transitions[keys.REWARDS])
+
+    @functools.cached_property
+    def obs_moments(self) -> dict[str, Moments]:
+        """Count, mean and variance of each part of the observations that is of floats, by name, `[*obs]` float64."""
+        parts = {name: part for name, part in self.transitions.items() if _is_part(name, keys.OBS)}
+        return {name: moments(part) for name, part in parts.items() if part.is_floating_point()}
+
+    def normalized_score(self, random: float, expert: float) -> float:
+        """Return the mean return of the episodes on the scale of `normalized_score`; NaN where none ends."""
+        return normalized_score(self.episode_returns.mean().item(), random, expert)
+
+
+def normalized_score(value: float, random: float, expert: float) -> float:
+    """Return a mean return where a random policy's is 0 and an expert's 100.
+
+    Args:
+        value: The mean return.
+        random: That of a random policy.
+        expert: That of an expert.
+
+    Raises:
+        ValueError: If the two are equal.
+
+    Source: Fu et al. 2020, arXiv:2004.07219, section 5.
+    """
+    if random == expert:
+        raise ValueError(f"the returns of `random` and `expert` must differ; both are {random:g}.")
+    return 100.0 * (value - random) / (expert - random)
+
+
+# -- checks
+
+
+def _checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return transitions in the dtypes that are stored, or raise `ValueError` with the first thing that is wrong."""
+    parts = dict.fromkeys(name.split("/", 1)[0] for name in transitions)
+    legal = (keys.OBS, keys.ACTIONS, keys.REWARDS, *_FLAGS, keys.NEXT_OBS)
+    missing = [name for name in legal[:-1] if name not in parts]
+    unknown = [name for name in parts if name not in legal]
+    if missing or unknown:
+        what = f"has no {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is not known"
+        raise ValueError(f"a data set holds {_NAMES}; this one {what}.")
+    lengths = {name: len(tensor) if tensor.ndim else 0 for name, tensor in transitions.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(f"a data set needs equally many rows of each name, and at least 1; got {lengths}.")
+    rows = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in transitions.items()}
+    for name in (keys.REWARDS, *_FLAGS):
+        if rows[name].numel() != lengths[name]:
+            raise ValueError(f"`{name}` must be one number a row; got the shape {list(rows[name].shape)}.")
+        rows[name] = rows[name].reshape(-1)
+    for name in _FLAGS:
+        rows[name] = _flags(name, rows[name])
+    rows[keys.REWARDS] = rows[keys.REWARDS].float()
+    for name, tensor in rows.items():
+        _check_finite(name, tensor)
+        _check_same_kind(name, rows)
+    return rows
+
+
+def _flags(name: str, tensor: Tensor) -> Tensor:
+    wrong = ((tensor != 0) & (tensor != 1)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(f"`{name}` must be true or false, or 0 or 1; got {tensor[row].item()} in row {row:,}.")
+    return tensor.bool()
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or tensor.isfinite().all():
+        return
+    row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).to(torch.uint8).argmax())
+    raise ValueError(f"`{name}` is not finite in row {row:,} of {len(tensor):,}: leave such rows out.")
+
+
+def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
+    """Refuse parts of observations that `next_obs` lacks or has in another shape or dtype, and the other way round."""
+    if not any(_is_part(each, keys.NEXT_OBS) for each in rows) or not _is_part(name, keys.OBS, keys.NEXT_OBS):
+        return
+    first, _, rest = name.partition("/")
+    other = "/".join([keys.NEXT_OBS if first == keys.OBS else keys.OBS, *([rest] if rest else [])])
+    if other not in rows:
+        raise ValueError(f"`{name}` has no `{other}` to go with it.")
+    kinds = [f"{each.dtype} {list(each.shape[1:])}" for each in (rows[name], rows[other])]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"`{name}` and `{other}` must be alike; got {kinds[0]} and {kinds[1]}.")
+
+
+def _check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
+    """Refuse, or truncate, episodes that go on in another row than the next."""
+    goes_on = ~(rows[keys.TERMINATED] | rows[keys.TRUNCATED])[:-1]
+    apart = torch.zeros_like(goes_on)
+    for name, part in rows.items():
+        if _is_part(name, keys.OBS):
+            later = rows[keys.NEXT_OBS + name.removeprefix(keys.OBS)]
+            apart |= (later[:-1] != part[1:]).reshape(len(apart), math.prod(part.shape[1:])).any(1)
+    apart &= goes_on
+    if gaps == "truncate":
+        rows[keys.TRUNCATED] = rows[keys.TRUNCATED] | torch.cat([apart, apart.new_zeros(1)])
+    elif apart.any():
+        row = int(apart.to(torch.uint8).argmax())
+        raise ValueError(
+            f"row {row:,} ends no episode, but its `next_obs` is not the `obs` of row {row + 1:,} (there are "
+            f"{int(apart.sum()):,} such rows). Mark where episodes are cut in `truncated`, or take gaps='truncate'."
+        )
+
+
+def _with_next_obs(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give each row the observation that it led to, and leave out those of which it is not known."""
+    terminated, ends = rows[keys.TERMINATED], rows[keys.TERMINATED] | rows[keys.TRUNCATED]
+    unknown = ~terminated & ends
+    unknown[-1] = ~terminated[-1]
+    cut = torch.cat([unknown[1:], unknown.new_zeros(1)]) & ~ends
+    if unknown.all():
+        raise ValueError(
+            "without `next_obs` nothing is known of what any row led to: a row is left out where its episode is "
+            "truncated, and at the end, and all are."
+        )
+    # What follows a termination is never valued; it has to be something finite.
+    source = torch.where(ends, torch.arange(len(ends)), torch.arange(1, len(ends) + 1))[~unknown]
+    kept = {name: tensor[~unknown] for name, tensor in rows.items()}
+    kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
+    parts = {name: part for name, part in rows.items() if _is_part(name, keys.OBS)}
+    return kept | {keys.NEXT_OBS + name.removeprefix(keys.OBS): part[source] for name, part in parts.items()}
+
+
+def _episode_returns(rows: Mapping[str, Tensor]) -> Tensor:
+    ends = (rows[keys.TERMINATED] | rows[keys.TRUNCATED]).nonzero().squeeze(1)
+    sums = rows[keys.REWARDS].double().cumsum(0)[ends]
+    return sums.diff(prepend=sums.new_zeros(1)).float()
+
+
+def _is_part(name: str, *trees: str) -> bool:
+    return name.split("/", 1)[0] in trees

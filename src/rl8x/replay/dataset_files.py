@@ -1,0 +1,110 @@
+"""Transitions from files: a memory-mapped TensorDict, D4RL's layout of hdf5, and Minari's episodes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.trees import flatten_tree
+
+# What a file in the layout of D4RL calls them.
+_D4RL: Final = {
+    "observations": keys.OBS,
+    "actions": keys.ACTIONS,
+    "rewards": keys.REWARDS,
+    "next_observations": keys.NEXT_OBS,
+    "terminals": keys.TERMINATED,
+    "timeouts": keys.TRUNCATED,
+}
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """Map the tensors of a memory-mapped TensorDict, by flat names; only its JSON and plain memory are read."""
+    found: dict[str, Tensor] = {}
+    meta = json.loads((folder / "meta.json").read_text())
+    for name, entry in meta.items():
+        if not isinstance(entry, dict) or "/" in name:
+            continue
+        if "dtype" not in entry:
+            found |= {f"{name}/{part}": tensor for part, tensor in read_folder(folder / name).items()}
+            continue
+        file, shape, dtype = (
+            folder / f"{name}.memmap",
+            entry["shape"],
+            getattr(torch, entry["dtype"].split(".")[-1], None),
+        )
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{folder}: `{name}` has the dtype {entry['dtype']!r}, which is not known.")
+        size = math.prod(shape)
+        if not file.is_file() or file.stat().st_size < size * dtype.itemsize:
+            raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter or not there.")
+        found[name] = torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
+    return found
+
+
+def read_hdf5(path: Path) -> dict[str, Tensor]:
+    """Read a file in the layout of D4RL; what else it has is left alone."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(f"{path} needs h5py to be read: pip install h5py.") from error
+    with h5py.File(path, "r") as file:
+        found = {ours: torch.from_numpy(file[name][()]) for name, ours in _D4RL.items() if name in file}
+    missing = [name for name in ("observations", "actions", "rewards", "terminals") if _D4RL[name] not in found]
+    if missing:
+        raise ValueError(f"{path} has no {', '.join(missing)}: a file in the layout of D4RL has them.")
+    found.setdefault(keys.TRUNCATED, torch.zeros_like(found[keys.TERMINATED]))
+    return found
+
+
+def load_minari(name: str) -> Any:
+    """Return the `MinariDataset` of this id that is on this machine; errors as `Dataset.from_minari`."""
+    try:
+        import minari
+    except ImportError as error:
+        raise ImportError(
+            f"{name!r} is no file here, and to read it as one of Minari's data sets needs Minari: "
+            "pip install 'minari[hdf5]'."
+        ) from error
+    try:
+        return minari.load_dataset(name)
+    except (FileNotFoundError, ValueError, KeyError) as error:
+        raise ValueError(f"Minari has no data set {name!r} on this machine: {error}") from error
+
+
+def transitions_of(episode: Any) -> dict[str, Tensor]:
+    """Return the transitions of one of Minari's episodes, which has one observation more than actions."""
+    steps = len(episode.rewards)
+    obs = flatten_tree(keys.OBS, _tensors(episode.observations))
+    actions = flatten_tree(keys.ACTIONS, _tensors(episode.actions))
+    lengths = {len(part) - 1 for part in obs.values()} | {len(part) for part in actions.values()}
+    if lengths != {steps}:
+        raise ValueError(f"episode {episode.id} has {steps} rewards; observations must be one more, actions as many.")
+    truncated = torch.as_tensor(episode.truncations).bool()
+    if steps and not (truncated[-1] or bool(episode.terminations[-1])):
+        truncated = truncated.clone()
+        truncated[-1] = True  # recording stopped there, and another episode follows
+    return {
+        **{name: part[:-1] for name, part in obs.items()},
+        **actions,
+        keys.REWARDS: torch.as_tensor(episode.rewards),
+        keys.TERMINATED: torch.as_tensor(episode.terminations),
+        keys.TRUNCATED: truncated,
+        **{keys.NEXT_OBS + name.removeprefix(keys.OBS): part[1:] for name, part in obs.items()},
+    }
+
+
+def _tensors(tree: Any) -> Any:
+    """Return a tree of arrays as one of tensors; the parts of a tuple have the names "0", "1", ..."""
+    if isinstance(tree, Mapping):
+        return {name: _tensors(part) for name, part in tree.items()}
+    if isinstance(tree, tuple):
+        return {str(i): _tensors(part) for i, part in enumerate(tree)}
+    return torch.as_tensor(tree)

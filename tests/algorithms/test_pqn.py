@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import probes
+
+from rl8x import keys
+from rl8x.algorithms import PQNConfig
+from rl8x.algorithms.pqn import LOSS_METRICS
+from rl8x.checkpoint.tree import decode, encode
+from rl8x.cli.main import main
+from rl8x.config.run import algorithm_config_class
+from rl8x.envs import CartPole, Pendulum
+
+
+def tiny(env=CartPole, time_limit=5, **options):
+    defaults = {"num_envs": 4, "horizon": 8, "seed": 3, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+    small = {"sgd_minibatch_size": 16, "num_sgd_iters": 2, "execution": "eager"}
+    return PQNConfig(**(defaults | small | options)).build(env, time_limit=time_limit)
+
+
+def probe(env, steps, **options):
+    algorithm = PQNConfig(
+        **(
+            {
+                "num_envs": 64,
+                "horizon": 8,
+                "seed": 1,
+                "device": "cpu",
+                "execution": "eager",
+                "lr": 1e-2,
+                "gamma": 0.9,
+                "model_config": {"hidden_sizes": [32], "activation": "tanh"},
+                "num_sgd_iters": 4,
+                "epsilon": 0.5,
+            }
+            | options
+        )
+    ).build(env)
+    return train(algorithm, steps)
+
+
+def train(algorithm, steps):
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def weights(algorithm):
+    return torch.cat([weight.detach().flatten() for weight in algorithm.policy.parameters()])
+
+
+def q_of(algorithm, x):
+    obs, starts = torch.full((1, 1, 1), x), torch.ones(1, 1, dtype=torch.bool)
+    return algorithm.policy(obs, algorithm.policy.initial_state(1), starts)[0, 0].tolist()
+
+
+# -- probe environments: known values
+
+
+def test_values_of_one_step():
+    assert q_of(probe(probes.OneStep, 15), 0.0) == pytest.approx([1.0, 1.0], abs=0.05)
+
+
+def test_a_delayed_reward_is_discounted():
+    algorithm = probe(probes.Delay, 20)
+    assert q_of(algorithm, 1.0) == pytest.approx([1.0, 1.0], abs=0.05)
+    assert q_of(algorithm, 0.0) == pytest.approx([0.9, 0.9], abs=0.05)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_each_action_has_its_own_value(dueling):
+    assert q_of(probe(probes.ActionDecides, 15, dueling=dueling), 0.0) == pytest.approx([-1.0, 1.0], abs=0.05)
+
+
+def test_the_action_follows_the_observation():
+    algorithm = probe(probes.ActionMatches, 20)
+    assert q_of(algorithm, 1.0) == pytest.approx([-1.0, 1.0], abs=0.1)
+    assert q_of(algorithm, -1.0) == pytest.approx([1.0, -1.0], abs=0.1)
+
+
+def test_time_limits_do_not_lower_values():
+    # 1 / (1 - 0.5) = 2; were a truncation taken for an end, the mean would be 1.42.
+    assert q_of(probe(probes.Forever, 40, gamma=0.5), 0.0) == pytest.approx([2.0, 2.0], abs=0.06)
+
+
+def test_memory_solves_what_a_feedforward_network_cannot():
+    options = {"horizon": 12, "sgd_minibatch_size": None, "num_sgd_iters": 8, "epsilon": 0.3}
+    recurrent = probe(
+        probes.Remember, 60, model="gru", model_config={"hidden_size": 16}, seq_len=3, q_lambda=0.5, **options
+    )
+    assert recurrent.evaluate(deterministic=True)["episodes/returns/mean"] > 0.9
+    assert abs(probe(probes.Remember, 20, **options).evaluate(deterministic=True)["episodes/returns/mean"]) < 0.6
+
+
+# -- targets
+
+
+def lambda_return(t, rewards, values, final_values, terminated, truncated, gamma, weight):
+    """Mix n-step returns of one copy by their weights, n by n: the forward view, without recursion."""
+    mixed = discounted = 0.0
+    for n, i in enumerate(range(t, len(rewards))):
+        discounted += gamma**n * rewards[i]
+        after = 0.0 if terminated[i] else final_values[i] if truncated[i] else values[i + 1]
+        last = terminated[i] or truncated[i] or i == len(rewards) - 1
+        mixed += weight**n * (1.0 if last else 1.0 - weight) * (discounted + gamma ** (n + 1) * after)
+        if last:
+            return mixed
+    raise AssertionError
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.0, 0.9, 1.0]))
+@settings(max_examples=40, deadline=None)
+def test_targets_are_the_mixture_of_all_n_step_returns(seed, q_lambda, gamma):
+    algorithm = ALGORITHMS.setdefault((q_lambda, gamma), tiny(q_lambda=q_lambda, gamma=gamma, reward_scale=0.5))
+    if not algorithm.rollout.tensors:
+        algorithm.collect()
+    generator, tensors = torch.Generator().manual_seed(seed), algorithm.rollout.tensors
+    for name in (keys.REWARDS, keys.VALUES, keys.FINAL_VALUES):
+        tensors[name].normal_(generator=generator)
+    for name in (keys.TERMINATED, keys.TRUNCATED):
+        tensors[name].copy_(torch.rand(tensors[name].shape, generator=generator) < 0.2)
+    tensors[keys.FINAL_VALUES][:8][~tensors[keys.TRUNCATED][:8]] = torch.nan  # never read there
+    made, _ = algorithm.targets({name: tensor[:8] for name, tensor in tensors.items()})
+    named = [tensors[name] for name in (keys.VALUES, keys.FINAL_VALUES, keys.TERMINATED, keys.TRUNCATED)]
+    for copy in range(4):
+        columns = [(tensors[keys.REWARDS][:8, copy] * 0.5).tolist(), *[each[:, copy].tolist() for each in named]]
+        expected = [lambda_return(t, *columns, gamma, q_lambda) for t in range(8)]
+        assert made[keys.RETURNS][:, copy].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+ALGORITHMS: dict[tuple[float, float], object] = {}
+
+
+class Counter(probes.Probe):
+    """Shows a tenth of the steps since the reset."""
+
+    default_time_limit = 3
+
+    def transition(self, state, actions, parameters, noise):
+        zeros = torch.zeros(self.num_envs)
+        return {"x": state["x"] + 0.1}, zeros, zeros.bool()
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_truncations_bootstrap_from_the_best_action_in_the_true_final_observation(dueling):
+    algorithm = tiny(Counter, time_limit=3, dueling=dueling)
+    algorithm.collect()
+    rollout = algorithm.rollout
+    cut = rollout[keys.TRUNCATED][:8]
+    assert cut.sum() == 2 * 4
+    assert rollout[keys.OBS].max() < 0.25  # the final observation is never acted on
+    expected = max(q_of(algorithm, 0.3))
+    assert rollout[keys.FINAL_VALUES][:8][cut].tolist() == pytest.approx([expected] * 8, abs=1e-6)
+    for t in range(9):
+        assert rollout[keys.VALUES][t, 0].item() == pytest.approx(max(q_of(algorithm, 0.1 * (t % 3))), abs=1e-5)
+
+
+class Masked(probes.Probe):
+    """Reward 1 for each legal action; which of three are legal changes from step to step."""
+
+    single_observation_space = gymnasium.spaces.Dict(
+        {"x": Box(-10, 10, (1,), np.float32), "action_mask": Box(0, 1, (3,), np.int8)}
+    )
+    single_action_space = Discrete(3)
+    default_time_limit = 5
+
+    def observe(self, state, parameters):
+        step = (state["x"] * 10).round().long()
+        return {"x": state["x"], "action_mask": (torch.arange(3) != step % 3).to(torch.int8)}
+
+    def transition(self, state, actions, parameters, noise):
+        legal = actions != (state["x"] * 10).round().long().squeeze(1) % 3
+        return {"x": state["x"] + 0.1}, legal.float(), torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+def test_illegal_actions_are_neither_taken_nor_part_of_a_maximum():
+    algorithm = tiny(Masked, epsilon=0.9, gamma=0.5)
+    algorithm.collect()
+    rollout = algorithm.rollout
+    assert bool((rollout[keys.REWARDS][:8] == 1).all())
+    q = algorithm.policy(rollout.tree(keys.OBS), {}, rollout[keys.STARTS])
+    assert int((q == -torch.inf).sum()) == 9 * 4
+    torch.testing.assert_close(rollout[keys.VALUES], q.amax(-1))
+    assert all(np.isfinite(value) for value in algorithm.step().values())
+    trained = probe(Masked, 25, horizon=10, gamma=0.5, sgd_minibatch_size=64)
+    # Reward 1 a step, for ever: 1 / (1 - 0.5).
+    assert trained.rollout[keys.VALUES].mean().item() == pytest.approx(2.0, abs=0.1)
+
+
+# -- the update
+
+
+def test_one_update_equals_plain_autograd_and_torchs_radam():
+    algorithm = tiny(num_sgd_iters=1, sgd_minibatch_size=None, max_grad_norm=0.1, gamma=0.9, q_lambda=0.7, lr=1e-3)
+    algorithm.collect()
+    twin = tiny().policy
+    twin.load_state_dict(algorithm.policy.state_dict())
+    rollout = algorithm.rollout
+    obs, actions = rollout[keys.OBS][:8], rollout[keys.ACTIONS][:8]
+    columns = [rollout[name].clone() for name in (keys.VALUES, keys.FINAL_VALUES, keys.TERMINATED, keys.TRUNCATED)]
+    returns = torch.tensor(
+        [
+            [
+                lambda_return(t, *[each[:, copy].tolist() for each in (rollout[keys.REWARDS][:8], *columns)], 0.9, 0.7)
+                for copy in range(4)
+            ]
+            for t in range(8)
+        ]
+    )
+    optimizer = torch.optim.RAdam(twin.parameters(), lr=1e-3)
+    hidden = twin.model.actor(obs.float())
+    q = torch.stack([twin.model.policy_head(hidden)[..., a] for a in range(2)], -1)
+    taken = torch.where(actions == 1, q[..., 1], q[..., 0])
+    loss = 0.5 * (taken - returns).square().mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+    optimizer.step()
+    stats = algorithm.step()
+    assert stats["losses/q"] == pytest.approx(loss.item(), rel=1e-4)
+    assert stats["monitors/q_values"] == pytest.approx(taken.mean().item(), rel=1e-4)
+    assert stats["monitors/td_error"] == pytest.approx((taken - returns).abs().mean().item(), rel=1e-4)
+    assert stats["monitors/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    expected = torch.cat([weight.detach().flatten() for weight in twin.parameters()])
+    torch.testing.assert_close(weights(algorithm), expected, atol=1e-6, rtol=1e-4)
+
+
+CASES = {
+    "plain": {},
+    "dueling": {"dueling": True, "model_config": {"hidden_sizes": [16], "policy_gain": 1.0}},
+    "one batch, adam": {"sgd_minibatch_size": None, "optimizer": "adam"},
+    "gru": {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4},
+    "normalised observations": {"normalize_observations": True},
+}
+
+
+def both(**options):
+    results = []
+    for mode in ("eager", "compile"):
+        algorithm = tiny(**options, execution=mode, num_envs=8)
+        rows = []
+        for _ in range(3):
+            algorithm.collect()
+            rows.append(dict(algorithm.step()))
+        results.append((algorithm, rows))
+    (eager, expected), (compiled, rows) = results
+    torch.testing.assert_close(weights(compiled), weights(eager), atol=1e-5, rtol=1e-4)
+    for row, reference in zip(rows, expected, strict=True):
+        assert row == pytest.approx(reference, abs=1e-4, rel=1e-3)
+    assert eager.counters == compiled.counters
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_traced_step_equals_the_eager_one(case, monkeypatch):
+    probes.traced_only(monkeypatch)
+    both(**CASES[case])
+
+
+def test_a_compiled_step_equals_the_eager_one():
+    both()
+
+
+# -- the algorithm
+
+
+def test_epsilon_and_learning_rate_follow_the_clock():
+    points = [[0, 1.0], [64, 0.0]]
+    schedule = {"kind": "interp", "points": points}
+    algorithm = tiny(epsilon_schedule=schedule, lr_schedule=schedule)
+    assert algorithm.params["epsilon_schedule"] == schedule
+    for collected in range(3):
+        algorithm.collect()
+        row = algorithm.step()
+        assert row["coefficients/epsilon"] == pytest.approx(max(0.0, 1.0 - 32 * collected / 64))
+        assert row["coefficients/lr"] == pytest.approx(max(0.0, 1.0 - 32 * (collected + 1) / 64))
+    # Without randomness left, actions are greedy.
+    algorithm.collect()
+    rollout = algorithm.rollout
+    q = algorithm.policy(rollout[keys.OBS][:8], {}, rollout[keys.STARTS][:8])
+    assert torch.equal(rollout[keys.ACTIONS][:8], q.argmax(-1))
+
+
+def test_a_resumed_algorithm_goes_on_bit_for_bit():
+    going, resumed = tiny(), tiny()
+    train(going, 3)
+    going.collect()
+    going.step()
+    resumed.load_state_dict(decode(*encode(going.state_dict())))
+    rows = []
+    for algorithm in (going, resumed):
+        rows.append([dict(algorithm.collect()) | dict(algorithm.step()) for _ in range(3)])
+    assert rows[0] == rows[1]
+    assert torch.equal(weights(going), weights(resumed))
+    assert going.counters == resumed.counters
+
+
+def test_rows_have_the_metrics_that_are_announced():
+    algorithm = tiny()
+    algorithm.collect()
+    row = dict(algorithm.step())
+    assert set(algorithm.metrics) == {name for name in row if not name.startswith("finite/")}
+    assert set(LOSS_METRICS) < set(algorithm.metrics)
+    assert algorithm.params["model.layer_norm"] is True
+    with pytest.raises(RuntimeError, match="collect"):
+        algorithm.step()
+
+
+def test_actions_may_count_from_another_number():
+    class Shifted(probes.ActionDecides):
+        single_action_space = Discrete(2, start=5)
+
+        def transition(self, state, actions, parameters, noise):
+            return super().transition(state, actions - 5, parameters, noise)
+
+    algorithm = probe(Shifted, 15)
+    assert q_of(algorithm, 0.0) == pytest.approx([-1.0, 1.0], abs=0.05)
+    assert set(algorithm.rollout[keys.ACTIONS][:8].unique().tolist()) == {5, 6}
+
+
+def test_other_spaces_and_options_are_refused():
+    with pytest.raises(ValueError, match=r"PQN needs a Discrete action space; got Box.* Use PPO\."):
+        tiny(Pendulum)
+    with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
+        PQNConfig(epsilon=1.5)
+    with pytest.raises(ValueError, match=r"`epsilon_schedule` must stay at least 0 and at most 1; got 2\.0"):
+        PQNConfig(epsilon_schedule=[[0, 2.0]])
+    with pytest.raises(ValueError, match="`epsilon_schedule`: transitions must increase"):
+        PQNConfig(epsilon_schedule=[[0, 1.0], [0, 0.5]])
+
+
+def test_the_command_line_trains_it_by_its_name_in_small_letters(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert algorithm_config_class("pqn", False) is PQNConfig
+    small = ["--num-envs", "4", "--horizon", "8", "--sgd-minibatch-size", "16", "--max-steps", "2", "--no-tracking"]
+    assert main(["train", "CartPole", "--algorithm", "pqn", "--epsilon", "0.2", *small]) == 0
+    assert main(["train", "Pendulum", "--algorithm", "pqn", *small]) == 2
+    assert "PQN needs a Discrete action space" in capsys.readouterr().err

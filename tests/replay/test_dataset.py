@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from rl8x.replay import dataset_files
+from rl8x.replay.dataset import Dataset, normalized_score
+
+
+def episode_rows(lengths, ends, *, start=0.0):
+    """Rows of episodes whose observations count on; ends are "terminated", "truncated" or "open"."""
+    obs, next_obs, terminated, truncated = [], [], [], []
+    for number, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+        for t in range(length):
+            obs.append([start + 100.0 * number + t])
+            next_obs.append([start + 100.0 * number + t + 1])
+            terminated.append(end == "terminated" and t == length - 1)
+            truncated.append(end == "truncated" and t == length - 1)
+    count = len(obs)
+    return {
+        "obs": torch.tensor(obs),
+        "actions": torch.arange(count),
+        "rewards": torch.arange(1.0, count + 1),
+        "terminated": torch.tensor(terminated),
+        "truncated": torch.tensor(truncated),
+        "next_obs": torch.tensor(next_obs),
+    }
+
+
+def without_next(rows):
+    return {name: tensor for name, tensor in rows.items() if name != "next_obs"}
+
+
+def all_rows(dataset, n=1, gamma=0.9):
+    dataset.prepare(n, gamma)
+    return dataset.gather(torch.arange(dataset.size))
+
+
+# -- rows
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_returns_are_those_of_a_loop_that_stops_at_ends(data):
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    ends = data.draw(
+        st.lists(st.sampled_from(["terminated", "truncated"]), min_size=len(lengths), max_size=len(lengths))
+    )
+    if data.draw(st.booleans()):
+        ends[-1] = "open"
+    n, gamma = data.draw(st.integers(1, 4)), 0.9
+    rows = episode_rows(lengths, ends)
+    found = all_rows(Dataset.from_tensors(rows), n, gamma)
+    count = len(rows["rewards"])
+    assert {name: len(tensor) for name, tensor in found.items()} == dict.fromkeys(
+        ("obs", "actions", "returns", "discounts", "next_obs"), count
+    )
+    for i in range(count):
+        total, discount, j = 0.0, 1.0, i
+        while True:
+            total += discount * rows["rewards"][j].item()
+            discount *= gamma
+            if rows["terminated"][j] or rows["truncated"][j] or j == i + n - 1 or j == count - 1:
+                break
+            j += 1
+        discount *= not rows["terminated"][j]
+        assert found["returns"][i].item() == pytest.approx(total, rel=1e-5)
+        assert found["discounts"][i].item() == pytest.approx(discount, rel=1e-5)
+        assert found["next_obs"][i].item() == rows["next_obs"][j].item()
+        assert (found["obs"][i].item(), found["actions"][i].item()) == (rows["obs"][i].item(), i)
+
+
+def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known():
+    # Rows 0-2 terminate, 3-5 are truncated, 6 is an episode of one truncated step, 7-8 stay open.
+    rows = without_next(episode_rows([3, 3, 1, 2], ["terminated", "truncated", "truncated", "open"]))
+    dataset = Dataset.from_tensors(rows)
+    found = all_rows(dataset)
+    assert found["actions"].tolist() == [0, 1, 2, 3, 4, 7]
+    assert found["next_obs"].flatten().tolist() == [1.0, 2.0, 2.0, 101.0, 102.0, 301.0]
+    assert found["discounts"].tolist() == pytest.approx([0.9, 0.9, 0.0, 0.9, 0.9, 0.9])
+    assert dataset.transitions["truncated"].tolist() == [False, False, False, False, True, True]
+    # The returns still have the rewards of what was left out: 1 + 2 + 3, 4 + 5 + 6, 7.
+    assert dataset.episode_returns.tolist() == [6.0, 15.0, 7.0]
+    two = all_rows(dataset, n=2)
+    assert two["returns"].tolist() == pytest.approx([1 + 1.8, 2 + 2.7, 3, 4 + 4.5, 5, 8])
+
+
+def test_where_no_row_is_known_to_lead_anywhere_it_is_refused():
+    with pytest.raises(ValueError, match="nothing is known"):
+        Dataset.from_tensors(without_next(episode_rows([1, 1], ["truncated", "open"])))
+
+
+def test_gaps_are_refused_by_row_or_truncated():
+    rows = episode_rows([3, 2], ["open", "terminated"])
+    with pytest.raises(ValueError, match=r"row 2 ends no episode.*not the `obs` of row 3 \(there are 1 such rows\)"):
+        Dataset.from_tensors(rows)
+    found = all_rows(Dataset.from_tensors(rows, gaps="truncate"), n=3)
+    assert found["next_obs"].flatten().tolist() == [3.0, 3.0, 3.0, 102.0, 102.0]
+    order = torch.tensor([4, 1, 3, 0, 2])
+    shuffled = all_rows(Dataset.from_tensors({name: part[order] for name, part in rows.items()}, gaps="truncate"))
+    assert shuffled["returns"].tolist() == rows["rewards"][order].tolist()
+    assert shuffled["next_obs"].tolist() == rows["next_obs"][order].tolist()
+    with pytest.raises(ValueError, match="`gaps` must be"):
+        Dataset.from_tensors(rows, gaps="ignore")
+
+
+def test_it_is_sampled_as_a_replay_is():
+    dataset = Dataset.from_tensors(episode_rows([50], ["terminated"]))
+    with pytest.raises(RuntimeError, match="prepare"):
+        dataset.gather(torch.zeros(1, dtype=torch.int64))
+    dataset.prepare(1, 0.9)
+    index = dataset.sample(200, 64, torch.Generator().manual_seed(0))
+    assert (index.shape, index.dtype) == ((200, 64), torch.int64)
+    counts = torch.bincount(index.flatten(), minlength=50).double()
+    chi_square = ((counts - 256).square() / 256).sum().item()
+    assert chi_square < 49 + 5 * math.sqrt(2 * 49)  # mean 49, variance 98
+    batch = dataset.gather(index)
+    assert batch["obs"].shape == (200, 64, 1)
+    assert torch.equal(batch["actions"], index)
+    assert torch.equal(batch["returns"], index + 1.0)
+
+
+def test_trees_flags_as_numbers_and_columns_are_understood():
+    rows = episode_rows([3], ["terminated"])
+    image = torch.randint(255, (4, 2, 5, 5), dtype=torch.uint8)
+    tree = {"x": rows["obs"].double(), "image": image[:3]}
+    following = {"x": rows["next_obs"].double(), "image": image[1:]}
+    numbers = {name: rows[name].float().unsqueeze(1) for name in ("rewards", "terminated", "truncated")}
+    dataset = Dataset.from_tensors({**rows, **numbers, "obs": tree, "next_obs": following})
+    found = all_rows(dataset)
+    assert found["obs/x"].dtype == torch.float32
+    assert torch.equal(found["next_obs/image"], image[1:])
+    assert found["returns"].shape == (3,)
+    assert dataset.as_tensordict()["obs", "image"].shape == (3, 2, 5, 5)
+    assert list(dataset.obs_moments) == ["obs/x"]
+
+
+# -- statistics
+
+
+def test_statistics_by_hand():
+    dataset = Dataset.from_tensors(episode_rows([2, 2, 1], ["terminated", "truncated", "open"]))
+    assert dataset.episode_returns.tolist() == [3.0, 7.0]
+    assert (dataset.reward_moments.mean.item(), dataset.reward_moments.var.item()) == (3.0, 2.0)
+    # 0, 1, 100, 101, 200
+    assert dataset.obs_moments["obs"].mean.item() == pytest.approx(80.4)
+    assert dataset.normalized_score(random=1.0, expert=9.0) == pytest.approx(50.0)
+    assert normalized_score(-200.0, random=-1200.0, expert=-200.0) == 100.0
+    with pytest.raises(ValueError, match="must differ"):
+        normalized_score(1.0, 2.0, 2.0)
+
+
+# -- what is wrong
+
+
+def broken(**changes):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    return {name: value for name, value in (rows | changes).items() if value is not None}
+
+
+NAN = episode_rows([3, 4], ["terminated", "truncated"])["rewards"].clone()
+NAN[5] = math.nan
+BAD_NEXT = episode_rows([3, 4], ["terminated", "truncated"])["next_obs"].clone()
+BAD_NEXT[4] = math.inf
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (broken(actions=None), "has no actions"),
+        (broken(infos=torch.zeros(7)), "has infos, which is not known"),
+        (broken(actions=torch.zeros(6)), r"equally many rows.*'actions': 6"),
+        ({name: part[:0] for name, part in broken().items()}, "at least 1"),
+        (broken(rewards=torch.zeros(7, 2)), r"`rewards` must be one number a row; got the shape \[7, 2\]"),
+        (broken(terminated=torch.full((7,), 2)), "`terminated` must be true or false, or 0 or 1; got 2 in row 0"),
+        (broken(truncated=torch.full((7,), math.nan)), "`truncated` must be true or false.*got nan in row 0"),
+        (broken(rewards=NAN), "`rewards` is not finite in row 5 of 7"),
+        (broken(next_obs=BAD_NEXT), "`next_obs` is not finite in row 4 of 7"),
+        (broken(obs=torch.full((7, 1), 1e300, dtype=torch.float64)), "`obs` is not finite in row 0"),
+        (broken(next_obs=torch.zeros(7, 2)), r"must be alike; got torch.float32 \[1\] and torch.float32 \[2\]"),
+        (broken(next_obs=None) | {"next_obs/x": torch.zeros(7, 1)}, "has no `next_obs` to go with it"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(rows, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        Dataset.from_tensors(rows)
+    assert "\n" not in str(caught.value)
+
+
+# -- files
+
+
+def test_a_saved_data_set_is_loaded_as_it_was(tmp_path):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    image = torch.randint(255, (7, 5, 5), dtype=torch.uint8)
+    rows |= {"obs": {"x.y": rows["obs"], "image": image}, "next_obs": {"x.y": rows["next_obs"], "image": image}}
+    dataset = Dataset.from_tensors(rows, gaps="truncate")
+    dataset.save(tmp_path / "data")
+    loaded = Dataset.load(tmp_path / "data", gaps="truncate")
+    assert list(loaded.transitions) != []
+    assert loaded.transitions.keys() == dataset.transitions.keys()
+    assert all(torch.equal(loaded.transitions[name], part) for name, part in dataset.transitions.items())
+    assert TensorDict.load_memmap(tmp_path / "data")["obs", "image"].shape == (7, 5, 5)
+    with pytest.raises(FileExistsError, match="is there already"):
+        dataset.save(tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    (tmp_path / "data" / "actions.memmap").write_bytes(b"1234")
+    with pytest.raises(ValueError, match=r"actions\.memmap must have 56 bytes"):
+        Dataset.load(tmp_path / "data")
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no data set in"):
+        Dataset.load(tmp_path)
+    with pytest.raises(ValueError, match="no data set in"):
+        Dataset.load("nothing")
+    (tmp_path / "meta.json").write_text('{"obs": {"shape": [2], "dtype": "torch.load"}}')
+    with pytest.raises(ValueError, match=r"`obs` has the dtype 'torch\.load', which is not known"):
+        Dataset.load(tmp_path)
+
+
+def write_hdf5(path, arrays):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+        file["infos/qpos"] = np.zeros((7, 3))
+
+
+D4RL = {"observations": "obs", "actions": "actions", "rewards": "rewards", "terminals": "terminated"}
+
+
+@pytest.mark.parametrize("has_next", [False, True])
+def test_a_file_in_the_layout_of_d4rl(tmp_path, has_next):
+    rows = episode_rows([3, 4], ["terminated", "truncated"])
+    names = D4RL | {"timeouts": "truncated"} | ({"next_observations": "next_obs"} if has_next else {})
+    write_hdf5(tmp_path / "data.hdf5", {name: rows[ours].numpy() for name, ours in names.items()})
+    dataset = Dataset.load(tmp_path / "data.hdf5")
+    expected = Dataset.from_tensors(rows if has_next else without_next(rows))
+    assert dataset.size == (7 if has_next else 6)
+    assert all(torch.equal(dataset.transitions[name], part) for name, part in expected.transitions.items())
+    write_hdf5(tmp_path / "bad.h5", {"observations": rows["obs"].numpy()})
+    with pytest.raises(ValueError, match="has no actions, rewards, terminals"):
+        Dataset.load(tmp_path / "bad.h5")
+
+
+def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
+    for name in ("h5py", "minari"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    (tmp_path / "data.hdf5").write_bytes(b"")
+    with pytest.raises(ImportError, match="pip install h5py"):
+        Dataset.load(tmp_path / "data.hdf5")
+    with pytest.raises(ImportError, match=r"'D4RL/pen/human-v2' is no file here.*pip install 'minari\[hdf5\]'"):
+        Dataset.load("D4RL/pen/human-v2")
+
+
+@dataclasses.dataclass
+class Episode:
+    """What Minari's `EpisodeData` has."""
+
+    id: int
+    observations: Any
+    actions: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+class Recorded:
+    def __init__(self, episodes):
+        self.episodes = episodes
+
+    def iterate_episodes(self):
+        return iter(self.episodes)
+
+
+def episode(number, steps, end, **changes):
+    flags = [t == steps - 1 for t in range(steps)]
+    values: dict[str, Any] = {
+        "observations": {"x": np.arange(steps + 1.0)[:, None] + 10 * number},
+        "actions": (np.arange(steps), np.zeros((steps, 2), np.float32)),
+        "rewards": np.ones(steps),
+        "terminations": np.array(flags) & (end == "terminated"),
+        "truncations": np.array(flags) & (end == "truncated"),
+    }
+    return Episode(number, **(values | changes))
+
+
+def test_minaris_episodes_keep_their_true_final_observations():
+    episodes = [episode(0, 3, "terminated"), episode(1, 2, "truncated"), episode(2, 1, "open")]
+    dataset = Dataset.from_minari(Recorded(episodes))
+    found = all_rows(dataset)
+    assert found["obs/x"].flatten().tolist() == [0.0, 1.0, 2.0, 10.0, 11.0, 20.0]
+    assert found["next_obs/x"].flatten().tolist() == [1.0, 2.0, 3.0, 11.0, 12.0, 21.0]
+    assert found["actions/0"].tolist() == [0, 1, 2, 0, 1, 0]
+    assert found["actions/1"].shape == (6, 2)
+    assert found["discounts"].tolist() == pytest.approx([0.9, 0.9, 0.0, 0.9, 0.9, 0.9])
+    assert dataset.episode_returns.tolist() == [3.0, 2.0, 1.0]
+    with pytest.raises(ValueError, match="episode 7 has 3 rewards"):
+        Dataset.from_minari(Recorded([episode(7, 3, "open", actions=np.zeros(2))]))
+    with pytest.raises(ValueError, match="no episodes"):
+        Dataset.from_minari(Recorded([]))
+
+
+def test_minaris_own_data_sets_are_read_by_id(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari", reason="Minari is not installed, whose data sets are read")
+    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
+    import gymnasium
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env, buffers = gymnasium.make("CartPole-v1", max_episode_steps=12), []
+    for seed in range(3):
+        steps: dict[str, list[Any]] = {name: [] for name in ("rewards", "terminations", "truncations")}
+        observations, ended = [env.reset(seed=seed)[0]], False
+        while not ended:
+            obs, reward, terminated, truncated, _ = env.step(seed % 2)
+            observations.append(obs)
+            for name, value in zip(steps, (float(reward), terminated, truncated), strict=True):
+                steps[name].append(value)
+            ended = terminated or truncated
+        actions = np.full(len(observations) - 1, seed % 2)
+        buffers.append(
+            minari.data_collector.EpisodeBuffer(id=seed, observations=np.stack(observations), actions=actions, **steps)
+        )
+    made = minari.create_dataset_from_buffers("test/cartpole-v0", buffers, env=env)
+    dataset = Dataset.load("test/cartpole-v0")
+    assert dataset.size == made.total_steps
+    assert dataset.episode_returns.tolist() == [float(each.rewards.sum()) for each in made.iterate_episodes()]
+    with pytest.raises(ValueError, match="Minari has no data set 'test/other-v0'"):
+        Dataset.load("test/other-v0")
+
+
+def test_nothing_of_a_folder_is_unpickled():
+    source = Path(dataset_files.__file__).read_text()
+    assert "pickle" not in source
+    assert "torch.load(" not in source
