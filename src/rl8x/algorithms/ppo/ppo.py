@@ -23,11 +23,11 @@ from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.online import OnlineAlgorithm
-from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS
 from rl8x.algorithms.ppo.minibatches import Batch, SequencePack
-from rl8x.algorithms.ppo.update import Updater, updates_not_finite
+from rl8x.algorithms.ppo.update import Updater
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, moments, running_returns
@@ -259,7 +259,7 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
                 "coefficients/entropy": entropy_coeff,
                 "coefficients/vf": self.config.vf_coeff,
                 **gathered_not_finite(self.rollout.tensors),
-                **updates_not_finite(rows, self.optimizer.weights),
+                **updates_not_finite(rows[:, :-1], rows[:, -1:], [self.optimizer.weights]),
             }
         )
         return Stats(stats)
