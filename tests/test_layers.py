@@ -35,7 +35,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "distributions": {"nn"},
         "envs": {"randomization"},
     },
-    {"policy": set(), "rollouts": {"policy"}, "video": {"policy", "rollouts"}},
+    {"policy": set(), "replay": set(), "rollouts": {"policy"}, "video": {"policy", "rollouts"}},
     {"algorithms": set()},
     {
         "tracking": set(),

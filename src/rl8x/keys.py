@@ -5,6 +5,7 @@ Slot t of a rollout holds what was known before acting and what acting led to. E
 
     obs, starts (the observation begins an episode), the policy's state
     actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, metrics/*
+    for a replay: next_obs (that of the next slot; before the reset where an episode ended)
     PPO also: logp, values, final_values (value of the observation before the reset, where a time limit truncated)
 
 Slot `horizon` holds the next `obs`, `starts` and `values`.
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 OBS: Final = "obs"
+NEXT_OBS: Final = "next_obs"
 STARTS: Final = "starts"
 ACTIONS: Final = "actions"
 LOGP: Final = "logp"
@@ -29,6 +31,8 @@ FINAL_PREFIX: Final = "final_"
 FINAL_VALUES: Final = "final_values"
 ADVANTAGES: Final = "advantages"
 RETURNS: Final = "returns"
+DISCOUNTS: Final = "discounts"
+"""What the value of `next_obs` is multiplied by in a target: 0 after a termination."""
 STATES: Final = "states"
 EPISODE_RETURNS: Final = "episode_returns"
 EPISODE_LENGTHS: Final = "episode_lengths"

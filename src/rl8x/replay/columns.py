@@ -1,0 +1,136 @@
+"""The memory of a replay: what a row holds, how many bytes that takes, and where it lies."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Column(NamedTuple):
+    """What a row holds under one name.
+
+    Attributes:
+        shape: Its shape in one row, `()` for a scalar.
+        dtype: Its type.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes in one row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+Spec = Mapping[str, Column]
+"""What a row holds, by name."""
+
+
+def spec_of(rows: Mapping[str, Tensor]) -> dict[str, Column]:
+    """Return what a row of some rows, each `[rows, ...]`, holds."""
+    return {name: Column(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in rows.items()}
+
+
+def replay_bytes(spec: Spec, capacity: int) -> int:
+    """Return the bytes of memory, or of disk, that a replay of so many rows takes."""
+    return capacity * sum(column.row_bytes for column in spec.values())
+
+
+def check_fits(spec: Spec, capacity: int, available: int | None, where: str) -> None:
+    """Refuse a replay that does not fit, before any of it is allocated.
+
+    Args:
+        spec: What a row holds.
+        capacity: Rows.
+        available: Bytes that can still be taken; None where that is not known.
+        where: What has them, for the message: a device or a folder.
+
+    Raises:
+        ValueError: If they are too few; it says how many rows would fit.
+    """
+    need = replay_bytes(spec, capacity)
+    if available is None or need <= available:
+        return
+    row = replay_bytes(spec, 1)
+    raise ValueError(
+        f"a replay of capacity={capacity:,} rows of {row:,} bytes needs {need / 1e9:,.1f} GB on {where}, where "
+        f"{max(available, 0) / 1e9:,.1f} GB are available. Lower the capacity to {max(available, 0) // row:,} or less."
+    )
+
+
+class Columns:
+    """Rows in as few tensors as can be, so that a batch is one `index_select` of each.
+
+    Scalars and vectors of one dtype lie side by side in one matrix `[capacity, width]`; what has more axes, such as an
+    image, is a tensor of its own, `[capacity, *shape]`.
+
+    Args:
+        spec: What a row holds.
+        capacity: Rows.
+        device: Where they live.
+        path: A folder on a disk to map them from; None for memory. The files have no name in it, and their space is
+            free again when the process ends.
+
+    Attributes:
+        tensors: The tensors, by a name of their own.
+    """
+
+    def __init__(self, spec: Spec, capacity: int, device: torch.device, path: Path | None = None) -> None:
+        self.spec = dict(spec)
+        self._places: dict[str, tuple[str, int | slice | None]] = {}
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for name, (shape, dtype) in spec.items():
+            if len(shape) > 1:
+                self._places[name], shapes[name] = (name, None), (shape, dtype)
+                continue
+            matrix = f"vectors.{dtype_name(dtype)}"
+            start = shapes[matrix][0][0] if matrix in shapes else 0
+            stop = start + math.prod(shape)
+            self._places[name] = matrix, slice(start, stop) if shape else start
+            shapes[matrix] = (stop,), dtype
+        self.tensors = {
+            name: torch.empty((capacity, *shape), dtype=dtype, device=device)
+            if path is None
+            else _mapped((capacity, *shape), dtype, path)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    def views(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return rows by their names, each `[..., *shape]`, of tensors laid out as `tensors`, each `[..., *row]`."""
+        return {
+            name: tensors[key] if place is None else tensors[key][..., place]
+            for name, (key, place) in self._places.items()
+        }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
+    """Map a new file `[*shape]` of a folder into memory; it is gone from the folder at once, and later from the disk.
+
+    So two processes never share one, and none is left behind; what a run goes on with is in its checkpoints.
+    """
+    file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
+    os.close(file)
+    try:
+        return torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+    finally:
+        Path(name).unlink()
+
+
+def free_disk(folder: Path) -> int:
+    """Return the bytes that a folder's disk has left; the folder is made where it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return shutil.disk_usage(folder).free

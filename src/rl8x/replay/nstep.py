@@ -1,0 +1,134 @@
+"""Rows of a replay from horizons of steps: n-step returns that never cross the end of an episode or a gap.
+
+A return of one slot looks at the n - 1 slots after it. The last n - 1 slots of a horizon therefore wait for the next
+one, and each horizon gives as many rows as it has steps, from the second on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+
+_READ = (keys.REWARDS, keys.TERMINATED, keys.TRUNCATED, keys.VALID)
+
+
+class NStep:
+    """Makes rows whose target is `returns + discounts * V(next_obs)`.
+
+        returns_t   = sum_{j < m} gamma^j r_{t+j}
+        discounts_t = gamma^m (1 - terminated_{t+m-1})
+        next_obs_t  = the observation that step t + m - 1 led to, before any reset
+
+    m is n, or fewer steps where an episode ends with step t + m - 1, or a gap or a masked step follows it.
+
+    Args:
+        n: Steps of a return, at least 1.
+        gamma: Discount of a step, in [0, 1].
+
+    Raises:
+        ValueError: If one of them is out of range.
+
+    Source: Sutton & Barto 2018, section 7.1; time limits as in Pardo et al. 2018, arXiv:1712.00378.
+    """
+
+    def __init__(self, n: int, gamma: float) -> None:
+        if n < 1:
+            raise ValueError(f"`n` must be at least 1 step; got {n}.")
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"`gamma` must be in [0, 1]; got {gamma}.")
+        self.n = n
+        self.gamma = gamma
+        # The slots that no row was made of yet, [at most n - 1, num_envs, ...].
+        self._waiting: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def rows(self, rollout_tensors: Mapping[str, Tensor], horizon: int) -> dict[str, Tensor]:
+        """Make rows of the slots that wait and of those of a horizon but the last n - 1, which wait from now on.
+
+        Args:
+            rollout_tensors: By flat names, each `[horizon, num_envs, ...]` or longer: `obs`, `actions` and `next_obs`
+                (or their parts), `rewards`, `terminated`, `truncated`, and `valid` where the simulator masks steps.
+            horizon: Slots that were written.
+
+        Returns:
+            `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`, each `[rows, ...]`, slot by
+            slot; masked steps make none. They may share the rollout's memory. Empty where no row is complete.
+        """
+        block = {name: tensor[:horizon] for name, tensor in rollout_tensors.items() if _is_read(name)}
+        if self._waiting:
+            block = {name: torch.cat([self._waiting[name], tensor]) for name, tensor in block.items()}
+        length = len(block[keys.REWARDS])
+        complete = max(0, length - (self.n - 1))
+        # Copies, as the rollout's memory is written to again; nothing waits where n is 1.
+        self._waiting = {name: tensor[complete:].clone() for name, tensor in block.items() if complete < length}
+        return self._complete(block, complete) if complete else {}
+
+    def cut(self) -> None:
+        """Have no return reach beyond what was given so far, because the steps that come do not follow on it.
+
+        To be called where the environment was reset or evaluated in since. The slots that wait bootstrap from the
+        observation that the last of them led to; their rows come with the next horizon.
+        """
+        if self._waiting:
+            self._waiting[keys.TRUNCATED][-1] = True
+
+    def _complete(self, block: Mapping[str, Tensor], complete: int) -> dict[str, Tensor]:
+        """Make rows of the first slots of a block, `[slots, num_envs, ...]`, after each of which n - 1 follow."""
+        returns, discounts, last = self._returns(block, complete)
+        rows = {name: block[name][:complete] for name in block if _is_part(name, keys.OBS, keys.ACTIONS)}
+        rows |= {keys.RETURNS: returns, keys.DISCOUNTS: discounts}
+        rows = {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
+        for name, tensor in block.items():
+            if _is_part(name, keys.NEXT_OBS):
+                flat = tensor.flatten(0, 1)
+                rows[name] = flat if last is None else flat[last.flatten()]
+        if keys.VALID in block:
+            index = block[keys.VALID][:complete].flatten().nonzero().squeeze(1)
+            rows = {name: tensor[index] for name, tensor in rows.items()}
+        return rows
+
+    def _returns(self, block: Mapping[str, Tensor], complete: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the sums of rewards, the discounts, and where in the flat block the last step of each sum is.
+
+        Each is `[complete, num_envs]`; the last is None for one-step returns, where it is the slot itself.
+        """
+        rewards, terminated = block[keys.REWARDS], block[keys.TERMINATED]
+        ends, valid = terminated | block[keys.TRUNCATED], block.get(keys.VALID)
+        returns = rewards[:complete]
+        discounts = torch.full_like(returns, self.gamma)
+        if self.n == 1:
+            return returns, discounts.masked_fill_(terminated, 0.0), None
+        slots = torch.arange(rewards.numel(), device=rewards.device).view_as(rewards)
+        last = slots[:complete]
+        goes_on = torch.ones_like(ends[:complete])
+        for j in range(1, self.n):
+            later = slice(j, complete + j)
+            goes_on = goes_on & ~ends[j - 1 : complete + j - 1]
+            if valid is not None:
+                goes_on = goes_on & valid[later]
+            # Not by a product: what follows the end of an episode may be NaN.
+            returns = torch.where(goes_on, returns + self.gamma**j * rewards[later], returns)
+            discounts = torch.where(goes_on, self.gamma ** (j + 1), discounts)
+            last = torch.where(goes_on, slots[later], last)
+        return returns, discounts.masked_fill(terminated.flatten()[last], 0.0), last
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the slots that wait."""
+        return {"waiting": dict(self._waiting)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken, be it with another `n`."""
+        self._waiting = {name: tensor.clone() for name, tensor in state["waiting"].items()}
+
+
+def _is_read(name: str) -> bool:
+    return name in _READ or _is_part(name, keys.OBS, keys.ACTIONS, keys.NEXT_OBS)
+
+
+def _is_part(name: str, *trees: str) -> bool:
+    return name.split("/", 1)[0] in trees

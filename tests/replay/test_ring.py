@@ -1,0 +1,162 @@
+import math
+from collections import deque
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.replay.columns import Column, check_fits, replay_bytes, spec_of
+from rl8x.replay.ring import Replay, all_finite
+
+
+def rows_of(numbers):
+    """Make rows that are told apart by their number, with all kinds of columns."""
+    numbers = torch.as_tensor(numbers, dtype=torch.float32)
+    return {
+        "obs/image": (numbers % 256).to(torch.uint8).view(-1, 1, 1).expand(-1, 2, 3),
+        "obs/vector": numbers.unsqueeze(1) + torch.tensor([0.0, 0.5, 0.25]),
+        "actions": numbers.long() * 3,
+        "returns": -numbers,
+        "flags": numbers.long().unsqueeze(1) % torch.tensor([2, 3]) == 0,
+    }
+
+
+def same_rows(rows, numbers):
+    expected = rows_of(numbers)
+    return rows.keys() == expected.keys() and all(
+        rows[name].dtype == expected[name].dtype and torch.equal(rows[name], expected[name]) for name in expected
+    )
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 45), min_size=1, max_size=8), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_a_ring_is_a_deque(tmp_path_factory, capacity, blocks, on_disk):
+    replay = Replay(capacity, "cpu", path=tmp_path_factory.mktemp("ring") if on_disk else None)
+    kept = deque(maxlen=capacity)
+    total = 0
+    for count in blocks:
+        replay.append(rows_of(range(total, total + count)))
+        kept.extend(range(total, total + count))
+        total += count
+        assert (replay.size, replay.total) == (len(kept), total)
+    numbers = sorted(kept, key=lambda number: number % capacity)
+    assert same_rows(replay.gather(torch.arange(replay.size)), numbers)
+    assert same_rows(dict(replay.as_tensordict().items()), numbers)
+
+
+def test_a_batch_is_one_selection_of_each_dtype():
+    replay = Replay(8, "cpu")
+    replay.append(rows_of(range(8)))
+    batches = replay.gather(torch.tensor([[3, 1], [0, 7], [2, 2]]))
+    assert {name: tuple(each.shape) for name, each in batches.items()} == {
+        "obs/image": (3, 2, 2, 3),
+        "obs/vector": (3, 2, 3),
+        "actions": (3, 2),
+        "returns": (3, 2),
+        "flags": (3, 2, 2),
+    }
+    assert same_rows({name: each.flatten(0, 1) for name, each in batches.items()}, [3, 1, 0, 7, 2, 2])
+    # float32 together, uint8 images apart, int64, bool
+    assert len({each.untyped_storage().data_ptr() for each in batches.values()}) == 4
+
+
+def test_a_batch_does_not_change_with_the_ring():
+    replay = Replay(4, "cpu")
+    replay.append(rows_of(range(4)))
+    batch = replay.gather(torch.arange(4))
+    replay.append(rows_of(range(4, 8)))
+    assert same_rows(batch, range(4))
+
+
+def test_rows_are_drawn_uniformly():
+    replay = Replay(50, "cpu")
+    replay.append(rows_of(range(40)))
+    index = replay.sample(400, 100, torch.Generator().manual_seed(3))
+    assert index.shape == (400, 100)
+    counts = index.flatten().bincount(minlength=40).double()
+    assert len(counts) == 40  # none of the empty slots
+    # 39 degrees of freedom: chi-square exceeds 72.1 in 1 of 1,000 draws.
+    assert ((counts - 1000.0).square() / 1000.0).sum() < 72.1
+
+
+def test_draws_are_the_generators():
+    replay = Replay(1000, "cpu")
+    replay.append(rows_of(range(1000)))
+    one, same, other = (replay.sample(2, 64, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_an_empty_ring_is_not_sampled():
+    replay = Replay(4, "cpu")
+    replay.append({})
+    assert len(replay.as_tensordict()) == 0
+    with pytest.raises(RuntimeError, match="append some before"):
+        replay.sample(1, 1, torch.Generator())
+    with pytest.raises(RuntimeError, match="append some before"):
+        replay.gather(torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_do_not_enter(number):
+    replay = Replay(8, "cpu")
+    replay.append(rows_of(range(4)))
+    bad = rows_of(range(4, 7))
+    bad["obs/vector"][1, 2] = number
+    assert not all_finite(bad)
+    assert all_finite(bad).shape == ()
+    with pytest.raises(ValueError, match=r"not finite.*\['obs/vector'\]"):
+        replay.append(bad)
+    assert replay.size == replay.total == 4
+    assert all_finite(rows_of([1]))
+    assert all_finite({"actions": torch.ones(3, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"returns": torch.zeros(2, dtype=torch.float64)},
+            r"holds .*returns torch.float32 .*; got .*returns torch.float64",
+        ),
+        ({"returns": torch.zeros(2, 1)}, r"returns torch.float32 \[1\]"),
+        ({"more": torch.zeros(2)}, "more"),
+        ({"returns": torch.zeros(3)}, "equally many"),
+    ],
+)
+def test_other_rows_are_refused(change, message):
+    replay = Replay(8, "cpu")
+    replay.append(rows_of([0]))
+    with pytest.raises(ValueError, match=message):
+        replay.append(rows_of([1, 2]) | change)
+    assert replay.total == 1
+
+
+def test_what_does_not_fit_is_refused_before_it_is_allocated():
+    spec = spec_of(rows_of([0]))
+    assert spec["obs/image"] == Column((2, 3), torch.uint8)
+    assert replay_bytes(spec, 10) == 10 * (6 + 3 * 4 + 8 + 4 + 2)
+    replay = Replay(10**9, "cpu", available=lambda device: 3200 if device.type == "cpu" else 0)
+    with pytest.raises(ValueError, match=r"1,000,000,000 rows of 32 bytes needs 32.0 GB on cpu.*Lower .* to 100 or"):
+        replay.append(rows_of([0]))
+    assert replay.total == 0
+    check_fits(spec, 10**9, None, "cpu")
+    check_fits(spec, 10, 320, "cpu")
+
+
+def test_a_full_disk_is_refused(tmp_path):
+    replay = Replay(10**15, "cpu", path=tmp_path / "new")
+    with pytest.raises(ValueError, match=f"GB on {tmp_path}"):
+        replay.append(rows_of([0]))
+
+
+def test_a_ring_on_a_disk_leaves_no_file(tmp_path):
+    replay = Replay(10, "cpu", path=tmp_path)
+    replay.append(rows_of(range(5)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_capacity_is_positive():
+    with pytest.raises(ValueError, match="at least 1 row; got 0"):
+        Replay(0, "cpu")
