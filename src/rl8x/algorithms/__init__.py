@@ -1,7 +1,17 @@
 """Algorithms: each learns with `step()`; one with an environment gathers experience with `collect()` before it."""
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
+from rl8x.algorithms.dqn import DQN, DQNConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 
-__all__ = ["PPO", "AlgorithmConfig", "GenericAlgorithmBase", "OnlineAlgorithm", "OnlineConfig", "PPOConfig"]
+__all__ = [
+    "DQN",
+    "PPO",
+    "AlgorithmConfig",
+    "DQNConfig",
+    "GenericAlgorithmBase",
+    "OnlineAlgorithm",
+    "OnlineConfig",
+    "PPOConfig",
+]

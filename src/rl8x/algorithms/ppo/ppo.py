@@ -34,7 +34,7 @@ from rl8x.functional import RunningMoments, explained_variance, generalized_adva
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Number, Stats, collect_stats, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
 from rl8x.rollouts.step import actor_critic
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map
@@ -206,23 +206,8 @@ class PPO(OnlineAlgorithm[PPOConfig], config=PPOConfig):
         self.reset_if_due(env_config)
         waits = self.execution.mode == "compile" and self.device.type == "cpu" and not self.updater.prepared
         self.collector.fill(self.rollout, self._prepare_update if waits else None)
-        self.counters[keys.COLLECTS] += 1
-        if self.reset_is_due():
-            self.rollout.truncate()
         self.fresh = True
-        rollout, horizon = self.rollout, self.config.horizon
-        valid = rollout.tensors.get(keys.VALID)
-        valid = None if valid is None else valid[:horizon]
-        # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
-        self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
-        return collect_stats(
-            rollout[keys.REWARDS][:horizon],
-            (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon],
-            rollout[keys.EPISODE_RETURNS][:horizon],
-            rollout[keys.EPISODE_LENGTHS][:horizon],
-            valid,
-            rollout.metrics(),
-        )
+        return self.finish_collect(self.rollout)
 
     def reset_if_due(self, env_config: Mapping[str, Any] | None) -> bool:
         """Reset the environment where the schedule says so, and with it the return that scales rewards."""
