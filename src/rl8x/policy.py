@@ -149,7 +149,7 @@ class Policy(nn.Module):
         obs, mask = self._split(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
         params = self.distribution.from_features(features[0], mask)
-        estimates = self._denormalized(values[0])
+        estimates = self._estimates(features[0], values[0], mask)
         if noise is None:
             return Act(self.distribution.mode(params), torch.zeros_like(estimates), estimates, state)
         actions, logp = self.distribution.sample(params, noise)
@@ -188,6 +188,10 @@ class Policy(nn.Module):
         with self.autocast():
             values = self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))
         return self._denormalized(values[0].float())
+
+    def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
+        """Return the values of observations `[...]`, in the units of the rewards, for what the model gave of them."""
+        return self._denormalized(values)
 
     def _denormalized(self, values: Tensor) -> Tensor:
         return values if self.value_moments is None else self.value_moments.denormalize(values)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
 
-from rl8x.algorithms.q_values import QNetwork, check_discrete, q_model_config, q_values
+from rl8x.algorithms.q_values import QPolicy, check_discrete, q_values
 from rl8x.models import MLPModel
-from rl8x.policy import Policy
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 
@@ -42,46 +41,53 @@ def test_no_gradient_reaches_illegal_actions_and_all_are_finite():
     assert torch.equal(values.grad, torch.ones(4))
 
 
-def make(dueling, space=None, start=0):
+def make(dueling, space=OBS, start=0):
     torch.manual_seed(0)
-    config = {"hidden_sizes": [8], "shared": True, "policy_gain": 1.0}
-    policy = Policy(
-        OBS if space is None else space, Discrete(3, start=start), model_config=config, distribution="epsilon_greedy"
-    )
-    return QNetwork(policy, dueling=dueling)
+    config = {"hidden_sizes": [8], "policy_gain": 1.0}
+    return QPolicy(space, Discrete(3, start=start), model_config=config, dueling=dueling)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_the_network_acts_by_the_highest_of_its_values(dueling):
-    net = make(dueling, start=2)
+def test_the_policy_acts_by_the_highest_of_its_values(dueling):
+    policy = make(dueling, start=2)
     obs, starts = torch.randn(5, 7, 3), torch.zeros(5, 7, dtype=torch.bool)
-    q = net(obs, {}, starts)
+    q = policy(obs, {}, starts)
     assert q.shape == (5, 7, 3)
-    act = net.policy.act(obs[1], {}, starts[1])
+    act = policy.act(obs[1], {}, starts[1])
     assert torch.equal(act.actions, q[1].argmax(-1) + 2)
-    assert torch.equal(net.pick(q[1], act.actions), q[1].amax(-1))
-    features, values, _ = net.policy.predict(obs, {}, starts)
+    assert torch.equal(policy.indices(act.actions), q[1].argmax(-1))
+    torch.testing.assert_close(act.values, q[1].amax(-1))
+    torch.testing.assert_close(policy.values(obs[1], {}, starts[1]), act.values)
+    features, values, _ = policy.predict(obs, {}, starts)
     assert torch.allclose(q.mean(-1), values if dueling else features.mean(-1), atol=1e-5)
 
 
 def test_it_is_called_under_other_weights_by_name():
-    net, obs, starts = make(True), torch.randn(1, 4, 3), torch.zeros(1, 4, dtype=torch.bool)
-    zeros = {name: torch.zeros_like(weights) for name, weights in net.named_parameters()}
-    assert torch.equal(functional_call(net, zeros, (obs, {}, starts)), torch.zeros(1, 4, 3))
-    assert not torch.equal(net(obs, {}, starts), torch.zeros(1, 4, 3))
+    policy, obs, starts = make(True), torch.randn(1, 4, 3), torch.zeros(1, 4, dtype=torch.bool)
+    zeros = {name: torch.zeros_like(weights) for name, weights in policy.named_parameters()}
+    assert torch.equal(functional_call(policy, zeros, (obs, {}, starts)), torch.zeros(1, 4, 3))
+    assert not torch.equal(policy(obs, {}, starts), torch.zeros(1, 4, 3))
 
 
-def test_a_mask_in_the_observation_rules_actions_out():
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_mask_in_the_observation_rules_actions_out_of_values_and_maxima(dueling):
     space = gymnasium.spaces.Dict({"x": OBS, "action_mask": Box(0, 1, (3,), np.int8)})
-    net, mask = make(False, space), torch.tensor([[0, 1, 1], [1, 0, 1]], dtype=torch.int8)
-    q = net({"x": torch.randn(1, 2, 3), "action_mask": mask[None]}, {}, torch.zeros(1, 2, dtype=torch.bool))
-    assert torch.equal(q[0].isfinite(), mask.bool())
+    policy, starts = make(dueling, space), torch.zeros(1, 2, dtype=torch.bool)
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0]], dtype=torch.int8)
+    obs = {"x": torch.randn(2, 3), "action_mask": mask}
+    q = policy({name: part[None] for name, part in obs.items()}, {}, starts)[0]
+    assert torch.equal(q.isfinite(), mask.bool())
+    best = [max(q[0, 1:].tolist()), q[1, 0].item()]
+    assert policy.values(obs, {}, starts[0]).tolist() == pytest.approx(best)
+    assert policy.act(obs, {}, starts[0], torch.rand(2, 1)).values.tolist() == pytest.approx(best)
 
 
 def test_built_in_models_share_the_layers_of_features_and_value():
-    assert q_model_config(None, {}) == q_model_config("cnn", {}) == {"shared": True}
-    assert q_model_config("mlp", {"shared": False}) == {"shared": False}
-    assert q_model_config(MLPModel, {"hidden_sizes": [4]}) == {"hidden_sizes": [4]}
+    assert make(False).model.critic is None
+    apart = {"hidden_sizes": [4], "shared": False}
+    assert QPolicy(OBS, Discrete(2), model="mlp", model_config=apart).model.critic is not None
+    own = QPolicy(OBS, Discrete(2), model=MLPModel, model_config={"hidden_sizes": [4]})
+    assert own.model.critic is not None
 
 
 def test_other_spaces_are_refused_with_what_fits():

@@ -41,6 +41,12 @@ def test_the_arithmetic_is_two_perceptrons():
     assert values.shape == (3, 4)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_layer_norm_has_two_weights_a_hidden_unit(shared):
+    plain, normed = (MLPModel(OBS, 3, hidden_sizes=(8, 6), shared=shared, layer_norm=norm) for norm in (False, True))
+    assert count(normed) - count(plain) == 2 * (8 + 6) * (1 if shared else 2)
+
+
 def test_actor_and_critic_are_apart_unless_shared():
     # Apart: 2 x (5 x 8 + 8 + 8 x 8 + 8) + (8 x 3 + 3) + (8 + 1) = 2 x 120 + 36; shared: 120 + 36.
     assert count(MLPModel(OBS, 3, hidden_sizes=(8, 8))) == 276

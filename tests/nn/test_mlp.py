@@ -19,6 +19,24 @@ def test_layers_and_activations_in_order():
     assert list(MLP([3])) == []
 
 
+def test_layer_norm_stands_before_each_activation():
+    norm = nn.LayerNorm
+    kinds = [type(layer) for layer in MLP([3, 4, 5, 2], layer_norm=True)]
+    assert kinds == [nn.Linear, norm, nn.ReLU, nn.Linear, norm, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in MLP([3, 4], layer_norm=True, activate_last=True)] == [nn.Linear, norm, nn.ReLU]
+    # So many rows that the layers without would be differentiated at once.
+    mlp, x = MLP([3, 64, 2], layer_norm=True), torch.randn(4096, 3)
+    with torch.no_grad():
+        mlp[1].weight.uniform_(0.5, 2.0)
+        mlp[1].bias.uniform_(-1.0, 1.0)
+    hidden = x @ mlp[0].weight.T + mlp[0].bias
+    hidden = (hidden - hidden.mean(-1, keepdim=True)) / (hidden.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    expected = torch.relu(hidden * mlp[1].weight + mlp[1].bias) @ mlp[3].weight.T + mlp[3].bias
+    torch.testing.assert_close(mlp(x), expected, atol=1e-4, rtol=1e-4)
+    mlp(x).square().mean().backward()
+    assert all(bool(weights.grad.any()) for weights in mlp.parameters())
+
+
 def test_shapes():
     mlp = MLP([3, 4, 2])
     assert (mlp.num_inputs, mlp.num_outputs) == (3, 2)

@@ -119,6 +119,10 @@ def test_other_activations_are_called(activation):
     assert calls_modules(MLP([3, 4, 2], activation=activation), torch.randn(5, 3))
 
 
+def test_layer_norm_is_called():
+    assert calls_modules(MLP([3, 4, 2], layer_norm=True), torch.randn(5, 3))
+
+
 def test_hooks_and_changed_layers_are_honoured():
     x, seen = torch.randn(70_000, 3), []
     mlp = MLP([3, 4, 2])

@@ -7,14 +7,15 @@ from typing import Any
 
 import gymnasium
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from rl8x.distributions import EpsilonGreedy
 from rl8x.models import Model
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_mean
 from rl8x.policy import Policy, State
 from rl8x.spaces import describe
-from rl8x.trees import Tree
+from rl8x.trees import Tree, tree_map
 
 
 def q_values(features: Tensor, values: Tensor, mask: Tensor | None = None, *, dueling: bool = False) -> Tensor:
@@ -42,23 +43,46 @@ def q_values(features: Tensor, values: Tensor, mask: Tensor | None = None, *, du
     return features if legal is None else torch.where(legal, features, -torch.inf)
 
 
-class QNetwork(nn.Module):
-    """A policy's model as a function from observations to values of actions: what is trained, and called under targets.
+class QPolicy(Policy):
+    """A policy that acts by values of actions, and whose value of an observation is that of the best legal action.
 
-    Inside an update it is called under given weights by `torch.func.functional_call`; its weights have the names of
-    the policy's, after `policy.`.
+    As a module it maps observations to values of actions: this is what is trained, under its own weights or, by
+    `torch.func.functional_call`, under those of an update or a target.
 
     Args:
-        policy: Its model's features are Q(s, a), or A(s, a) with `dueling`.
+        observation_space: Space of one copy's observation.
+        action_space: Space of one copy's action, a `Discrete`.
+        model: As `Policy` has it; its features are Q(s, a), or A(s, a) with `dueling`.
+        model_config: Keyword arguments of the model's class. In built-in models features and value share their layers,
+            unless this says otherwise: a critic apart would be computed for nothing, or be no dueling network.
         dueling: See `q_values`.
+        normalize_observations: As `Policy` has it.
     """
 
-    def __init__(self, policy: Policy, *, dueling: bool = False) -> None:
-        super().__init__()
-        self.policy = policy
+    distribution: EpsilonGreedy
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        model: str | type[Model] | Model | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        dueling: bool = False,
+        normalize_observations: bool = False,
+    ) -> None:
+        built_in = model is None or (isinstance(model, str) and model in BUILTIN)
+        super().__init__(
+            observation_space,
+            action_space,
+            model=model,
+            model_config={**({"shared": True} if built_in else {}), **(model_config or {})},
+            distribution=EpsilonGreedy,
+            normalize_observations=normalize_observations,
+        )
         self.dueling = dueling
 
-    def forward(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
+    def forward(self, obs: Tree, state: State, starts: Tensor) -> Tensor:  # type: ignore[override]
         """Return the values of actions, `[seq_len, batch, num_actions]`, -inf where they are illegal.
 
         Args:
@@ -66,26 +90,21 @@ class QNetwork(nn.Module):
             state: The policy's state before each sequence, each `[batch, *]`; empty when feedforward.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
         """
-        features, values, mask = self.policy.predict(obs, state, starts)
+        features, values, mask = self.predict(obs, state, starts)
         return q_values(features, values, mask, dueling=self.dueling)
 
-    def pick(self, q: Tensor, actions: Tensor) -> Tensor:
-        """Return the values `[...]` that `q` `[..., num_actions]` has of actions of the space, int64 `[...]`."""
-        return q.gather(-1, self.indices(actions).unsqueeze(-1)).squeeze(-1)
+    def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
+        """Return max_a Q(s, a) over legal actions, `[num_envs]`; arguments are those of `Policy.values`."""
+        q = self(tree_map(lambda part: part.unsqueeze(0), obs), state, starts.unsqueeze(0))
+        best: Tensor = q[0].amax(-1)
+        return best
+
+    def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
+        return q_values(features, values, mask, dueling=self.dueling).amax(-1)
 
     def indices(self, actions: Tensor) -> Tensor:
-        """Return the numbers, from 0, of actions of the space `[...]`, which may count from another."""
-        start = int(getattr(self.policy.action_space, "start", 0))
-        return actions - start if start else actions
-
-
-def q_model_config(model: str | type[Model] | Model | None, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a model of Q-values: in built-in ones features and value have the same layers.
-
-    A critic apart, as the built-in models have by default, would be computed for nothing, or be no dueling network.
-    """
-    built_in = model is None or (isinstance(model, str) and model in BUILTIN)
-    return {"shared": True, **config} if built_in else dict(config)
+        """Return the numbers, from 0, of actions of the space, int64 `[...]`, which may count from another."""
+        return actions - self.distribution.start if self.distribution.start else actions
 
 
 def check_discrete(name: str, space: gymnasium.Space[Any], others: str) -> None:

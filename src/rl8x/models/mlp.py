@@ -88,6 +88,7 @@ class MLPModel(ActorCritic):
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
+        layer_norm: Whether the outputs of hidden layers are normalised before their activations, row by row.
         options: The others are those of `ActorCritic`.
 
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
@@ -99,6 +100,7 @@ class MLPModel(ActorCritic):
         num_features: int,
         *,
         hidden_sizes: Sequence[int] = (256, 256),
+        layer_norm: bool = False,
         activation: str = "relu",
         shared: bool = False,
         critic_obs: Sequence[str] = (),
@@ -111,8 +113,9 @@ class MLPModel(ActorCritic):
         # The actor's own where it sees less than the critic; None lays the observation out once for both.
         self.actor_flat = FlatObservations(actor_space(observation_space, critic_obs, shared)) if critic_obs else None
         sizes, critic_sizes = [(self.actor_flat or self.flat).width, *hidden_sizes], [self.flat.width, *hidden_sizes]
-        self.actor = MLP(sizes, activation=activation, activate_last=True)
-        self.critic = None if shared else MLP(critic_sizes, activation=activation, activate_last=True)
+        options: Any = {"activation": activation, "activate_last": True, "layer_norm": layer_norm}
+        self.actor = MLP(sizes, **options)
+        self.critic = None if shared else MLP(critic_sizes, **options)
         self.add_heads(sizes[-1], critic_sizes[-1], policy_gain, value_gain)
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Tensor], tuple[Tensor], State]:

@@ -40,6 +40,9 @@ class MLP(nn.Sequential):
         activate_last: Whether the last layer is followed by an activation too.
         gain: Gain of the hidden layers' orthogonal weights.
         last_gain: Gain of the last layer; None: that of the hidden ones.
+        layer_norm: Whether the output of each layer that an activation follows is normalised before it.
+
+    Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class MLP(nn.Sequential):
         activate_last: bool = False,
         gain: float = HIDDEN_GAIN,
         last_gain: float | None = None,
+        layer_norm: bool = False,
     ) -> None:
         check_sizes("sizes", sizes)
         if not sizes:
@@ -59,6 +63,8 @@ class MLP(nn.Sequential):
             last = i == len(sizes) - 2
             layers.append(linear(num_inputs, num_outputs, last_gain if last and last_gain is not None else gain))
             if not last or activate_last:
+                if layer_norm:
+                    layers.append(nn.LayerNorm(num_outputs))
                 layers.append(make_activation(activation))
         super().__init__(*layers)
         self.num_inputs, self.num_outputs = sizes[0], sizes[-1]
