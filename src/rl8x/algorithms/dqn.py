@@ -1,7 +1,7 @@
 """Deep Q-learning: values of actions, learned from a replay towards targets of a network that follows.
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", algorithm 1; `double`: van Hasselt
-et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581; `n_step`: Sutton & Barto 2018, section 7.1.
+et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class DQNConfig(OffPolicyConfig):
         high=1e6,
     )
     tau: float = option(
-        1.0, "Share of the way that the target network goes to the trained one when it moves; 1 copies it.",
-        above=0.0, high=1.0,
+        1.0,
+        "Share of the way that the target network goes to the trained one when it moves; 1 copies it.",
+        above=0.0,
+        high=1.0,
     )
     target_interval: int = option(250, "Updates from one move of the target network to the next.", low=1)
     lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)

@@ -20,7 +20,11 @@ from rl8x import keys
 Number = float | int | Tensor
 
 # What was gathered, by the keys of a rollout. Discrete actions are always finite, their log-probabilities are not.
-_GATHERED = {"observations": (keys.OBS, keys.NEXT_OBS), "actions": (keys.ACTIONS, keys.LOGP), "rewards": (keys.REWARDS,)}
+_GATHERED = {
+    "observations": (keys.OBS, keys.NEXT_OBS),
+    "actions": (keys.ACTIONS, keys.LOGP),
+    "rewards": (keys.REWARDS,),
+}
 # What a rollout shows of a quantity. Losses are not finite where values are not.
 _SHOWN = {**_GATHERED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
 _MAX_LISTED = 32

@@ -1,1 +1,1 @@
-"""What algorithms that learn from a replay share: collecting into it, updates that are due, networks and their targets."""
+"""What algorithms that learn from a replay share: collecting into it, the updates that are due for it, networks."""

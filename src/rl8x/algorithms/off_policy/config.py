@@ -48,15 +48,17 @@ class OffPolicyConfig(OnlineConfig):
         high=1e6,
     )
     warmup_steps: int = option(
-        1000, "Environment steps, of all copies together, before the first update; actions are random until then.", low=0
+        1000,
+        "Environment steps, of all copies together, before the first update; until then actions are random.",
+        low=0,
     )
-    n_step: int = option(
-        1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1
-    )
+    n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
     gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
     tau: float = option(
-        0.005, "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",
-        above=0.0, high=1.0,
+        0.005,
+        "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",
+        above=0.0,
+        high=1.0,
     )
     target_interval: int = option(1, "Updates from one move of the target networks to the next.", low=1)
     lr: float = option(3e-4, "Learning rate of the optimizers.", above=0.0)

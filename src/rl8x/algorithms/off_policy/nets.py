@@ -1,8 +1,8 @@
 """The networks of an off-policy update: modules whose weights are flat vectors, and targets that follow them.
 
 An update is a function of tensors: weights and moments come in as vectors and are changed in place. So the same
-function runs eagerly, compiled and captured, and a loop of updates needs no Python in between. A module is never copied:
-a target network is its module under another vector of weights.
+function runs eagerly, compiled and captured, and a loop of updates needs no Python in between. No module is copied: a
+target network is its module under another vector of weights.
 
     nets = Nets(policy)                                    # when the algorithm is made
     nets.add("q", QNetwork(policy), rule, lr=3e-4)
@@ -55,7 +55,9 @@ class Net:
         weights: As given; `minimise` and `follow` change it in place.
     """
 
-    def __init__(self, trained: Trained, weights: Tensor, moments: Sequence[Tensor] = (), lr: Tensor | None = None) -> None:
+    def __init__(
+        self, trained: Trained, weights: Tensor, moments: Sequence[Tensor] = (), lr: Tensor | None = None
+    ) -> None:
         self.trained = trained
         self.weights = weights
         self.moments = moments

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -96,9 +96,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self._check_fits()
-        self.collector = Collector(
-            env, self.policy, self._generator("sampling"), self.execution, slot=transition
-        )
+        self.collector = Collector(env, self.policy, self._generator("sampling"), self.execution, slot=transition)
         self.rollout = Rollout(config.horizon, config.num_envs)
         self.nstep = NStep(config.n_step, config.gamma)
         self.replay = Replay(config.buffer_size, self.device, path=config.buffer_path, available=available_bytes)
@@ -170,19 +168,15 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
             torch.manual_seed(part_seed(self.seed, "weights"))
             self.policy = self.make_policy().to(self.device)
             if self.policy.recurrent:
-                raise ValueError(
-                    f"{type(self).__name__} trains feedforward models; {type(self.policy.model).__name__} is recurrent. "
-                    "Use PPO, or another model."
-                )
+                name, model = type(self).__name__, type(self.policy.model).__name__
+                raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
             self.nets = Nets(self.policy)
             self.make_nets()
 
     def _check_fits(self) -> None:
         config, env = self.config, self.env
         spaces = (env.single_observation_space, env.single_action_space)
-        check_training(
-            config.num_envs, config.horizon, self.device, config.rollout_bytes(*spaces), policy=self.policy
-        )
+        check_training(config.num_envs, config.horizon, self.device, config.rollout_bytes(*spaces), policy=self.policy)
         if config.buffer_path is None:
             check_replay(config.buffer_size, self.device, config.replay_bytes(*spaces))
 

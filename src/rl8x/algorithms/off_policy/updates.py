@@ -73,12 +73,14 @@ class Updater:
         Returns:
             What they measured, `[updates, numbers]`, and the errors of the rows, `[updates, batch_size]`, if any.
         """
-        rows, *errors = self._program(*self._arguments(items))
+        arguments = self._arguments(items)
+        rows, *errors = self._program(*arguments)
         return rows, errors[0] if errors else None
 
     def prepare(self, items: Batch) -> None:
         """Have the program compiled for items laid out like these, without running it or waiting for it."""
-        prepare(self._program, *self._arguments(items))
+        arguments = self._arguments(items)
+        prepare(self._program, *arguments)
 
     def _arguments(self, items: Batch) -> list[Tensor]:
         self._items = tuple(items)
