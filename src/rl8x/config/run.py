@@ -248,8 +248,9 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
         ValueError: If there is no such config class, or it may not be imported.
     """
     known = algorithm_configs()
-    if name.removesuffix("Config") in known:
-        return known[name.removesuffix("Config")]
+    found = {each.lower(): cls for each, cls in known.items()}.get(name.lower().removesuffix("config"))
+    if found is not None:
+        return found
     if not is_dotted(name):
         listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
         raise ValueError(f"no built-in algorithm {shortened(name)}; there are {listed}")

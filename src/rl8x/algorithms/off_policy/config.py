@@ -31,6 +31,9 @@ class OffPolicyConfig(OnlineConfig):
         "learns as fast as 16; far below, the fixed cost of a step of the trainer shows.",
         low=1,
     )
+    horizons_per_env_reset: int | None = option(
+        None, "k > 0 resets the environment before every k-th collect, k < 0 once at the first. None: once."
+    )
     model: str | type[Model] | Model | None = option(
         None, "Network: 'mlp' (the default), a dotted path to a Model class, a class or an instance."
     )

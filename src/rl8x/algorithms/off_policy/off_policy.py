@@ -28,7 +28,7 @@ from rl8x.algorithms.memory_check import available_bytes, check_replay, check_tr
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
 from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, block_size
-from rl8x.algorithms.online import OnlineAlgorithm
+from rl8x.algorithms.online import OnlineAlgorithm, ResetSchedule
 from rl8x.algorithms.optimizer import make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
@@ -88,6 +88,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
 
     def __init__(self, config: OffPolicyConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
+        self.resets = ResetSchedule(config.horizons_per_env_reset or -1)
         self.metrics = (*self.numbers, *self.metrics)
         self.check_spaces()
         validate(env)
@@ -216,6 +217,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
 
     def _append(self, flags: Mapping[str, Tensor], samples: int) -> None:
         """Append a horizon to the replay; one with a number that is not finite is never learned from."""
+        # The one value that the host waits for off the CPU: how many rows there are is the host's to know.
         if torch.stack([*flags.values()]).any():
             self.nstep.cut()
             return
