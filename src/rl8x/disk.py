@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
 
@@ -31,3 +32,17 @@ def replace_synced(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     write_synced(beside, data, mode=mode)
     os.replace(beside, path)
     sync_folder(path.parent)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or, where that cannot be (another disk), a synced copy of itself.
+
+    Raises:
+        OSError: If there is no such file, or the disk refuses.
+    """
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        with open(target, "rb+") as file:
+            os.fsync(file.fileno())

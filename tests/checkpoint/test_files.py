@@ -2,6 +2,7 @@ import functools
 import json
 import os
 import pickle
+import subprocess
 import threading
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
 from rl8x.models import MLPModel
+from rl8x.segments import Segment
 from rl8x.tracking import NullTracker
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.spool import Spool
@@ -77,7 +79,9 @@ def test_what_has_no_form_is_refused(tree):
         encode(tree)
 
 
-@pytest.mark.parametrize("tree", [{"$tensor": "no"}, {"$tensor": 3}, {"$code": "x"}, {"$tuple": {}}, {"$float": "1"}])
+@pytest.mark.parametrize(
+    "tree", [{"$tensor": "no"}, {"$segment": "a"}, {"$tensor": 3}, {"$code": "x"}, {"$tuple": {}}, {"$float": "1"}]
+)
 def test_what_is_no_tree_is_refused(tree):
     with pytest.raises(CheckpointError):
         decode(tree, {})
@@ -210,6 +214,73 @@ def test_a_missing_file_is_named(tmp_path, name):
     (path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         read(path)
+
+
+# -- segments
+
+
+def with_segment(directory, content, kept=None):
+    segment = Segment("a-0-1", lambda: content)
+    state, tensors = encode({"best": None, "parts": [segment]})
+    return files.write(directory, 1, {"run": {"key": "k"}}, state, tensors, {segment.name: kept or content})
+
+
+def test_a_segment_is_a_file_of_its_own(tmp_path):
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    assert list(torch.load(path / "tensors.pt", weights_only=True)) == []
+    assert torch.load(path / "a-0-1.segment.pt", weights_only=True)["x"].tolist() == [0, 1, 2]
+    (segment,) = read(path).state["parts"]
+    assert segment.name == "a-0-1"
+    assert segment.content()["x"].tolist() == [0, 1, 2]
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=path, check=True)
+
+
+def test_a_kept_segment_has_the_digest_that_was_written(tmp_path):
+    first = with_segment(tmp_path, {"x": torch.arange(3)})
+    kept = files.kept_segments(first)["a-0-1"]
+    second = with_segment(tmp_path, {}, kept)
+    assert (second / "a-0-1.segment.pt").samefile(kept.path)
+    content = bytearray(kept.path.read_bytes())
+    content[10] ^= 1
+    kept.path.write_bytes(content)
+    third = with_segment(tmp_path, {}, kept)
+    for path in (first, second, third):
+        with pytest.raises(CheckpointError, match=r"a-0-1\.segment\.pt does not have the digest"):
+            read(path)
+
+
+def test_only_files_of_the_folder_are_kept(tmp_path):
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    sums = (path / files.SUMS).read_text()
+    digest = "0" * 64
+    (path / files.SUMS).write_text(
+        f"{sums}{digest}  ../secret.segment.pt\n{digest}  gone.segment.pt\n{digest}  b.segment.pt\n"
+    )
+    (tmp_path / "secret.segment.pt").touch()
+    (path / "b.segment.pt").symlink_to(tmp_path / "secret.segment.pt")
+    assert list(files.kept_segments(path)) == ["a-0-1"]
+    assert files.kept_segments(tmp_path / "nothing") == {}
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/b", "A", "", "a.b", 3, None, "a" * 101])
+def test_no_path_is_taken_from_a_segments_name(tmp_path, name):
+    path = with_segment(tmp_path, {"x": torch.arange(3)})
+    signed(path, {"state": {"parts": [{"$segment": name}]}})
+    with pytest.raises(CheckpointError, match=r"a segment with the name .*, which is none"):
+        read(path)
+    with pytest.raises(ValueError, match="a segment's name has"):
+        Segment(name, dict)
+
+
+def test_no_segment_is_unpickled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = with_segment(tmp_path / "run", {"x": torch.arange(3)})
+    (path / "a-0-1.segment.pt").write_bytes(pickle.dumps({"x": Harm()}))
+    (path / files.SUMS).write_text(files._sums(path, ["a-0-1"]))
+    (segment,) = read(path).state["parts"]
+    with pytest.raises(CheckpointError, match=r"000001-step-1 cannot be used: a-0-1.segment.pt holds something other"):
+        segment.content()
+    assert not (tmp_path / "harm-was-done").exists()
 
 
 # -- finding

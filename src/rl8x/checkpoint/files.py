@@ -3,15 +3,18 @@
     000007-step-120/
         checkpoint.json   what it is, and the state without its tensors
         tensors.pt        the tensors by path; loads with torch.load(weights_only=True)
-        SHA256SUMS        digests of both, as `sha256sum -c SHA256SUMS` checks them
+        *.segment.pt      segments of large states by name, each such a file
+        SHA256SUMS        digests of all of them, as `sha256sum -c SHA256SUMS` checks them
 
-The folder is written under a hidden name, synced, and renamed. Nothing in it is ever unpickled beyond what
+The folder is written under a hidden name, synced, and renamed. A segment that the checkpoint before has is a hard link
+to its file, so that each folder is whole and costs what is new. Nothing in it is ever unpickled beyond what
 `weights_only=True` admits, and no path is ever taken from it. docs/checkpoints.md describes the format.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -20,7 +23,7 @@ import pickle
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +31,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from rl8x.checkpoint.tree import CheckpointError, decode
-from rl8x.disk import sync_folder, write_synced
+from rl8x.checkpoint.tree import CheckpointError, decode, segment_names
+from rl8x.disk import link_or_copy, sync_folder, write_synced
+from rl8x.segments import Content, Segment, is_segment_name
 from rl8x.tracking.secrets import hide_in_data
 
 FORMAT: Final = "rl8x-checkpoint"
@@ -37,6 +41,7 @@ VERSION: Final = 1
 DESCRIPTION: Final = "checkpoint.json"
 TENSORS: Final = "tensors.pt"
 SUMS: Final = "SHA256SUMS"
+_SEGMENT: Final = ".segment.pt"
 _NAME: Final = re.compile(r"(\d{6,})-step-(\d+)")
 _UNFINISHED: Final = ".unfinished-"
 _REMOVED: Final = ".removed-"
@@ -49,7 +54,7 @@ class Checkpoint:
     Attributes:
         path: Its folder.
         metadata: What it is: versions, run, counters, how the algorithm is built.
-        state: The state, tensors in it, on the CPU.
+        state: The state, tensors in it, on the CPU; segments are loaded where their content is asked for.
     """
 
     path: Path
@@ -57,10 +62,52 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def write(directory: Path, steps: int, metadata: Mapping[str, Any], state: Any, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint to a run's folder of them: all of it, synced to the disk, or nothing; returns its own folder.
+@dataclass(frozen=True)
+class KeptSegment:
+    """A segment that a checkpoint has, for later ones to share.
 
-    The state and its tensors, of any shapes, are as `tree.encode` returned them; JSON can hold the metadata.
+    Attributes:
+        path: Its file.
+        digest: What its digest was when it was written.
+    """
+
+    path: Path
+    digest: str
+
+
+def kept_segments(path: Path) -> dict[str, KeptSegment]:
+    """Return the segments of a checkpoint that is known to be good, by name; none where it is there no more."""
+    found = {}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
+        for line in (path / SUMS).read_text(encoding="ascii").splitlines():
+            digest, _, file = line.partition("  ")
+            name = file.removesuffix(_SEGMENT)
+            if file in present and name != file and is_segment_name(name):
+                found[name] = KeptSegment(path / file, digest)
+    return found
+
+
+def write(
+    directory: Path,
+    steps: int,
+    metadata: Mapping[str, Any],
+    state: Any,
+    tensors: Mapping[str, Tensor],
+    segments: Mapping[str, KeptSegment | Content] | None = None,
+) -> Path:
+    """Write a checkpoint to a run's folder of them: all of it, synced to the disk, or nothing.
+
+    Args:
+        directory: The run's folder.
+        steps: Steps of the trainer.
+        metadata: What it is; JSON can hold it.
+        state: The state as `tree.encode` returned it.
+        tensors: The tensors, of any shapes, as `tree.encode` returned them.
+        segments: The state's segments by name, each as an earlier checkpoint has it, or its content.
+
+    Returns:
+        The checkpoint's own folder.
 
     Raises:
         OSError: If the disk refuses.
@@ -71,11 +118,10 @@ def write(directory: Path, steps: int, metadata: Mapping[str, Any], state: Any, 
     unfinished.mkdir(parents=True)
     try:
         description = {"format": FORMAT, "version": VERSION, **hide_in_data(metadata), "state": state}
-        buffer = io.BytesIO()
-        torch.save(dict(tensors), buffer)
-        write_synced(unfinished / TENSORS, buffer.getbuffer())
+        _write_tensors(unfinished / TENSORS, tensors)
         write_synced(unfinished / DESCRIPTION, json.dumps(description, indent=1, allow_nan=False).encode(), mode=0o600)
-        write_synced(unfinished / SUMS, _sums(unfinished).encode())
+        known = _write_segments(unfinished, segments or {})
+        write_synced(unfinished / SUMS, _sums(unfinished, segments or (), known).encode())
         sync_folder(unfinished)
         os.rename(unfinished, target)
     except BaseException:
@@ -83,6 +129,25 @@ def write(directory: Path, steps: int, metadata: Mapping[str, Any], state: Any, 
         raise
     sync_folder(directory)
     return target
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    buffer = io.BytesIO()
+    torch.save(dict(tensors), buffer)
+    write_synced(path, buffer.getbuffer())
+
+
+def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content]) -> dict[str, str]:
+    """Link or write segments into a folder; return the digests of those that were linked, by file name."""
+    known = {}
+    for name, segment in segments.items():
+        file = f"{name}{_SEGMENT}"
+        if isinstance(segment, KeptSegment):
+            link_or_copy(segment.path, folder / file)
+            known[file] = segment.digest
+        else:
+            _write_tensors(folder / file, segment)
+    return known
 
 
 def read(path: Path) -> Checkpoint:
@@ -93,12 +158,14 @@ def read(path: Path) -> Checkpoint:
     """
     try:
         metadata, encoded = _description(path)
-        expected, actual = (path / SUMS).read_text(encoding="ascii"), _sums(path)
+        names = segment_names(encoded)
+        expected, actual = (path / SUMS).read_text(encoding="ascii"), _sums(path, names)
         if expected != actual:
             wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
             raise CheckpointError(f"{' and '.join(wrong) or SUMS} does not have the digest that was written")
         tensors = _tensors(path / TENSORS)
-        return Checkpoint(path, metadata, decode(encoded, tensors))
+        state = decode(encoded, tensors, lambda name: Segment(name, functools.partial(_content, path, name)))
+        return Checkpoint(path, metadata, state)
     except CheckpointError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from None
     except FileNotFoundError as error:
@@ -139,10 +206,18 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{TENSORS} holds something other than tensors ({_one_line(error):.120})") from None
+        raise CheckpointError(f"{path.name} holds something other than tensors ({_one_line(error):.120})") from None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise CheckpointError(f"{TENSORS} holds something other than tensors by name")
+        raise CheckpointError(f"{path.name} holds something other than tensors by name")
     return tensors
+
+
+def _content(path: Path, name: str) -> Content:
+    """Load a segment of a checkpoint whose digests were found right."""
+    try:
+        return _tensors(path / f"{name}{_SEGMENT}")
+    except (OSError, CheckpointError) as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
 
 def listed(directory: Path) -> list[Path]:
@@ -179,12 +254,15 @@ def _number(path: Path) -> int:
     return int(path.name.split("-")[0])
 
 
-def _sums(folder: Path) -> str:
-    """Return the digests of a checkpoint's files in the form of `sha256sum`."""
+def _sums(folder: Path, segments: Iterable[str] = (), known: Mapping[str, str] | None = None) -> str:
+    """Return the digests of a checkpoint's files in the form of `sha256sum`; those that are known are not computed."""
     lines = []
-    for name in (DESCRIPTION, TENSORS):
-        with open(folder / name, "rb") as file:
-            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    for name in (DESCRIPTION, TENSORS, *sorted(f"{segment}{_SEGMENT}" for segment in segments)):
+        digest = (known or {}).get(name)
+        if digest is None:
+            with open(folder / name, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        lines.append(f"{digest}  {name}\n")
     return "".join(lines)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
 import os
 import platform
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from rl8x._version import __version__
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, good, listed
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
-from rl8x.checkpoint.tree import CheckpointError, encode
+from rl8x.checkpoint.tree import CheckpointError, encode, segments_in
 from rl8x.disk import sync_folder
 from rl8x.tracking import Tracker
 from rl8x.tracking.location import check_writable, make_mlruns, mlruns_dir
@@ -64,6 +65,8 @@ class CheckpointManager:
         self._lock: FileLock | None = None
         self._thread: threading.Thread | None = None
         self._written: Path | None = None
+        # The last checkpoint that was written or gone on from: it is good, and later ones share its segments.
+        self._shared: Path | None = None
         self._best_path: Path | None = None
         self._last_save = time.monotonic()
 
@@ -195,7 +198,7 @@ class CheckpointManager:
         The checkpoints in `known` were there when it was chosen; more of them show that the run has been gone on with.
         """
         self.best, self.key = checkpoint.state["best"], checkpoint.metadata["run"]["key"]
-        folder = checkpoint.path.parent
+        folder, self._shared = checkpoint.path.parent, checkpoint.path.absolute()
         if self.options is not None and self._directory is None:
             self._directory = folder.absolute()
         same = self._directory is not None and self._directory.resolve() == folder.resolve()
@@ -234,6 +237,8 @@ class CheckpointManager:
         self.wait()
         try:
             encoded, tensors = encode(state)
+            kept = {} if self._shared is None else files.kept_segments(self._shared)
+            segments = {each.name: kept.get(each.name) or each.content() for each in segments_in(state)}
         except TypeError as error:
             self.skip(steps, error)
             return
@@ -244,7 +249,8 @@ class CheckpointManager:
             "checkpoints": self.options.to_dict(),
             "is_best": is_best,
         }
-        arguments = (self.options.keep, self._directory, steps, metadata, encoded, tensors)
+        write = functools.partial(files.write, self._directory, steps, metadata, encoded, tensors, segments)
+        arguments = (self.options.keep, self._directory, steps, metadata, write)
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()
         self._last_save = time.monotonic()
@@ -254,16 +260,16 @@ class CheckpointManager:
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
     def _write(
-        self, keep: int, directory: Path, steps: int, metadata: dict[str, Any], encoded: Any, tensors: dict[str, Any]
+        self, keep: int, directory: Path, steps: int, metadata: dict[str, Any], write: Callable[[], Path]
     ) -> None:
         try:
             # A run that goes on from a checkpoint does not log again what came before it: that must not be lost later.
             getattr(self._tracker, "sync_to_disk", lambda: None)()
-            path = files.write(directory, steps, metadata, encoded, tensors)
+            path = write()
         except (OSError, ValueError, TypeError) as error:
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)
             return
-        self._written = path
+        self._written = self._shared = path
         if metadata["is_best"]:
             self._best_path = path
         kept = {*listed(directory)[-keep:], self._best_path}
@@ -281,7 +287,10 @@ class CheckpointManager:
     def last_good(self) -> Checkpoint | None:
         """Read the newest good checkpoint of this run."""
         self.wait()
-        return None if self.directory is None else next(good(self.directory), None)
+        checkpoint = None if self.directory is None else next(good(self.directory), None)
+        if checkpoint is not None:
+            self._shared = checkpoint.path
+        return checkpoint
 
     def write_text(self, name: str, text: str) -> Path | None:
         """Write a file beside the checkpoints, for a person to read; None where there are none."""

@@ -1,19 +1,23 @@
 """States as JSON and tensors: nested dicts, lists and tuples of plain values, with the tensors taken out.
 
-A tensor becomes `{"$tensor": name}` in the JSON, where the name is its path in the tree; a tuple `{"$tuple": [...]}`,
-and a float that JSON cannot hold `{"$float": "nan"}`. Everything else is itself, so that a person can read the file.
+A tensor becomes `{"$tensor": name}` in the JSON, where the name is its path in the tree; a segment
+`{"$segment": name}`, where the name is its own; a tuple `{"$tuple": [...]}`, and a float that JSON cannot hold
+`{"$float": "nan"}`. Everything else is itself, so that a person can read the file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from rl8x.segments import Segment, is_segment_name
+
 _TENSOR: Final = "$tensor"
+_SEGMENT: Final = "$segment"
 _TUPLE: Final = "$tuple"
 _FLOAT: Final = "$float"
 _MAX_DEPTH: Final = 64
@@ -24,11 +28,11 @@ class CheckpointError(ValueError):
 
 
 def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Take apart nested dicts (with text keys), lists and tuples of tensors, numbers, texts, flags and None.
+    """Take apart nested dicts (with text keys), lists and tuples of tensors, segments, numbers, texts, flags and None.
 
     Returns:
         The tree as JSON can hold it, and copies of its tensors on the CPU, of any shapes, by path. Neither shares
-        anything with `tree`, which may change from here on.
+        anything with `tree`, which may change from here on. Of segments there are the names; see `segments_in`.
 
     Raises:
         TypeError: If something in the tree is of another kind.
@@ -43,6 +47,8 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         copied = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         tensors[path] = copied
         return {_TENSOR: path}
+    if isinstance(value, Segment):
+        return {_SEGMENT: value.name}
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
@@ -60,32 +66,69 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a state holds tensors, numbers, texts, lists and dicts; got {type(value).__name__} in {path}.")
 
 
-def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def segments_in(tree: Any) -> Iterator[Segment]:
+    """Yield the segments of a state that `encode` takes apart."""
+    if isinstance(tree, Segment):
+        yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for item in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from segments_in(item)
+
+
+def segment_names(tree: Any) -> set[str]:
+    """Return the names of the segments of a state that `encode` took apart.
+
+    Raises:
+        CheckpointError: If one is no name of a segment.
+    """
+    found, left = set[str](), [tree]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if _SEGMENT in value:
+                name = value[_SEGMENT]
+                if not is_segment_name(name):
+                    raise CheckpointError(f"its state has a segment with the name {name!r:.120}, which is none")
+                found.add(name)
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+    return found
+
+
+def decode(tree: Any, tensors: Mapping[str, Tensor], segment: Callable[[str], Segment] | None = None) -> Any:
     """Put a state together again from what `encode` returned.
+
+    Args:
+        tree: The tree as JSON held it.
+        tensors: The tensors by path, of any shapes.
+        segment: Returns a segment by its name; None where there can be none.
 
     Raises:
         CheckpointError: If it is not such a tree, or a tensor is missing.
     """
-    return _decoded(tree, tensors, 0)
+    return _decoded(tree, tensors, segment, 0)
 
 
-def _decoded(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
+def _decoded(value: Any, tensors: Mapping[str, Tensor], segment: Callable[[str], Segment] | None, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         raise CheckpointError("its state is nested too deeply")
     if isinstance(value, list):
-        return [_decoded(item, tensors, depth + 1) for item in value]
+        return [_decoded(item, tensors, segment, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     marker = next((key for key in value if key.startswith("$")), None)
     if marker is None:
-        return {key: _decoded(item, tensors, depth + 1) for key, item in value.items()}
+        return {key: _decoded(item, tensors, segment, depth + 1) for key, item in value.items()}
     content = value[marker]
     if len(value) == 1 and marker == _TENSOR and isinstance(content, str):
         if content not in tensors:
             raise CheckpointError(f"its tensor {content!r} is missing")
         return tensors[content]
+    if len(value) == 1 and marker == _SEGMENT and segment is not None and is_segment_name(content):
+        return segment(content)
     if len(value) == 1 and marker == _TUPLE and isinstance(content, list):
-        return tuple(_decoded(item, tensors, depth + 1) for item in content)
+        return tuple(_decoded(item, tensors, segment, depth + 1) for item in content)
     if len(value) == 1 and marker == _FLOAT and content in ("nan", "inf", "-inf"):
         return float(content)
     raise CheckpointError(f"its state has the unknown entry {marker!r}")
@@ -95,6 +138,9 @@ def clone(tree: Any) -> Any:
     """Copy a state where it is, on its device."""
     if isinstance(tree, Tensor):
         return tree.detach().clone()
+    if isinstance(tree, Segment):
+        content = tree.content()
+        return Segment(tree.name, lambda: clone(content))
     if isinstance(tree, Mapping):
         return {key: clone(item) for key, item in tree.items()}
     if isinstance(tree, list | tuple):

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +81,7 @@ class Columns:
             free again when the process ends.
 
     Attributes:
+        spec: What a row holds.
         tensors: The tensors, by a name of their own.
     """
 
@@ -112,9 +113,33 @@ class Columns:
         }
 
 
+def spec_to_plain(spec: Spec) -> dict[str, Any]:
+    """Return what a row holds as plain data."""
+    return {name: {"shape": list(shape), "dtype": dtype_name(dtype)} for name, (shape, dtype) in spec.items()}
+
+
+def spec_from_plain(plain: Mapping[str, Any]) -> dict[str, Column]:
+    """Return what a row holds from what `spec_to_plain` returned."""
+    return {name: Column(tuple(each["shape"]), _DTYPES[each["dtype"]]) for name, each in plain.items()}
+
+
+def shown(spec: Spec) -> str:
+    """Return what a row holds for a message."""
+    return ", ".join(f"{name} {dtype_name(dtype)} {list(shape)}" for name, (shape, dtype) in spec.items())
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
+
+
+_DTYPES: Final = {
+    dtype_name(dtype): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    )
+}
 
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:

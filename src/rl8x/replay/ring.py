@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rl8x.replay.columns import Columns, check_fits, free_disk, spec_of
+from rl8x.replay.columns import (
+    Columns,
+    Spec,
+    check_fits,
+    free_disk,
+    replay_bytes,
+    shown,
+    spec_from_plain,
+    spec_of,
+    spec_to_plain,
+)
+from rl8x.replay.segmentation import Piece, Segmentation
+from rl8x.segments import Content, Segment
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -61,6 +74,12 @@ class Replay:
         self._columns: Columns | None = None
         # Row i, counted from the first ever appended, is in slot (i - base) % capacity.
         self._base = 0
+        self._segmentation = Segmentation()
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest row that is there, counted from the first ever appended."""
+        return self.total - self.size
 
     @torch.no_grad()
     def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
@@ -81,34 +100,47 @@ class Replay:
         if not checked and not all_finite(rows):
             wrong = [name for name, tensor in rows.items() if not all_finite({name: tensor})]
             raise ValueError(f"rows with a number that is not finite cannot be appended to a replay: {wrong}.")
-        columns = self._allocated(rows)
-        kept = min(count, self.capacity)
-        start = (self.total + count - kept - self._base) % self.capacity
-        first = min(kept, self.capacity - start)
-        for name, stored in columns.views(columns.tensors).items():
-            newest = rows[name][count - kept :]
-            stored[start : start + first].copy_(newest[:first])
-            stored[: kept - first].copy_(newest[first:])
-        self.total += count
+        columns = self._allocated(spec_of(rows))
+        before, self.total = self.total, self.total + count
         self.size = min(self.size + count, self.capacity)
+        stored = columns.views(columns.tensors)
+        for first, slots in self.slots(max(before, self.oldest), self.total):
+            block = slice(first - before, first - before + slots.stop - slots.start)
+            for name, tensor in rows.items():
+                stored[name][slots].copy_(tensor[block])
 
     def _count(self, rows: Mapping[str, Tensor]) -> int:
         counts = {name: len(tensor) for name, tensor in rows.items()}
         if len(set(counts.values())) != 1:
             raise ValueError(f"rows of a replay must be equally many of each name; got {counts}.")
         if self._columns is not None and spec_of(rows) != self._columns.spec:
-            raise ValueError(f"a row of this replay holds {_shown(self._columns.spec)}; got {_shown(spec_of(rows))}.")
+            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; got {shown(spec_of(rows))}.")
         return next(iter(counts.values()))
 
-    def _allocated(self, rows: Mapping[str, Tensor]) -> Columns:
+    def _allocated(self, spec: Spec) -> Columns:
         if self._columns is None:
-            spec = spec_of(rows)
             if self._path is not None:
                 check_fits(spec, self.capacity, free_disk(self._path), str(self._path))
             elif self._available is not None:
                 check_fits(spec, self.capacity, self._available(self.device), str(self.device))
             self._columns = Columns(spec, self.capacity, self.device, self._path)
         return self._columns
+
+    def slots(self, first: int, last: int) -> Iterator[tuple[int, slice]]:
+        """Yield where rows lie, in at most two pieces.
+
+        Args:
+            first: Number of the first, counted from the first row ever appended.
+            last: Number of the one after the last; no more than `capacity` after `first`.
+
+        Yields:
+            The number of a piece's first row, and the piece's slots.
+        """
+        while first < last:
+            start = (first - self._base) % self.capacity
+            stop = min(start + last - first, self.capacity)
+            yield first, slice(start, stop)
+            first += stop - start
 
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
         """Draw rows uniformly, with replacement.
@@ -150,11 +182,86 @@ class Replay:
         views = self._columns.views(self._columns.tensors)
         return TensorDict({name: view[: self.size] for name, view in views.items()}, batch_size=[self.size])
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows in segments, which are read where they are wanted, and before more rows are appended.
+
+        `rl8x.checkpoint.tree.clone` makes a copy that lasts.
+        """
+        spec = {} if self._columns is None else self._columns.spec
+        pieces = self._segmentation.pieces(self.oldest, self.total, replay_bytes(spec, 1))
+        return {
+            "capacity": self.capacity,
+            "size": self.size,
+            "total": self.total,
+            "base": self._base,
+            "columns": spec_to_plain(spec),
+            "segments": [
+                [piece.first, piece.last, Segment(piece.name, functools.partial(self._content, piece, self.oldest))]
+                for piece in pieces
+            ],
+        }
+
+    def _content(self, piece: Piece, oldest: int) -> Content:
+        """Copy the rows of a piece of a state in which one was the oldest: those of them that were there then."""
+        first = max(piece.first, oldest)
+        if not self._segmentation.has(piece) or first < self.oldest:
+            raise RuntimeError("the replay has gone on since this state of it was taken; load or clone it before that.")
+        # As they lie in memory, several columns in one tensor: one copy each.
+        pieces = [slots for _, slots in self.slots(first, piece.last)]
+        tensors = self._filled().tensors
+        if len(pieces) == 1:
+            return {name: tensor[pieces[0]].to("cpu", copy=True) for name, tensor in tensors.items()}
+        return {name: torch.cat([tensor[slots].cpu() for slots in pieces]) for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the rows of a state in the place of what is here; of more rows than the capacity the newest.
+
+        With the same capacity each row comes to where it was, so that the same draws give the same rows.
+
+        Raises:
+            ValueError: If the state's rows hold something else than those here, or a segment is not what it should be;
+                in this case the replay is empty.
+        """
+        spec = spec_from_plain(state["columns"])
+        if self._columns is not None and spec and list(spec.items()) != list(self._columns.spec.items()):
+            raise ValueError(f"a row of this replay holds {shown(self._columns.spec)}; the state's {shown(spec)}.")
+        total, size = state["total"], min(state["size"], self.capacity)
+        base = state["base"] if state["capacity"] == self.capacity else total - size
+        pieces = [(Piece(first, last, segment.name), segment) for first, last, segment in state["segments"]]
+        if size:
+            self._allocated(spec)
+        # Empty, should something be wrong with a segment.
+        self.total, self.size, self._base = 0, 0, base
+        try:
+            self._load(pieces, total - size, total)
+        except BaseException:
+            self._segmentation = Segmentation()
+            raise
+        self.total, self.size = total, size
+        self._segmentation = Segmentation(piece for piece, _ in pieces)
+
+    def _load(self, pieces: list[tuple[Piece, Segment]], first: int, total: int) -> None:
+        """Copy the rows from `first` to `total` from segments to their slots."""
+        for piece, segment in pieces:
+            if piece.last <= first:
+                continue
+            if piece.first > first:
+                break
+            content = segment.content()
+            for name, tensor in self._filled().tensors.items():
+                rows = content.get(name, tensor[:0])
+                if rows.shape[1:] != tensor.shape[1:] or rows.dtype != tensor.dtype or len(rows) < piece.last - first:
+                    raise ValueError(f"the segment {segment.name} of a replay does not have the rows that it should.")
+                # A segment that was written late lacks its first rows, which were overwritten by then.
+                rows = rows[len(rows) - (piece.last - first) :]
+                for number, slots in self.slots(first, piece.last):
+                    tensor[slots].copy_(rows[number - first : number - first + slots.stop - slots.start])
+            first = piece.last
+        if first != total:
+            raise ValueError(f"the segments of a replay end at row {first:,}, and it has rows up to {total:,}.")
+
     def _filled(self) -> Columns:
         if self._columns is None:
             raise RuntimeError("a replay without rows has nothing to gather; append some before.")
         return self._columns
-
-
-def _shown(spec: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> str:
-    return ", ".join(f"{name} {dtype} {list(shape)}" for name, (shape, dtype) in spec.items())

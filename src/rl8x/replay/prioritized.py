@@ -1,0 +1,163 @@
+"""A replay whose rows are drawn the more often, the larger their last temporal-difference errors were.
+
+Priorities lie on the device in blocks of 64, of which the sums are kept, in float64: a draw is found by the sums of the
+blocks and then in its block, without a tree and without a look from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl8x.replay.ring import Replay
+
+_BLOCK: Final = 64
+# What a draw stays below 1 by, so that rounding never leads it beyond the last row that can be drawn.
+_MARGIN: Final = 2.0**-40
+
+
+class PrioritizedReplay(Replay):
+    """A replay from which a row i is drawn with a probability that is proportional to a power of its priority.
+
+        P(i) = p_i^alpha / sum_k p_k^alpha,    p_i = |delta_i| + epsilon
+
+    A new row has the largest p of all that there were so far, 1 at first, so that it is seen at least about once.
+
+    Args:
+        capacity: Rows that are kept, at least 1.
+        device: Where they live, and where batches are made.
+        alpha: How much priorities count, in [0, 1]; 0 draws uniformly.
+        epsilon: What keeps a row without an error from never being drawn again, greater than 0.
+        path: As `Replay` takes it.
+        available: As `Replay` takes it.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 (proportional) and algorithm 1.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        device: torch.device | str,
+        *,
+        alpha: float = 0.6,
+        epsilon: float = 1e-6,
+        path: str | Path | None = None,
+        available: Callable[[torch.device], int | None] | None = None,
+    ) -> None:
+        super().__init__(capacity, device, path=path, available=available)
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"`alpha` must be in [0, 1]; got {alpha}.")
+        if not epsilon > 0.0:
+            raise ValueError(f"`epsilon` must be greater than 0; got {epsilon}.")
+        self.alpha = alpha
+        self.epsilon = epsilon
+        num_blocks = -(-capacity // _BLOCK)
+        # p^alpha of each slot, 0 where there is no row, and their sums.
+        self._powers = torch.zeros(num_blocks, _BLOCK, device=self.device)
+        self._sums = torch.zeros(num_blocks, dtype=torch.float64, device=self.device)
+        self._max = torch.ones((), device=self.device)
+
+    @torch.no_grad()
+    def append(self, rows: Mapping[str, Tensor], *, checked: bool = False) -> None:
+        """Append rows in the place of the oldest, with the largest priority; see `Replay.append`."""
+        before = self.total
+        super().append(rows, checked=checked)
+        for _, slots in self.slots(max(before, self.oldest), self.total):
+            self._powers.view(-1)[slots] = self._max
+            blocks = slice(slots.start // _BLOCK, -(-slots.stop // _BLOCK))
+            self._sums[blocks] = self._powers[blocks].sum(1, dtype=torch.float64)
+
+    @torch.no_grad()
+    def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
+        """Draw rows by their priorities, with replacement: one in each of `batch` equal parts of their sum.
+
+        Args:
+            count: Batches.
+            batch: Rows of each.
+            generator: Source of the draws, on the replay's device.
+
+        Returns:
+            Where the rows are, `[count, batch]`, int64.
+
+        Raises:
+            RuntimeError: If there is no row.
+        """
+        self._filled()
+        draws = torch.rand(count, batch, dtype=torch.float64, generator=generator, device=self.device)
+        parts = torch.arange(batch, dtype=torch.float64, device=self.device)
+        ends = self._sums.cumsum(0)
+        points = draws.add_(parts).div_(batch).clamp_(max=1.0 - _MARGIN).view(-1).mul_(ends[-1])
+        block = torch.searchsorted(ends, points, right=True)
+        # Of the way through the block's sum, rather than the sum itself, which other roundings led to.
+        sums = self._sums[block]
+        way = points.sub_(ends[block]).add_(sums).div_(sums).clamp_(0.0, 1.0 - _MARGIN)
+        within = self._powers.index_select(0, block).cumsum(1, dtype=torch.float64)
+        place = torch.searchsorted(within, (way * within[:, -1]).unsqueeze(1), right=True).squeeze(1)
+        return place.add_(block, alpha=_BLOCK).view(count, batch)
+
+    @torch.no_grad()
+    def weights(self, index: Tensor, beta: float) -> Tensor:
+        """Return the weights that make up for the rows of batches not being drawn uniformly, float32 `[count, batch]`.
+
+            w_i = (N P(i))^-beta / max_j w_j
+
+        The maximum is that of the batch.
+
+        Args:
+            index: What `sample` returned, `[count, batch]`; priorities must not have changed since.
+            beta: How much is made up for, in [0, 1]; 1 is all.
+        """
+        # N and the sum of all powers are the same for a whole batch: the normalisation takes them out.
+        powers = self._powers.view(-1)[index]
+        return (powers / powers.amin(1, keepdim=True)).pow_(-beta)
+
+    @torch.no_grad()
+    def update(self, index: Tensor, errors: Tensor) -> None:
+        """Give rows the priorities of their last errors.
+
+        Args:
+            index: Where they are, int64, of any shape. Where one is named more than once, its largest error counts.
+            errors: Temporal-difference errors, of the same shape. One that is not finite gives the largest priority.
+        """
+        flat = index.reshape(-1)
+        powers = errors.detach().reshape(-1).to(self._powers.dtype).abs().add_(self.epsilon).pow_(self.alpha)
+        powers = torch.where(powers.isfinite(), powers, self._max)
+        torch.maximum(self._max, powers.amax(), out=self._max)
+        self._powers.view(-1).scatter_reduce_(0, flat, powers, "amax", include_self=False)
+        blocks = flat // _BLOCK
+        # Summed anew, not changed by differences, whose roundings would add up.
+        self._sums[blocks] = self._powers.index_select(0, blocks).sum(1, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows in segments, as `Replay` does, and the priorities whole."""
+        return {**super().state_dict(), "powers": self._powers, "sums": self._sums, "max": self._max}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the rows and priorities of a state; rows of a `Replay` all get the same.
+
+        Raises:
+            ValueError: As `Replay.load_state_dict` does.
+        """
+        super().load_state_dict(state)
+        self._powers.zero_()
+        powers = state.get("powers")
+        self._max.copy_(state["max"] if powers is not None else torch.ones(()))
+        for first, slots in self.slots(self.oldest, self.total):
+            if powers is None:
+                self._powers.view(-1)[slots] = self._max
+                continue
+            numbers = torch.arange(first, first + slots.stop - slots.start, device=powers.device)
+            there = (numbers - state["base"]) % state["capacity"]
+            self._powers.view(-1)[slots] = powers.view(-1)[there].to(self.device)
+        if powers is not None and state["capacity"] == self.capacity:
+            self._sums.copy_(state["sums"])  # to the bit, whatever order other sums are added in
+        else:
+            self._sums.copy_(self._powers.sum(1, dtype=torch.float64))

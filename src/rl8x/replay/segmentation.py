@@ -1,0 +1,66 @@
+"""How a replay's rows are cut into segments that checkpoints share."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+_ROWS: Final = 32_768
+_BYTES: Final = 8_000_000
+
+
+class Piece(NamedTuple):
+    """A segment's rows, by their numbers, counted from the first row ever appended.
+
+    Attributes:
+        first: Number of the first row.
+        last: Number of the row after the last.
+        name: The segment's name.
+    """
+
+    first: int
+    last: int
+    name: str
+
+
+class Segmentation:
+    """The pieces that a replay's rows are in: full ones stay as they are, the last is made anew as rows come.
+
+    A full piece ends at a multiple of 32,768 rows, or fewer where these are more than 8 MB. A checkpoint therefore
+    costs the rows that are new since the one before, and at most one piece besides.
+
+    Args:
+        pieces: Those of a state that was loaded, in the order of their rows. They keep their names; later ones get the
+            names of this object, which no other has: after a resume the same rows may come out otherwise.
+    """
+
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        self._pieces = list(pieces)
+        self._key = uuid.uuid4().hex
+
+    def pieces(self, oldest: int, total: int, row_bytes: int) -> list[Piece]:
+        """Return the pieces that together have the rows from `oldest` to `total`, each of which has some of them."""
+        found = [piece for piece in self._pieces if piece.last > oldest]
+        length = segment_rows(row_bytes)
+        if found and found[-1].last < total and found[-1].last % length:
+            found.pop()
+        first = max(oldest, found[-1].last if found else 0)
+        while first < total:
+            last = min((first // length + 1) * length, total)
+            found.append(Piece(first, last, f"{self._key}-{first}-{last}"))
+            first = last
+        self._pieces = found
+        return list(found)
+
+    def has(self, piece: Piece) -> bool:
+        """Whether a piece is still one of these, or a row of it may have been overwritten or replaced."""
+        return piece in self._pieces
+
+
+def segment_rows(row_bytes: int) -> int:
+    """Return how many rows a full segment has: a power of two."""
+    rows = _ROWS
+    while rows > 1 and rows * row_bytes > _BYTES:
+        rows //= 2
+    return rows

@@ -1,0 +1,316 @@
+"""A replay in a run's checkpoints: what is written, what is shared, and what comes back."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, listed, read
+from rl8x.checkpoint.tree import clone, encode
+from rl8x.replay import segmentation
+from rl8x.replay.ring import Replay
+from rl8x.tracking import NullTracker
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch):
+    monkeypatch.setattr(segmentation, "_ROWS", 8)
+
+
+def rows_of(first, last, version=0):
+    numbers = torch.arange(first, last)
+    return {
+        "obs/image": (numbers % 251).to(torch.uint8).view(-1, 1, 1).expand(-1, 2, 2),
+        "obs/vector": numbers.float().unsqueeze(1) + torch.tensor([0.0, 0.5]) + 1000.0 * version,
+        "actions": numbers * 3,
+        "returns": -numbers.double(),
+    }
+
+
+def add(replay, count, version=0):
+    replay.append(rows_of(replay.total, replay.total + count, version))
+
+
+def same_rings(left, right):
+    one, other = left.as_tensordict(), right.as_tensordict()
+    return (
+        (left.size, left.total) == (right.size, right.total)
+        and set(one.keys()) == set(other.keys())
+        and all(torch.equal(one[name], other[name]) for name in one.keys())  # noqa: SIM118
+    )
+
+
+def opened(directory, **options):
+    manager = CheckpointManager(Checkpoints(directory, **options), NullTracker())
+    manager.key = "k"
+    manager.take()
+    return manager
+
+
+def save(manager, replay, steps=1):
+    """Write a checkpoint and return its folder."""
+    state = {"best": None, "replay": replay.state_dict()}
+    manager.save(steps, {"run": {"key": "k"}}, state)
+    return manager.wait()
+
+
+def loaded(path, capacity):
+    replay = Replay(capacity, "cpu")
+    replay.load_state_dict(read(path).state["replay"])
+    return replay
+
+
+def segments(path):
+    return {file.name: file for file in path.glob("*.segment.pt")}
+
+
+@given(st.integers(1, 40), st.lists(st.integers(0, 60), min_size=1, max_size=8), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_ring_goes_on_from_every_checkpoint(tmp_path_factory, capacity, counts, data):
+    tmp_path = tmp_path_factory.mktemp("run")
+    replay, manager, paths, expected = Replay(capacity, "cpu"), opened(tmp_path, keep=100), [], []
+    for version, count in enumerate(counts):
+        add(replay, count, version)
+        paths.append(save(manager, replay, version))
+        expected.append(Replay(capacity, "cpu"))
+        expected[-1].load_state_dict(clone(replay.state_dict()))
+        if data.draw(st.booleans()):
+            replay = loaded(paths[-1], capacity)
+    manager.end()
+    for path, ring in zip(paths, expected, strict=True):
+        resumed = loaded(path, capacity)
+        assert same_rings(resumed, ring)
+        add(resumed, 5)
+        add(ring, 5)
+        assert same_rings(resumed, ring)
+
+
+def test_a_checkpoint_costs_what_is_new(tmp_path):
+    replay, manager = Replay(64, "cpu"), opened(tmp_path)
+    add(replay, 60)
+    before = segments(save(manager, replay))
+    add(replay, 10)
+    after = segments(save(manager, replay))
+    # Rows 0 to 5 are overwritten, and still part of the first piece; the tail from 56 on is made anew.
+    shared = before.keys() & after.keys()
+    assert (len(before), len(after), len(shared)) == (8, 9, 7)
+    assert all(after[name].samefile(before[name]) for name in shared)
+    manager.end()
+    same = segments(save(opened(tmp_path), replay))
+    assert same.keys() == after.keys()  # nothing is new
+
+
+def test_a_piece_of_which_no_row_is_left_is_dropped(tmp_path):
+    replay, manager = Replay(16, "cpu"), opened(tmp_path)
+    add(replay, 16)
+    first = save(manager, replay)
+    add(replay, 9)
+    second = save(manager, replay)
+    assert len(segments(first).keys() & segments(second).keys()) == 1
+    assert len(segments(second)) == 3
+
+
+def test_shared_segments_outlive_the_checkpoints_before(tmp_path):
+    replay, manager = Replay(100, "cpu"), opened(tmp_path, keep=1)
+    for _ in range(6):
+        add(replay, 17)
+        path = save(manager, replay)
+    assert listed(tmp_path) == [path]
+    assert same_rings(loaded(path, 100), replay)
+    shutil.copytree(path, tmp_path / "elsewhere/000001-step-1")
+    assert same_rings(loaded(tmp_path / "elsewhere/000001-step-1", 100), replay)
+
+
+def test_another_disk_gets_copies(tmp_path, monkeypatch):
+    def refuses(*args, **options):
+        raise OSError(18, "Invalid cross-device link")
+
+    replay, manager = Replay(100, "cpu"), opened(tmp_path)
+    add(replay, 30)
+    first = save(manager, replay)
+    monkeypatch.setattr(os, "link", refuses)
+    add(replay, 30)
+    second = save(manager, replay)
+    shared = segments(first).keys() & segments(second).keys()
+    assert len(shared) == 3
+    assert not any(segments(second)[name].samefile(segments(first)[name]) for name in shared)
+    manager.end()
+    assert same_rings(loaded(second, 100), replay)
+
+
+def test_a_checkpoint_that_is_gone_is_not_shared(tmp_path):
+    replay, manager = Replay(20, "cpu"), opened(tmp_path)
+    add(replay, 20)
+    first = save(manager, replay)
+    add(replay, 7)
+    shutil.rmtree(first)
+    second = save(manager, replay)
+    manager.end()
+    assert same_rings(loaded(second, 20), replay)
+    assert len(segments(second)) == 4
+
+
+def test_a_checkpoint_that_goes_while_it_is_shared_is_a_warning(tmp_path, monkeypatch, caplog):
+    from rl8x.checkpoint import files
+
+    replay, manager, write = Replay(20, "cpu"), opened(tmp_path), files.write
+    add(replay, 20)
+    first = save(manager, replay)
+
+    def late(*args):
+        shutil.rmtree(first)
+        return write(*args)
+
+    monkeypatch.setattr(files, "write", late)
+    save(manager, replay)
+    assert "no checkpoint at step 1, those before are kept" in caplog.text
+    monkeypatch.setattr(files, "write", write)
+    assert same_rings(loaded(save(manager, replay), 20), replay)
+
+
+def test_a_resumed_run_shares_with_the_checkpoint_it_goes_on_from(tmp_path):
+    replay, manager = Replay(100, "cpu"), opened(tmp_path)
+    add(replay, 30, version=1)
+    first = save(manager, replay)
+    add(replay, 30, version=1)
+    second = save(manager, replay)
+    manager.end()
+    # The first is gone on with: what comes has the numbers of rows in the second, and is something else.
+    checkpoint = read(first)
+    other, manager = Replay(100, "cpu"), opened(tmp_path)
+    other.load_state_dict(checkpoint.state["replay"])
+    manager.go_on_from(checkpoint, listed(tmp_path))
+    add(other, 30, version=2)
+    third = save(manager, other)
+    manager.end()
+    assert same_rings(loaded(third, 100), other)
+    assert same_rings(loaded(second, 100), replay)
+    assert segments(third).keys() & segments(second).keys() == segments(third).keys() & segments(first).keys()
+    shared = segments(third).keys() & segments(first).keys()
+    assert len(shared) == 3
+    assert all(segments(third)[name].samefile(segments(first)[name]) for name in shared)
+
+
+def test_rows_are_copied_when_save_returns(tmp_path):
+    replay, manager = Replay(20, "cpu"), opened(tmp_path)
+    add(replay, 20)
+    expected = Replay(20, "cpu")
+    expected.load_state_dict(clone(replay.state_dict()))
+    manager.save(1, {"run": {"key": "k"}}, {"best": None, "replay": replay.state_dict()})
+    add(replay, 20)
+    path = manager.wait()
+    manager.end()
+    assert same_rings(loaded(path, 20), expected)
+
+
+@pytest.mark.parametrize("damage", ["changed", "short", "missing"])
+def test_a_damaged_segment_is_named_in_one_line(tmp_path, damage):
+    replay, manager = Replay(100, "cpu"), opened(tmp_path)
+    add(replay, 20)
+    path = save(manager, replay)
+    manager.end()
+    name, file = sorted(segments(path).items())[1]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content if damage == "changed" else content[:-1])
+    if damage == "missing":
+        file.unlink()
+    with pytest.raises(CheckpointError) as error:
+        read(path)
+    message = "is missing" if damage == "missing" else "does not have the digest that was written"
+    assert str(error.value) == f"the checkpoint {path} cannot be used: {name} {message}"
+
+
+def test_a_segment_that_goes_after_it_was_checked_is_named(tmp_path):
+    replay, manager = Replay(100, "cpu"), opened(tmp_path)
+    add(replay, 20)
+    checkpoint = read(save(manager, replay))
+    manager.end()
+    name, file = sorted(segments(checkpoint.path).items())[1]
+    file.unlink()
+    resumed = Replay(100, "cpu")
+    with pytest.raises(CheckpointError, match=f"cannot be used: .*{name}"):
+        resumed.load_state_dict(checkpoint.state["replay"])
+    assert resumed.size == resumed.total == 0
+    add(resumed, 3)
+    assert loaded(save(opened(tmp_path), resumed), 100).total == 3
+
+
+def test_a_replay_of_another_capacity_takes_the_newest_rows():
+    replay = Replay(20, "cpu")
+    add(replay, 50)
+    for capacity in (7, 20, 31):
+        other = Replay(capacity, "cpu")
+        other.load_state_dict(replay.state_dict())
+        add(other, 3)
+        assert other.total == 53
+        assert other.size == min(capacity, 23)
+        assert sorted(other.as_tensordict()["actions"].tolist()) == [3 * row for row in range(53 - other.size, 53)]
+
+
+def test_other_rows_are_refused():
+    replay, other = Replay(20, "cpu"), Replay(20, "cpu")
+    add(replay, 5)
+    other.append({"obs": torch.zeros(2, 3)})
+    with pytest.raises(ValueError, match=r"holds obs float32 \[3\]; the state's obs/image uint8 \[2, 2\]"):
+        other.load_state_dict(replay.state_dict())
+    assert other.total == 2
+
+
+@pytest.mark.parametrize("change", ["short", "dtype", "absent", "lacks one"])
+def test_segments_without_the_rows_are_refused(change):
+    replay = Replay(20, "cpu")
+    add(replay, 20)
+    state = clone(replay.state_dict())
+    content = state["segments"][1][2].content()
+    if change == "lacks one":
+        del state["segments"][1]
+    elif change == "absent":
+        del content["obs/image"]
+    else:
+        matrix = content["vectors.float32"]
+        content["vectors.float32"] = matrix[1:] if change == "short" else matrix.double()
+    if change != "lacks one":
+        state["segments"][1][2].content = lambda: content
+    with pytest.raises(ValueError, match="segment"):
+        Replay(20, "cpu").load_state_dict(state)
+
+
+def test_a_state_that_is_no_longer_the_present_one_is_not_read():
+    replay = Replay(20, "cpu")
+    add(replay, 20)
+    state, lasting = replay.state_dict(), clone(replay.state_dict())
+    add(replay, 1)
+    with pytest.raises(RuntimeError, match="has gone on"):
+        Replay(20, "cpu").load_state_dict(state)
+    replay.load_state_dict(lasting)
+    assert replay.total == 20
+    assert sorted(replay.as_tensordict()["actions"].tolist()) == [3 * row for row in range(20)]
+
+
+def test_an_empty_replay_is_kept():
+    other = Replay(20, "cpu")
+    other.load_state_dict(Replay(20, "cpu").state_dict())
+    assert other.size == other.total == 0
+
+
+def test_segments_are_no_tensors_of_the_state():
+    replay = Replay(20, "cpu")
+    add(replay, 20)
+    tree, tensors = encode(replay.state_dict())
+    assert tensors == {}
+    assert [list(each[2]) for each in tree["segments"]] == [["$segment"]] * 3
+
+
+def test_large_rows_make_short_segments(monkeypatch):
+    monkeypatch.setattr(segmentation, "_ROWS", 32_768)
+    assert [segmentation.segment_rows(size) for size in (1, 42 * 4, 500, 4 * 84 * 84, 10**9)] == [
+        32_768,
+        32_768,
+        8192,
+        256,
+        1,
+    ]
