@@ -216,20 +216,13 @@ def test_the_params_say_what_is_in_force():
 def test_cartpole_is_learned():
     """Twice what random actions reach, after few steps; benchmarks/learning.py has the whole task."""
     algorithm = DQNConfig(
-        num_envs=16,
-        horizon=4,
         seed=0,
         device="cpu",
         execution="eager",
-        lr=2e-3,
-        warmup_steps=512,
-        batch_size=64,
-        target_interval=50,
-        updates_per_sample=0.25,
-        model_config={"hidden_sizes": [64]},
-        buffer_size=20_000,
-        epsilon_schedule={"kind": "interp", "points": [[0, 1.0], [4000, 0.05]]},
+        updates_per_sample=0.5,
+        model_config={"hidden_sizes": [64, 64]},
+        buffer_size=10_000,
     ).build(CartPole)
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=16)
-    trainer.run(max_steps=120, progress="none")
-    assert trainer.eval()["eval/returns/mean"] > 60
+    trainer.run(max_steps=48, progress="none")
+    assert trainer.eval()["eval/returns/mean"] > 45
