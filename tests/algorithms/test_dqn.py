@@ -10,6 +10,7 @@ from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.dqn import q_loss
 from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.envs import CartPole, Pendulum
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -108,6 +109,61 @@ def test_gradients_are_those_of_plain_autograd():
         torch.testing.assert_close(each.detach(), wanted)
 
 
+def test_rows_count_by_their_importance_weights():
+    algorithm, other = build(), build()
+    batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
+    numbers, errors = algorithm.update(
+        algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch | {WEIGHTS: weights}
+    )
+    _, plain = other.update(other.nets.bind(other.nets.state, other.nets.rates), batch)
+    torch.testing.assert_close(errors, plain)
+    each = torch.where(errors <= 1, errors**2 / 2, errors - 0.5)
+    assert numbers["losses/q"].item() == pytest.approx((each * weights).mean().item(), rel=1e-5)
+    assert not torch.equal(algorithm.nets.state[0], other.nets.state[0])
+
+
+def test_priorities_are_written_after_each_group_of_updates(monkeypatch):
+    algorithm = build(prioritized=True, updates_per_sample=2.0, n_step=2, batch_size=4)
+    groups = []
+
+    def note(index, errors):
+        groups.append(tuple(index.shape))
+        assert (errors >= 0).all()
+        update(index, errors)
+
+    update = algorithm.replay.update
+    monkeypatch.setattr(algorithm.replay, "update", note)
+    for _ in range(4):
+        algorithm.collect()
+        algorithm.step()
+    assert groups == [(16, 4)] * 6
+    assert algorithm.counters["algorithm/updates"] == 96
+
+
+def test_surprising_rows_are_drawn_more_often():
+    """One observation in many has a reward that cannot be known, so that its error stays."""
+    algorithm = learned(Surprise, steps=60, prioritized=True, priority_alpha=1.0)
+    index = algorithm.replay.sample(200, 16, torch.Generator().manual_seed(0))
+    obs = algorithm.replay.gather(index)[keys.OBS]
+    share = (algorithm.replay.as_tensordict()[keys.OBS] > 0.5).float().mean().item()
+    assert (obs > 0.5).float().mean().item() > 1.5 * share
+
+
+class Surprise(Probe):
+    """A reward of +2 or -2 by chance where the observation is 1, and of 0 where it is -1; then the end."""
+
+    terminates = True
+    step_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"x": (noise < 0.25).float() * 2 - 1}
+
+    def transition(self, state, actions, parameters, noise):
+        sign = (noise.squeeze(1) < 0.5).float() * 4 - 2
+        rewards = torch.where(state["x"].squeeze(1) > 0, sign, 0.0)
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
 def test_the_target_follows_after_the_step():
     algorithm = build()
     before = algorithm.nets.targets["target"][1].clone()
@@ -198,6 +254,8 @@ def test_what_does_not_fit_is_refused():
         build(model="gru", model_config={})
     with pytest.raises(ValueError, match=r"`epsilon_schedule` must have values in \[0, 1\]"):
         DQNConfig(epsilon_schedule=[[0, 1.5]])
+    with pytest.raises(ValueError, match=r"`priority_beta_schedule` must have values in \[0, 1\]"):
+        DQNConfig(priority_beta_schedule=[[0, 0.4], [100, 2.0]])
     with pytest.raises(ValueError, match="`updates_per_sample` must be at least"):
         DQNConfig(updates_per_sample=0)
     with pytest.raises(ValueError, match="`updates_per_sample` must be"):

@@ -1,7 +1,8 @@
 """Deep Q-learning: values of actions, learned from a replay towards targets of a network that follows.
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", algorithm 1; `double`: van Hasselt
-et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581.
+et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016,
+arXiv:1511.05952.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import SHARE, OffPolicyAlgorithm, observed
-from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.algorithms.q_values import QPolicy, check_discrete
 from rl8x.envs import Env
 from rl8x.rollouts.statistics import Number
@@ -65,9 +66,7 @@ class DQNConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        points = self.schedule("epsilon").points
-        if not all(0.0 <= value <= 1.0 for _, value in points):
-            raise ValueError(f"`epsilon_schedule` must have values in [0, 1]; got {points}.")
+        self.check_shares("epsilon")
 
 
 class DQN(OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
@@ -113,7 +112,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
         """Move Q(s, a) towards what was seen and what the target network expects after it.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
-            L = mean of huber(Q(s, a) - y)
+            L = mean of w huber(Q(s, a) - y),    w = 1, or the importance weight with `prioritized`
 
         R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, s' what followed them.
         """
@@ -126,7 +125,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             values = q(*observed(batch, keys.OBS))[0].gather(-1, actions).squeeze(-1)
-            total = q_loss(values, goals, self.config.huber_delta).mean()
+            total = weighted_mean(q_loss(values, goals, self.config.huber_delta), batch)
             return total, {"losses/q": total, "values": values}
 
         found, norm = q.minimise(loss)

@@ -273,6 +273,7 @@ SITUATIONS = {
     "a fraction owed": ({"updates_per_sample": 0.3, "n_step": 3}, 7),
     "resets": ({"horizons_per_env_reset": 3, "n_step": 2}, 4),
     "normalised": ({"normalize_observations": True, "updates_per_sample": 1.0}, 5),
+    "prioritised": ({"prioritized": True, "buffer_size": 70, "priority_beta": 0.7}, 7),
 }
 
 

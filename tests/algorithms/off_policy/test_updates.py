@@ -26,6 +26,7 @@ CASES = {
     "double dueling": {"dueling": True, "n_step": 3},
     "soft target": {"tau": 0.01, "target_interval": 1, "optimizer": "adamw", "max_grad_norm": 0.1},
     "normalised": {"normalize_observations": True, "huber_delta": None},
+    "prioritised": {"prioritized": True, "updates_per_sample": 1.5},
     "schedules": {"lr_schedule": {"kind": "interp", "points": [[0, 0.01], [200, 0.0]]}, "epsilon": 0.5},
 }
 

@@ -55,6 +55,20 @@ class OffPolicyConfig(OnlineConfig):
         "Environment steps, of all copies together, before the first update; until then actions are random.",
         low=0,
     )
+    prioritized: bool = option(
+        False,
+        "Whether transitions are drawn the more often, the larger their last errors were (prioritised replay), for "
+        "algorithms that have such errors.",
+    )
+    priority_alpha: float = option(
+        0.6, "Power of the errors by which transitions are drawn: 0 draws uniformly.", low=0.0, high=1.0
+    )
+    priority_beta: float = option(
+        0.4, "How much the loss makes up for not drawing uniformly, by importance weights; 1 is all.", low=0.0, high=1.0
+    )
+    priority_beta_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None, "The same over transitions, in the form of lr_schedule; it replaces priority_beta."
+    )
     n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
     gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
     tau: float = option(
@@ -84,12 +98,19 @@ class OffPolicyConfig(OnlineConfig):
         """Check what can be checked without an environment."""
         super().__post_init__()
         self.schedule("lr")
+        self.check_shares("priority_beta")
         make_rule(self.optimizer, self.optimizer_config)
 
     def schedule(self, name: str) -> Schedule:
         """Return the schedule of a hyperparameter that has one of its name, such as `lr`; else it is constant."""
         schedule = getattr(self, f"{name}_schedule")
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
+
+    def check_shares(self, name: str) -> None:
+        """Raise `ValueError` where the schedule of a hyperparameter leaves [0, 1]."""
+        values = [value for _, value in self.schedule(name).points]
+        if not all(0.0 <= value <= 1.0 for value in values):
+            raise ValueError(f"`{name}_schedule` must have values in [0, 1]; got {values}.")
 
     @property
     def update_ratio(self) -> Fraction:

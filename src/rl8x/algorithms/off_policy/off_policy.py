@@ -27,7 +27,7 @@ from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.memory_check import available_bytes, check_replay, check_training
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
-from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, block_size
+from rl8x.algorithms.off_policy.updates import WEIGHTS, Batch, Figures, Updater, block_size
 from rl8x.algorithms.online import OnlineAlgorithm, ResetSchedule
 from rl8x.algorithms.optimizer import make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
@@ -35,6 +35,7 @@ from rl8x.envs import Env, validate
 from rl8x.envs.base import Step
 from rl8x.policy import Act, Policy
 from rl8x.replay.nstep import NStep
+from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.replay.ring import Replay
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
@@ -48,6 +49,8 @@ SHARE: Final = "target_share"
 """Of an update's batch: the share of the way that the targets go after it, 0-d; 0 where they stay."""
 LR: Final = "coefficients/lr"
 REPLAY_SIZE: Final = "replay/size"
+# Updates after which priorities are written, at the latest: those of a block are drawn before it.
+_PRIORITIZED_BLOCK: Final = 16
 # Of an eager step that is small: of the environments, and of an update.
 _SECONDS_PER_ENV_STEP: Final = 3e-4
 _SECONDS_PER_UPDATE: Final = 1e-3
@@ -100,8 +103,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
         self.collector = Collector(env, self.policy, self._generator("sampling"), self.execution, slot=transition)
         self.rollout = Rollout(config.horizon, config.num_envs)
         self.nstep = NStep(config.n_step, config.gamma)
-        self.replay = Replay(config.buffer_size, self.device, path=config.buffer_path, available=available_bytes)
-        self.lr_schedule = config.schedule("lr")
+        self.replay = self._make_replay()
+        self.lr_schedule, self.beta_schedule = config.schedule("lr"), config.schedule("priority_beta")
         self.updates_owed = Fraction(0)
         self.updater = Updater(self.update, self.nets, self.numbers, self.execution, self._made_of())
         self._prepared = False
@@ -180,6 +183,13 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
         check_training(config.num_envs, config.horizon, self.device, config.rollout_bytes(*spaces), policy=self.policy)
         if config.buffer_path is None:
             check_replay(config.buffer_size, self.device, config.replay_bytes(*spaces))
+
+    def _make_replay(self) -> Replay:
+        config = self.config
+        options: Any = {"path": config.buffer_path, "available": available_bytes}
+        if not config.prioritized:
+            return Replay(config.buffer_size, self.device, **options)
+        return PrioritizedReplay(config.buffer_size, self.device, alpha=config.priority_alpha, **options)
 
     def _generator(self, part: str) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
@@ -275,14 +285,25 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
         """How many updates are one program; see `updates.block_size`."""
         config, env = self.config, self.env
         row = config.replay_bytes(env.single_observation_space, env.single_action_space) // config.buffer_size
-        return block_size(config.updates_per_step, config.batch_size * row, masks=not env.capturable)
+        most = _PRIORITIZED_BLOCK if config.prioritized else None
+        return block_size(config.updates_per_step, config.batch_size * row, masks=not env.capturable, most=most)
 
     def _update_block(self, size: int) -> Tensor:
         """Sample batches and make an update of each; return what they measured, `[size, numbers]`."""
         index = self.replay.sample(size, self.config.batch_size, self.generator)
-        rows, _ = self.updater.run(self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], size))
+        rows, errors = self.updater.run(self._items(index))
         self.counters[keys.UPDATES] += size
+        if isinstance(self.replay, PrioritizedReplay):
+            assert errors is not None, f"{type(self).__name__} gives no errors to draw by"
+            self.replay.update(index, errors)
         return rows
+
+    def _items(self, index: Tensor) -> dict[str, Tensor]:
+        """Return what updates read, `[updates, ...]` each, given where the rows of their batches are."""
+        items = self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
+        if isinstance(self.replay, PrioritizedReplay):
+            items[WEIGHTS] = self.replay.weights(index, self.beta_schedule(self.counters[self.clock]))
+        return items
 
     def _measured(self, rows: Tensor) -> dict[str, Number]:
         """Average what the updates of a step measured, `[updates, numbers]`, and look for what is not finite."""
@@ -304,7 +325,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
         with execution.ahead():
             for size in sizes:
                 index = torch.zeros((size, self.config.batch_size), dtype=torch.int64, device=self.device)
-                self.updater.prepare(self.replay.gather(index) | self.draw(0, size))
+                self.updater.prepare(self._items(index))
 
     @property
     def _work(self) -> int:
@@ -323,7 +344,8 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
     @property
     def params(self) -> dict[str, Any]:
         """Every hyperparameter by name, as it is in force."""
-        return super().params | {"lr_schedule": self.lr_schedule.to_dict()}
+        schedules = {"lr_schedule": self.lr_schedule.to_dict(), "priority_beta_schedule": self.beta_schedule.to_dict()}
+        return super().params | schedules
 
     def learned_state(self) -> dict[str, Any]:
         """Return what an update changes: weights, targets, optimizers, running moments, and what draws batches."""

@@ -18,8 +18,16 @@ from rl8x.trees import row_major
 Batch = Mapping[str, Tensor]
 """What one update reads, by flat names: rows of the replay `[batch_size, ...]`, and what the algorithm drew."""
 
+WEIGHTS: Final = "importance_weights"
+"""Of an update's batch: what makes up for drawing rows by priorities, `[batch_size]`; missing where they are not."""
+
 # Bytes of the batches that are sampled at once; images would fill the memory.
 _BLOCK_BYTES: Final = 2**26
+
+
+def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of the losses of a batch's rows, `[batch_size]`, under importance weights where it has such."""
+    return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
 
 
 class Figures(NamedTuple):
