@@ -2,6 +2,7 @@
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.dqn import DQN, DQNConfig
+from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 
@@ -11,6 +12,8 @@ __all__ = [
     "AlgorithmConfig",
     "DQNConfig",
     "GenericAlgorithmBase",
+    "OffPolicyAlgorithm",
+    "OffPolicyConfig",
     "OnlineAlgorithm",
     "OnlineConfig",
     "PPOConfig",

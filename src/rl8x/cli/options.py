@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from rl8x.algorithms import AlgorithmConfig, OnlineConfig
+from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
@@ -31,6 +31,7 @@ _OPTIONS: Final = "rl8x.algorithm_options"
 _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
     OnlineConfig: "Every algorithm with an environment",
+    OffPolicyConfig: "Every algorithm with a replay",
 }
 
 

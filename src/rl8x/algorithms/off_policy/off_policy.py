@@ -286,7 +286,7 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
         config, env = self.config, self.env
         row = config.replay_bytes(env.single_observation_space, env.single_action_space) // config.buffer_size
         most = _PRIORITIZED_BLOCK if config.prioritized else None
-        return block_size(config.updates_per_step, config.batch_size * row, masks=not env.capturable, most=most)
+        return block_size(float(config.updates_per_step), config.batch_size * row, masks=not env.capturable, most=most)
 
     def _update_block(self, size: int) -> Tensor:
         """Sample batches and make an update of each; return what they measured, `[size, numbers]`."""
