@@ -91,7 +91,7 @@ def test_the_two_networks_disagree_about_the_best_action_in_the_test_above():
 
 
 def test_gradients_are_those_of_plain_autograd():
-    algorithm = build(optimizer="sgd", lr=0.1, max_grad_norm=None, double=False)
+    algorithm = build(optimizer="sgd", lr=0.1, max_grad_norm=None, double=False, huber_delta=1.0)
     batch, policy = batch_of(algorithm), algorithm.policy
     starts = torch.zeros(1, 6, dtype=torch.bool)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_plain_autograd():
 
 
 def test_rows_count_by_their_importance_weights():
-    algorithm, other = build(), build()
+    algorithm, other = build(huber_delta=1.0), build(huber_delta=1.0)
     batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
     numbers, errors = algorithm.update(
         algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch | {WEIGHTS: weights}

@@ -60,7 +60,10 @@ class DQNConfig(OffPolicyConfig):
         False, "Whether values of actions are the state's value and what each action adds to it: Q = V + A - mean A."
     )
     huber_delta: float | None = option(
-        1.0, "Errors beyond it have a gradient of constant size. None: the loss is half the squared error.", above=0.0
+        None,
+        "Errors beyond it have a gradient of constant size; 1 is the paper's. None: half the squared error, "
+        "which learns faster from the rare large errors where an episode ends.",
+        above=0.0,
     )
 
     def __post_init__(self) -> None:
