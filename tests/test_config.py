@@ -283,7 +283,10 @@ def test_a_module_that_breaks_when_imported_shows_its_own_error(tmp_path, monkey
         ({"env": "A", "tracking": "yes"}, "`tracking` must be true or false; got 'yes'"),
         ({"env": "A", "eval_env": "maybe"}, "`eval_env` must be one of 'auto', True, False; got 'maybe'"),
         ({"env": "A", "progress": "much"}, "`progress` must be one of"),
-        ({"env": "A", "algorithm": "PPOO"}, "no built-in algorithm 'PPOO'; there are PPO, PQN.*Did you mean 'PPO'"),
+        (
+            {"env": "A", "algorithm": "PPOO"},
+            "algorithm 'PPOO'; there are DQN, PPO, PQN.*Did you mean 'PPO'",
+        ),
         ({"env": "A", "algorithm": "rl8x.keys.OBS"}, "must name a subclass"),
         ({"env": "A", "algorithm_config": {"learning_rate": 1}}, "has no option 'learning_rate'"),
         ({"env": "A", "algorithm_config": {"num_env": 1}}, "has no option 'num_env'. Nearest: num_envs"),

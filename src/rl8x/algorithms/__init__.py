@@ -1,15 +1,21 @@
 """Algorithms: each learns with `step()`; one with an environment gathers experience with `collect()` before it."""
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
+from rl8x.algorithms.dqn import DQN, DQNConfig
+from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
 
 __all__ = [
+    "DQN",
     "PPO",
     "PQN",
     "AlgorithmConfig",
+    "DQNConfig",
     "GenericAlgorithmBase",
+    "OffPolicyAlgorithm",
+    "OffPolicyConfig",
     "OnlineAlgorithm",
     "OnlineConfig",
     "PPOConfig",

@@ -64,6 +64,16 @@ def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observ
     _check(need, device, f"an evaluation of num_eval_envs={num_envs:,} needs", "`num_eval_envs`")
 
 
+def check_replay(buffer_size: int, device: torch.device, need: int) -> None:
+    """Refuse a replay of so many transitions and bytes that does not fit; raises as `check_training`."""
+    _check(need, device, f"buffer_size={buffer_size:,} needs", "`buffer_size`, or set `buffer_path`", warn=True)
+
+
+def row_bytes(observation: Space, action: Space) -> int:
+    """Return what a replay stores of one transition: two observations, the action, return and discount (float32)."""
+    return 2 * _stored(observation) + _stored(action) + 2 * 4
+
+
 def slot_bytes(observation: Space | None, action: Space | None) -> int:
     """Return what every rollout stores of one step of one copy; spaces that are not known yet count as nothing."""
     return _SLOT + _stored(observation) + _stored(action)

@@ -18,8 +18,9 @@ from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.gymnasium_env import is_vectorised
+from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, reduce_horizons
+from rl8x.rollouts.statistics import Stats, collect_stats, reduce_horizons
 
 OnlineConfigT = TypeVar("OnlineConfigT", bound="OnlineConfig")
 EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
@@ -159,6 +160,25 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         Args:
             env_config: Values for the environment's parameters, applied where a reset is due.
         """
+
+    def finish_collect(self, rollout: Rollout) -> Stats:
+        """Count the horizon that a rollout has, truncate its episodes if a reset follows, and return its statistics."""
+        horizon = self.config.horizon
+        self.counters[keys.COLLECTS] += 1
+        if self.reset_is_due():
+            rollout.truncate()
+        valid = rollout.tensors.get(keys.VALID)
+        valid = None if valid is None else valid[:horizon]
+        # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
+        self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
+        return collect_stats(
+            rollout[keys.REWARDS][:horizon],
+            (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon],
+            rollout[keys.EPISODE_RETURNS][:horizon],
+            rollout[keys.EPISODE_LENGTHS][:horizon],
+            valid,
+            rollout.metrics(),
+        )
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
         """Run the horizons from one reset to the next in the training environment, learning nothing from them.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
+from rl8x.rollouts.statistics import any_not_finite
 
 # A cache line of float32; a view that begins in the middle of one is slower to multiply with.
 _ALIGNMENT = 16
@@ -213,7 +214,63 @@ def clip_and_apply(
     return norm
 
 
-class FlatOptimizer:
+@torch.no_grad()
+def updates_not_finite(losses: Tensor, gradients: Tensor, weights: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Look at a step's updates. After the first bad one all numbers are bad, so that only the first is looked at.
+
+    Args:
+        losses: Of each update the losses and what else was measured, `[updates, num_losses]`.
+        gradients: Of each update the norms of the gradients, `[updates, num_gradients]`.
+        weights: All weights after the updates, as vectors.
+    """
+    rows = torch.cat((losses, gradients), 1)
+    bad = ~torch.isfinite(rows)
+    first = bad.any(1).to(torch.float32).argmax()
+    # Indexing with a 0-d tensor would copy it to the host.
+    worst = bad.index_select(0, first.reshape(1)).squeeze(0)
+    return {
+        "finite/losses": worst[: losses.shape[1]].any().to(torch.float32),
+        "finite/gradients": worst[losses.shape[1] :].any().to(torch.float32),
+        "finite/parameters": any_not_finite(weights),
+    }
+
+
+class FlatWeights:
+    """A set of weights as one vector, of which the modules keep views.
+
+    Args:
+        weights: The weights, by name; those that are trained become views of the vector.
+
+    Attributes:
+        weights: The vector of all weights, `[size]`.
+        names: The modules' weights' names, in order.
+        views: The weights, views of the vector.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]]) -> None:
+        trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
+        self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
+        self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
+        self.weights = self.joined(self.views)
+        for parameter, values in zip(self.views, self.split(self.weights), strict=True):
+            parameter.data = values
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Return a vector's parts in the shapes of the weights, as views."""
+        parts = torch.split(vector, self.sizes)
+        return [part[: view.numel()].view(view.shape) for part, view in zip(parts, self.views, strict=True)]
+
+    @torch.no_grad()
+    def joined(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return tensors in the shapes of the weights as a new vector; what is between them is 0."""
+        first = self.views[0]
+        vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
+        for place, part in zip(self.split(vector), parts, strict=True):
+            place.copy_(part)
+        return vector
+
+
+class FlatOptimizer(FlatWeights):
     """Clips and applies the gradients of a set of weights as one vector.
 
     Args:
@@ -222,39 +279,24 @@ class FlatOptimizer:
         lr: First learning rate.
 
     Attributes:
-        weights: The vector of all weights, `[size]`.
-        gradient: Their gradient, `[size]`, which backward passes add to.
+        gradient: The gradient, `[size]`, which backward passes add to.
         moments: What the rule keeps, by name.
         lr: Learning rate, 0-d: a tensor, so that a compiled step reads the present one and not the traced one.
-        names: The modules' weights' names, in order.
-        views: The weights, views of the vector.
     """
 
     def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], rule: Rule, *, lr: float) -> None:
+        super().__init__(weights)
         self.rule = rule
-        trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
-        self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
-        self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
-        self.weights, self.gradient = self._flatten()
+        self.gradient = torch.zeros_like(self.weights)
+        for parameter, gradients in zip(self.views, self.split(self.gradient), strict=True):
+            parameter.grad = gradients
         self.moments = rule.moments(self.weights)
         self.lr = torch.tensor(lr, dtype=torch.float32, device=self.weights.device)
 
-    def _flatten(self) -> tuple[Tensor, Tensor]:
-        first = self.views[0]
-        with torch.no_grad():
-            weights = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
-            gradient = torch.zeros_like(weights)
-            views = zip(self.views, self.split(weights), self.split(gradient), strict=True)
-            for parameter, values, gradients in views:
-                values.copy_(parameter)
-                parameter.data = values
-                parameter.grad = gradients
-        return weights, gradient
-
-    def split(self, vector: Tensor) -> list[Tensor]:
-        """Return a vector's parts in the shapes of the weights, as views."""
-        parts = torch.split(vector, self.sizes)
-        return [part[: view.numel()].view(view.shape) for part, view in zip(parts, self.views, strict=True)]
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """What a step changes: the weights and the rule's moments."""
+        return self.weights, *self.moments.values()
 
     @torch.no_grad()
     def step(self, max_grad_norm: float | None, active: Tensor | None = None) -> Tensor:
@@ -267,8 +309,7 @@ class FlatOptimizer:
         Returns:
             The norm before clipping, 0-d.
         """
-        state = (self.weights, *self.moments.values())
-        return clip_and_apply(self.rule, state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
+        return clip_and_apply(self.rule, self.state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the moments of each weight, in the layout of `torch.optim`.
@@ -307,10 +348,7 @@ class FlatOptimizer:
                     part.copy_(parts[kind])
         self.lr.fill_(state["param_groups"][0]["lr"])
         # Between the weights there is padding, which is no part of them and may not be finite where a gradient was not.
-        padded = torch.zeros_like(self.weights)
-        for part, view in zip(self.split(padded), self.views, strict=True):
-            part.copy_(view.detach())
-        self.weights.copy_(padded)
+        self.weights.copy_(self.joined(self.views))
 
     def _matched(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what a state has of each weight, in order; nothing of those that have not taken a step."""

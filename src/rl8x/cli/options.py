@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from rl8x.algorithms import AlgorithmConfig, OnlineConfig
+from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.cli.errors import UserError, users_mistakes
@@ -33,6 +33,7 @@ _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
     OnlineConfig: "Every algorithm with an environment",
     OnPolicyConfig: "Every algorithm that learns from rollouts",
+    OffPolicyConfig: "Every algorithm with a replay",
 }
 
 

@@ -29,8 +29,8 @@ _SMALL: Final = 2**16
 _LARGE: Final = 2**23
 _LARGE_TRANSPOSED: Final = 2**24
 
-# Multiplications of bfloat16 numbers up to which they are multiplied as float32, even where the processor has instructions
-# for bfloat16: the call of a kernel that has to lay them out anew costs more than the arithmetic.
+# Multiplications of bfloat16 numbers up to which they are multiplied as float32, whatever the processor: the call of a
+# kernel that has to lay them out anew costs more than the arithmetic.
 _SMALL_BFLOAT16: Final = 2**20
 
 # Rows, terms and columns from which oneDNN is the faster one in eager execution too, where it fuses with nothing.

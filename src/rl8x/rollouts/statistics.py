@@ -20,9 +20,13 @@ from rl8x import keys
 Number = float | int | Tensor
 
 # What was gathered, by the keys of a rollout. Discrete actions are always finite, their log-probabilities are not.
-_GATHERED = {"observations": (keys.OBS,), "actions": (keys.ACTIONS, keys.LOGP), "rewards": (keys.REWARDS,)}
+_GATHERED = {
+    "observations": (keys.OBS, keys.NEXT_OBS),
+    "actions": (keys.ACTIONS, keys.LOGP),
+    "rewards": (keys.REWARDS,),
+}
 # What a rollout shows of a quantity. Losses are not finite where values are not.
-_SHOWN = {**_GATHERED, "losses": (keys.VALUES, keys.FINAL_VALUES)}
+_SHOWN = {**_GATHERED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
 _MAX_LISTED = 32
 
 
@@ -235,8 +239,9 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
         f"finite/{quantity}": any_not_finite(value for name, value in rollout.items() if name.split("/")[0] in names)
         for quantity, names in _GATHERED.items()
     }
-    final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
-    found["finite/observations"] = torch.maximum(found["finite/observations"], final.to(torch.float32))
+    if keys.FINAL_VALUES in rollout:
+        final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
+        found["finite/observations"] = torch.maximum(found["finite/observations"], final.to(torch.float32))
     return found
 
 
@@ -264,11 +269,14 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
     """
     found = {}
     for quantity, names in _SHOWN.items():
-        shown = [value for name, value in rollout.items() if name.split("/")[0] in names and value.is_floating_point()]
-        wrong = [~torch.isfinite(value).reshape(*value.shape[:2], -1).all(-1) for value in shown]
+        wrong = _slots_not_finite(rollout, names)
         final: Tensor | None = None
         if quantity == "observations" and keys.FINAL_VALUES in rollout:
             final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES])
+            wrong.append(final)
+        elif quantity == "observations" and (following := _slots_not_finite(rollout, (keys.NEXT_OBS,))):
+            # Of an episode that goes on, the next slot shows it.
+            final = torch.stack(following).any(0) & (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])
             wrong.append(final)
         bad = torch.stack(wrong).any(0) if wrong else torch.zeros(1, 1, dtype=torch.bool)
         if not bad.any():
@@ -283,3 +291,9 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
             "final": final is not None and bool((final[slot] & bad[slot]).any()),
         }
     return found
+
+
+def _slots_not_finite(rollout: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
+    """Say of each tensor under some names in which slots and copies it is not finite, `[horizon + 1, num_envs]`."""
+    shown = [value for name, value in rollout.items() if name.split("/")[0] in names and value.is_floating_point()]
+    return [~torch.isfinite(value).reshape(*value.shape[:2], -1).all(-1) for value in shown]

@@ -20,15 +20,15 @@ from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Batch, SequencePack
-from rl8x.algorithms.on_policy.update import Objective, Updater, updates_not_finite
+from rl8x.algorithms.on_policy.update import Objective, Updater
 from rl8x.algorithms.online import OnlineAlgorithm
-from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Number, Stats, collect_stats, gathered_not_finite, locate_non_finite
+from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
 from rl8x.rollouts.step import Slot
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map
@@ -220,23 +220,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.reset_if_due(env_config)
         waits = self.execution.mode == "compile" and self.device.type == "cpu" and not self.updater.prepared
         self.collector.fill(self.rollout, self._prepare_update if waits else None)
-        self.counters[keys.COLLECTS] += 1
-        if self.reset_is_due():
-            self.rollout.truncate()
         self.fresh = True
-        rollout, horizon = self.rollout, self.config.horizon
-        valid = rollout.tensors.get(keys.VALID)
-        valid = None if valid is None else valid[:horizon]
-        # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
-        self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
-        return collect_stats(
-            rollout[keys.REWARDS][:horizon],
-            (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon],
-            rollout[keys.EPISODE_RETURNS][:horizon],
-            rollout[keys.EPISODE_LENGTHS][:horizon],
-            valid,
-            rollout.metrics(),
-        )
+        return self.finish_collect(self.rollout)
 
     # -- learning
 
@@ -265,7 +250,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
                 LR: lr,
                 **self.coefficients(),
                 **gathered_not_finite(self.rollout.tensors),
-                **updates_not_finite(rows, self.optimizer.weights),
+                **updates_not_finite(rows[:, :-1], rows[:, -1:], [self.optimizer.weights]),
             }
         )
 

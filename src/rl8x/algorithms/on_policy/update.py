@@ -21,7 +21,6 @@ from rl8x.execution.private import add_to_each
 from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import any_not_finite
 
 # Transitions whose activations are kept for a backward pass at once, so that memory stays flat; fewer on the CPU, so
 # that they stay in the cache. A chunk costs eager execution a millisecond of its own.
@@ -365,23 +364,3 @@ class Updater:
 
 def _call_under(policy: Policy, weights: dict[str, Tensor], *inputs: Any) -> Any:
     return functional_call(policy, weights, inputs)
-
-
-@torch.no_grad()
-def updates_not_finite(rows: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Look at a step's updates. After the first bad one all numbers are bad, so that only the first is looked at.
-
-    Args:
-        rows: Of each update the losses and, last, the norm of the gradient, `[updates, num_losses + 1]`.
-        weights: All weights after the updates, as one vector.
-    """
-    bad = ~torch.isfinite(rows)
-    first = bad.any(1).to(torch.float32).argmax()
-    # Indexing with a 0-d tensor would copy it to the host.
-    worst = bad.index_select(0, first.reshape(1)).squeeze(0)
-    losses, gradient = worst[:-1].any(), worst[-1]
-    return {
-        "finite/losses": losses.to(torch.float32),
-        "finite/gradients": gradient.to(torch.float32),
-        "finite/parameters": any_not_finite([weights]),
-    }

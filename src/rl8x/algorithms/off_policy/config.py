@@ -1,0 +1,132 @@
+"""The hyperparameters that algorithms with a replay share, each explained once, at its field."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Any, Final
+
+from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
+from rl8x.algorithms.online import OnlineConfig
+from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
+from rl8x.models import Model
+from rl8x.schedules import Schedule
+
+# Up to which denominator `updates_per_sample` is taken for the fraction that it was written as: 1 / 3 is a third.
+_LARGEST_DENOMINATOR: Final = 10**9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(OnlineConfig):
+    """Hyperparameters of every algorithm that learns from a replay.
+
+    A step of the trainer collects num_envs * horizon transitions and then makes the updates that are due for them.
+    """
+
+    num_envs: int = option(64, "Copies of the environment, stepped together.", low=1)
+    horizon: int = option(
+        2,
+        "Steps taken by each copy in one collect, and so between blocks of updates. num_envs * horizon of about 128 "
+        "learns as fast as 16; far below, the fixed cost of a step of the trainer shows.",
+        low=1,
+    )
+    horizons_per_env_reset: int | None = option(
+        None, "k > 0 resets the environment before every k-th collect, k < 0 once at the first. None: once."
+    )
+    model: str | type[Model] | Model | None = option(
+        None, "Network: 'mlp' (the default), a dotted path to a Model class, a class or an instance."
+    )
+    model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
+    buffer_size: int = option(1_000_000, "Transitions that the replay keeps: the newest.", low=1)
+    buffer_path: str | None = option(
+        None, "A folder on a disk to keep the replay in, memory-mapped. None keeps it in the device's memory."
+    )
+    batch_size: int = option(256, "Transitions of a batch, each drawn by itself.", low=1)
+    updates_per_sample: float = option(
+        1.0,
+        "Updates for each transition collected after the warm-up. Of fractions the rest is owed, so that the ratio is "
+        "exact in the long run.",
+        low=1e-6,
+        high=1e6,
+    )
+    warmup_steps: int = option(
+        1000,
+        "Environment steps, of all copies together, before the first update; until then actions are random.",
+        low=0,
+    )
+    prioritized: bool = option(
+        False,
+        "Whether transitions are drawn the more often, the larger their last errors were (prioritised replay), for "
+        "algorithms that have such errors.",
+    )
+    priority_alpha: float = option(
+        0.6, "Power of the errors by which transitions are drawn: 0 draws uniformly.", low=0.0, high=1.0
+    )
+    priority_beta: float = option(
+        0.4, "How much the loss makes up for not drawing uniformly, by importance weights; 1 is all.", low=0.0, high=1.0
+    )
+    priority_beta_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None, "The same over transitions, in the form of lr_schedule; it replaces priority_beta."
+    )
+    n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
+    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
+    tau: float = option(
+        0.005,
+        "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",
+        above=0.0,
+        high=1.0,
+    )
+    target_interval: int = option(1, "Updates from one move of the target networks to the next.", low=1)
+    lr: float = option(3e-4, "Learning rate of the optimizers.", above=0.0)
+    lr_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None,
+        "Learning rate over transitions: [[transitions, value], ...], each held, or a mapping with kind and points.",
+    )
+    optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
+    optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
+    max_grad_norm: float | None = option(
+        None, "Largest L2 norm of a network's gradient. None does not clip.", above=0.0
+    )
+    normalize_observations: bool = option(
+        False,
+        "Whether observations are shifted and scaled by running moments, where they are used: the replay keeps them as "
+        "they were.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        self.schedule("lr")
+        self.check_shares("priority_beta")
+        make_rule(self.optimizer, self.optimizer_config)
+
+    def schedule(self, name: str) -> Schedule:
+        """Return the schedule of a hyperparameter that has one of its name, such as `lr`; else it is constant."""
+        schedule = getattr(self, f"{name}_schedule")
+        return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
+
+    def check_shares(self, name: str) -> None:
+        """Raise `ValueError` where the schedule of a hyperparameter leaves [0, 1]."""
+        values = [value for _, value in self.schedule(name).points]
+        if not all(0.0 <= value <= 1.0 for value in values):
+            raise ValueError(f"`{name}_schedule` must have values in [0, 1]; got {values}.")
+
+    @property
+    def update_ratio(self) -> Fraction:
+        """`updates_per_sample` as the fraction that it was written as, for exact counts."""
+        return Fraction(self.updates_per_sample).limit_denominator(_LARGEST_DENOMINATOR)
+
+    @property
+    def updates_per_step(self) -> Fraction:
+        """Updates of one `step()`, on average, where the environment masks no steps."""
+        return self.update_ratio * self.num_envs * self.horizon
+
+    def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
+        """Return a lower bound of the memory that the experience of one collect takes."""
+        next_obs = slot_bytes(observation, None) - slot_bytes(None, None)
+        return super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * next_obs
+
+    def replay_bytes(self, observation: Space, action: Space) -> int:
+        """Return the memory that a full replay takes, for the spaces of one copy."""
+        return self.buffer_size * row_bytes(observation, action)

@@ -1,0 +1,190 @@
+"""The networks of an off-policy update: modules whose weights are flat vectors, and targets that follow them.
+
+An update is a function of tensors: weights and moments come in as vectors and are changed in place. So the same
+function runs eagerly, compiled and captured, and a loop of updates needs no Python in between. No module is copied: a
+target network is its module under another vector of weights.
+
+    nets = Nets(policy)                                    # when the algorithm is made
+    nets.add("q", QNetwork(policy), rule, lr=3e-4)
+    nets.add_target("target", of="q")
+
+    values, norm = nets["q"].minimise(loss)                # in an update, on what `bind` gave
+    nets["target"].follow(nets["q"], 0.005)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
+
+Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
+"""Calls a network under the weights that are trained; returns the loss, 0-d, and what else is wanted of it, by name."""
+
+
+class Trained(NamedTuple):
+    """A module that is trained.
+
+    Attributes:
+        module: Its `forward` is what a network computes.
+        optimizer: Has its weights as one vector, and moves them.
+        max_grad_norm: Largest L2 norm of the gradient; None does not clip.
+    """
+
+    module: nn.Module
+    optimizer: FlatOptimizer
+    max_grad_norm: float | None
+
+
+class Net:
+    """A network in an update.
+
+    Args:
+        trained: What has the module, and how its weights lie in the vector.
+        weights: The vector of its weights, `[size]`.
+        moments: What the optimizer keeps beside it; nothing for a target.
+        lr: The learning rate, 0-d; None for a target.
+
+    Attributes:
+        weights: As given; `minimise` and `follow` change it in place.
+    """
+
+    def __init__(
+        self, trained: Trained, weights: Tensor, moments: Sequence[Tensor] = (), lr: Tensor | None = None
+    ) -> None:
+        self.trained = trained
+        self.weights = weights
+        self.moments = moments
+        self.lr = lr
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Call the module under these weights; gradients flow to the inputs, and not to the weights."""
+        return self._under(self._parts, *inputs)
+
+    def minimise(self, loss: Loss, active: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+        """Take a step of the optimizer down a loss.
+
+        Args:
+            loss: See `Loss`. Other networks that it calls are not trained.
+            active: 0-d bool; False leaves weights and moments as they are, decided on the device: for networks that
+                are not trained in every update.
+
+        Returns:
+            What else the loss returned, without gradients, and the norm of the gradient before clipping, 0-d.
+        """
+        assert self.lr is not None, "a target network is not trained"
+        optimizer = self.trained.optimizer
+        with torch.enable_grad():
+            weights = self.weights.detach().requires_grad_()
+            value, found = loss(functools.partial(self._under, optimizer.split(weights)))
+            (gradient,) = torch.autograd.grad(value, weights)
+        norm = clip_and_apply(
+            optimizer.rule,
+            (self.weights, *self.moments),
+            gradient,
+            self.lr,
+            max_grad_norm=self.trained.max_grad_norm,
+            active=active,
+        )
+        return {name: each.detach() for name, each in found.items()}, norm
+
+    def follow(self, net: Net, share: Tensor | float) -> None:
+        """Go a share, in [0, 1], 0-d where it is a tensor, of the way to the weights of another network of the kind."""
+        self.weights.lerp_(net.weights, share)
+
+    @functools.cached_property
+    def _parts(self) -> list[Tensor]:
+        return self.trained.optimizer.split(self.weights)
+
+    def _under(self, parts: Sequence[Tensor], *inputs: Any) -> Any:
+        weights = dict(zip(self.trained.optimizer.names, parts, strict=True))
+        return functional_call(self.trained.module, weights, inputs)
+
+
+class Nets:
+    """The networks of an algorithm between updates, by name.
+
+    Args:
+        policy: What acts. Weights of networks that are the policy's are saved with it, not here.
+
+    Attributes:
+        trained: Those that an optimizer moves.
+        targets: Those that follow one of them: its name, and a vector of weights.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.trained: dict[str, Trained] = {}
+        self.targets: dict[str, tuple[str, Tensor]] = {}
+        self._policy = policy
+
+    def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
+        """Add a network that is trained; the module's weights become views of one vector."""
+        optimizer = FlatOptimizer(module.named_parameters(), rule, lr=lr)
+        self.trained[name] = Trained(module, optimizer, max_grad_norm)
+
+    def add_target(self, name: str, *, of: str) -> None:
+        """Add a network that is the one of another name under weights of its own, which are the same at first."""
+        self.targets[name] = of, self.trained[of].optimizer.weights.clone()
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all networks, in place."""
+        for each in self.trained.values():
+            each.optimizer.lr.fill_(lr)
+
+    # -- as the arguments of an update
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What an update changes in place: vectors of weights and moments, `[size]`, and the steps taken, `[1]`."""
+        trained = [tensor for each in self.trained.values() for tensor in each.optimizer.state]
+        return trained + [weights for _, weights in self.targets.values()]
+
+    @property
+    def rates(self) -> list[Tensor]:
+        """The learning rates, 0-d each."""
+        return [each.optimizer.lr for each in self.trained.values()]
+
+    def bind(self, state: Sequence[Tensor], rates: Sequence[Tensor]) -> dict[str, Net]:
+        """Return the networks by name, under tensors in the order and shapes of `state` and `rates`."""
+        left, nets = iter(state), dict[str, Net]()
+        for (name, each), lr in zip(self.trained.items(), rates, strict=True):
+            weights, *moments = (next(left) for _ in each.optimizer.state)
+            nets[name] = Net(each, weights, moments, lr)
+        for name, (followed, _) in self.targets.items():
+            nets[name] = Net(self.trained[followed], next(left))
+        return nets
+
+    # -- what is saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights that are not the policy's, what optimizers keep, and targets, all by weights' names."""
+        targets = {}
+        for name, (followed, weights) in self.targets.items():
+            optimizer = self.trained[followed].optimizer
+            targets[name] = dict(zip(optimizer.names, optimizer.split(weights), strict=True))
+        return {
+            "modules": {name: self._own(each.module) for name, each in self.trained.items()},
+            "optimizers": {name: each.optimizer.state_dict() for name, each in self.trained.items()},
+            "targets": targets,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state_dict` returned, in place; the policy has been loaded."""
+        for name, each in self.trained.items():
+            for key, tensor in self._own(each.module).items():
+                tensor.copy_(state["modules"][name][key])
+            each.optimizer.load_state_dict(state["optimizers"][name])
+        for name, (followed, weights) in self.targets.items():
+            optimizer, saved = self.trained[followed].optimizer, state["targets"][name]
+            weights.copy_(optimizer.joined(saved[key] for key in optimizer.names))
+
+    def _own(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the weights and buffers of a module that are not the policy's."""
+        saved = {tensor.data_ptr() for tensor in self._policy.state_dict().values()}
+        return {name: tensor for name, tensor in module.state_dict().items() if tensor.data_ptr() not in saved}

@@ -1,0 +1,131 @@
+"""All updates that are due after a collect, as programs of tensors: one loop without Python between them."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from rl8x.algorithms.off_policy.nets import Net, Nets
+from rl8x.execution import Execution, Program
+from rl8x.execution.programs import prepare
+from rl8x.trees import row_major
+
+Batch = Mapping[str, Tensor]
+"""What one update reads, by flat names: rows of the replay `[batch_size, ...]`, and what the algorithm drew."""
+
+WEIGHTS: Final = "importance_weights"
+"""Of an update's batch: what makes up for drawing rows by priorities, `[batch_size]`; missing where they are not."""
+
+# Bytes of the batches that are sampled at once; images would fill the memory.
+_BLOCK_BYTES: Final = 2**26
+
+
+def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of the losses of a batch's rows, `[batch_size]`, under importance weights where it has such."""
+    return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
+
+
+class Figures(NamedTuple):
+    """What an update gives.
+
+    Attributes:
+        numbers: What it measured, 0-d each, by the names of metrics.
+        errors: How wrong its values were, `[batch_size]`, at least 0: the priorities of the rows; None where the
+            algorithm knows none.
+    """
+
+    numbers: Mapping[str, Tensor]
+    errors: Tensor | None = None
+
+
+class Update(Protocol):
+    """Learns from one batch: a pure function of tensors, but that networks change in place."""
+
+    @abstractmethod
+    def __call__(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+        """Do one update."""
+
+
+class Updater:
+    """Runs updates in blocks.
+
+    Args:
+        update: What an update does.
+        nets: The networks.
+        names: The metrics that an update gives, in order.
+        execution: How the programs run.
+        made_of: Returns the objects that decide what an update does.
+    """
+
+    def __init__(
+        self, update: Update, nets: Nets, names: Sequence[str], execution: Execution, made_of: Sequence[object]
+    ) -> None:
+        self.update = update
+        self.nets = nets
+        self.names = tuple(names)
+        self.execution = execution
+        self._made_of = made_of
+        self._items: tuple[str, ...] = ()
+
+    def run(self, items: Batch) -> tuple[Tensor, Tensor | None]:
+        """Do one update after the other.
+
+        Args:
+            items: What each update reads, by name, `[updates, ...]`.
+
+        Returns:
+            What they measured, `[updates, numbers]`, and the errors of the rows, `[updates, batch_size]`, if any.
+        """
+        arguments = self._arguments(items)
+        rows, *errors = self._program(*arguments)
+        return rows, errors[0] if errors else None
+
+    def prepare(self, items: Batch) -> None:
+        """Have the program compiled for items laid out like these, without running it or waiting for it."""
+        arguments = self._arguments(items)
+        prepare(self._program, *arguments)
+
+    def _arguments(self, items: Batch) -> list[Tensor]:
+        self._items = tuple(items)
+        # Columns of a replay are views of one tensor; what is compiled gets tensors of the usual strides.
+        return [*self.nets.state, *self.nets.rates, *[row_major(item) for item in items.values()]]
+
+    @functools.cached_property
+    def _program(self) -> Program:
+        """Return the loop; made when it is known what an update reads."""
+        return self.execution.loop(
+            self._update_tensors,
+            len(self.nets.state),
+            len(self._items),
+            made_of=lambda: [*self._made_of, self.nets, self.names, self._items],
+        )
+
+    @torch.no_grad()
+    def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
+        """Do one update: what is compiled."""
+        num_state, num_items = len(self.nets.state), len(self._items)
+        state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
+        nets = self.nets.bind(state, rates)
+        numbers, errors = self.update(nets, dict(zip(self._items, items, strict=True)))
+        row = torch.stack([numbers[name] for name in self.names])
+        return [row] if errors is None else [row, errors]
+
+
+def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
+    """Return how many updates are one program; what is left over is done one by one, so that two are compiled.
+
+    Args:
+        updates: Updates of a step on average.
+        batch_bytes: Bytes of what an update reads.
+        masks: Whether a collect may have fewer transitions than usual, because a simulator masks steps. Blocks are
+            then small, since a block that is too large is not run at all.
+        most: A limit of the algorithm's own.
+    """
+    size = int(updates**0.5) if masks else int(updates)
+    limits = [size, _BLOCK_BYTES // max(1, batch_bytes), *([] if most is None else [most])]
+    return max(1, min(limits))

@@ -1,0 +1,375 @@
+import copy
+import dataclasses
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.probes import Forever, Probe
+
+from rl8x import HitsUpperBound, NullTracker, Trainer, keys
+from rl8x.algorithms import DQNConfig
+from rl8x.algorithms.off_policy.config import OffPolicyConfig
+from rl8x.checkpoint.tree import clone
+from rl8x.envs import CartPole
+from rl8x.trainers.non_finite import NonFiniteError
+
+SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+
+
+def build(env=CartPole, **options):
+    config = {**SMALL, "warmup_steps": 16, "batch_size": 4, "buffer_size": 100, "execution": "eager", **options}
+    return DQNConfig(**config).build(env)
+
+
+def train(algorithm, steps):
+    rows = []
+    for _ in range(steps):
+        collected = algorithm.collect()
+        rows.append({**collected, **algorithm.step()})
+    return rows
+
+
+class Counting(Probe):
+    """Observes how many steps were taken since its reset, and is rewarded with that number."""
+
+    single_observation_space = Box(0.0, np.inf, (1,), dtype=np.float32)
+    default_time_limit = None
+
+    def transition(self, state, actions, parameters, noise):
+        x = state["x"] + 1
+        return {"x": x}, x.squeeze(1), torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+# -- the updates that are due
+
+
+@given(
+    ratio=st.one_of(st.sampled_from([0.1, 0.7, 1 / 3, 1 / 64, 1.0, 2.5]), st.floats(1e-3, 3.0)),
+    samples=st.lists(st.integers(0, 300), max_size=50),
+)
+def test_the_ratio_is_exact_in_the_long_run(ratio, samples):
+    config = DQNConfig(updates_per_sample=ratio)
+    assert float(config.update_ratio) == pytest.approx(ratio, rel=1e-6)
+    owed, done = Fraction(0), 0
+    for each in samples:
+        owed += config.update_ratio * each
+        done += int(owed)
+        owed -= int(owed)
+    assert done == math.floor(config.update_ratio * sum(samples))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    ratio=st.sampled_from([0.1, 1 / 3, 0.7, 1.0, 1 / 64]),
+    n_step=st.integers(1, 5),
+    horizon=st.integers(1, 4),
+    warmup=st.integers(0, 40),
+)
+def test_counters_say_what_was_done(ratio, n_step, horizon, warmup):
+    algorithm = build(updates_per_sample=ratio, n_step=n_step, horizon=horizon, warmup_steps=warmup)
+    steps = 12
+    train(algorithm, steps)
+    collected = 8 * horizon
+    warm = -(-warmup // collected)
+    expected = math.floor(Fraction(ratio).limit_denominator(1000) * collected * (steps - warm))
+    assert algorithm.counters == {
+        "algorithm/collects": steps,
+        "algorithm/steps": steps,
+        "algorithm/updates": expected,
+        "env/steps": steps * collected,
+        "env/episodes": 0,
+    }
+    taken = algorithm.nets.trained["q"].optimizer.moments["step"].item()
+    assert taken == expected
+    assert algorithm.replay.total == collected * steps - 8 * (n_step - 1)
+
+
+def test_updates_wait_for_the_first_rows():
+    algorithm = build(n_step=4, horizon=1, warmup_steps=0, updates_per_sample=1.0)
+    train(algorithm, 3)
+    assert (algorithm.replay.size, algorithm.counters["algorithm/updates"]) == (0, 0)
+    train(algorithm, 1)
+    assert (algorithm.replay.size, algorithm.counters["algorithm/updates"]) == (8, 32)
+
+
+def test_a_row_without_updates_has_no_losses():
+    algorithm = build(updates_per_sample=1 / 64)
+    rows = train(algorithm, 6)
+    has = ["losses/q" in row for row in rows]
+    assert has == [False, False, False, False, True, False]
+    assert not any(math.isnan(value) for row in rows for value in row.values())
+    assert {name for row in rows for name in row if not name.startswith("finite/")} <= {
+        *algorithm.metrics,
+        *keys.COLLECT_METRICS,
+    }
+
+
+def test_a_condition_on_a_loss_waits_for_it():
+    trainer = Trainer(build(updates_per_sample=1 / 64), tracker=NullTracker(), eval_env=False)
+    with_loss = []
+    condition = HitsUpperBound("losses/q", 0.0)
+    for stats in trainer:
+        with_loss.append(condition(stats))
+        if condition(stats):
+            break
+    assert with_loss == [False] * 4 + [True]
+
+
+# -- what is stored
+
+
+def test_rows_are_what_happened():
+    algorithm = build(Counting, n_step=3, gamma=0.5)
+    train(algorithm, 4)
+    stored = algorithm.replay.as_tensordict()
+    begin = stored["obs"].squeeze(1)
+    assert algorithm.replay.size == 8 * (8 - 2)
+    assert sorted(set(begin.tolist())) == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(stored["returns"], (begin + 1) + 0.5 * (begin + 2) + 0.25 * (begin + 3))
+    assert torch.equal(stored["next_obs"].squeeze(1), begin + 3)
+    assert stored["discounts"].tolist() == [0.125] * 48
+
+
+def test_no_return_reaches_across_an_evaluation_in_the_training_environment():
+    algorithm = build(Counting, n_step=3, gamma=0.5)
+    train(algorithm, 2)
+    algorithm.evaluate()
+    train(algorithm, 2)
+    stored = algorithm.replay.as_tensordict()
+    begin, after = stored["obs"].squeeze(1), stored["next_obs"].squeeze(1)
+    # Steps 4 and 5 were the evaluation's; the rows of steps 2 and 3 end before it.
+    assert sorted(set(zip(begin.tolist(), after.tolist(), strict=True))) == [
+        (0, 3),
+        (1, 4),
+        (2, 4),
+        (3, 4),
+        (6, 9),
+        (7, 10),
+    ]
+    assert stored["returns"][begin == 3].tolist() == [4.0] * 8
+    assert stored["discounts"][begin == 3].tolist() == [0.5] * 8
+
+
+def test_a_reset_truncates_what_goes_on():
+    algorithm = build(Counting, n_step=3, gamma=0.5, horizons_per_env_reset=2)
+    train(algorithm, 4)
+    stored = algorithm.replay.as_tensordict()
+    pairs = set(zip(stored["obs"].squeeze(1).tolist(), stored["next_obs"].squeeze(1).tolist(), strict=True))
+    assert pairs == {(0.0, 3.0), (1.0, 4.0), (2.0, 4.0), (3.0, 4.0)}
+    assert stored["discounts"][stored["obs"].squeeze(1) == 3].unique().tolist() == [0.5]
+
+
+def test_an_episode_that_a_time_limit_ends_bootstraps_from_its_own_last_observation():
+    class Limited(Counting):
+        default_time_limit = 3
+
+    algorithm = build(Limited, horizon=3)
+    train(algorithm, 2)
+    stored = algorithm.replay.as_tensordict()
+    last = stored["obs"].squeeze(1) == 2
+    assert stored["next_obs"][last].unique().tolist() == [3.0]
+    assert stored["discounts"].min().item() == pytest.approx(0.99)
+
+
+def test_tasks_that_never_end_are_not_reset_at_every_collect():
+    algorithm = build(Counting)
+    train(algorithm, 3)
+    assert algorithm.params["horizons_per_env_reset"] == -1
+    assert algorithm.rollout[keys.OBS].max().item() == 6.0
+
+
+def test_the_buffer_shows_the_last_collect_and_the_source_all():
+    algorithm = build(Counting)
+    train(algorithm, 3)
+    assert algorithm.buffer[keys.OBS][0].squeeze(1).tolist() == [4.0, 5.0, 6.0]
+    assert algorithm.source.size == 48
+
+
+def test_observations_are_kept_as_they_were_and_normalised_where_they_are_used():
+    algorithm = build(Counting, normalize_observations=True, warmup_steps=1000)
+    train(algorithm, 4)
+    (moments,) = algorithm.policy.obs_moments.values()
+    assert moments.count.item() == 64
+    assert moments.mean.item() == pytest.approx(3.5)
+    assert algorithm.replay.as_tensordict()["obs"].max().item() == 7.0
+
+
+# -- numbers that are not finite
+
+
+class Poisoned(Counting):
+    """Its step 41, after those that `validate` tries, has a NaN in one copy: in a reward, or in the observation."""
+
+    where = "reward"
+
+    def transition(self, state, actions, parameters, noise):
+        state, rewards, ended = super().transition(state, actions, parameters, noise)
+        bad = (state["x"].squeeze(1) == 41) & (torch.arange(self.num_envs) == 3)
+        if self.where == "reward":
+            return state, torch.where(bad, torch.nan, rewards), ended
+        return {"x": torch.where(bad.unsqueeze(1), torch.nan, state["x"])}, rewards, ended
+
+
+class PoisonedObs(Poisoned):
+    where = "observation"
+
+
+class PoisonedFinalObs(PoisonedObs):
+    default_time_limit = 41
+
+
+@pytest.mark.parametrize("env", [Poisoned, PoisonedObs, PoisonedFinalObs])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_block_with_nan_is_dropped_and_never_trained_on(env, n_step):
+    algorithm = build(env, n_step=n_step, horizon=10, buffer_size=1000)
+    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=False, on_non_finite="skip")
+    for _ in range(4):
+        trainer.step()
+    before = clone(algorithm.learned_state())
+    slot = 1 if env is PoisonedObs else 0  # the observation after slot 0 is that of slot 1, if the episode goes on
+    with pytest.warns(RuntimeWarning, match=rf"not finite at step 5, in environments 3, slot {slot} of the horizon"):
+        trainer.step()
+    assert algorithm.replay.total == 8 * (40 - n_step + 1)
+    after = algorithm.learned_state()
+    assert all(map(torch.equal, before["policy"].values(), after["policy"].values()))
+    for _ in range(3):
+        trainer.step()
+    stored = algorithm.replay.as_tensordict()
+    assert all(torch.isfinite(stored[name]).all() for name in ("obs", "next_obs", "returns", "discounts"))
+    assert all(torch.isfinite(tensor).all() for tensor in algorithm.nets.state)
+    # New episodes began, and what waited for the dropped block ended where that began.
+    assert stored["next_obs"].max().item() == 40.0
+    assert algorithm.replay.total == 8 * (40 + 30 - n_step + 1)
+    assert algorithm.counters["env/steps"] == 8 * 80
+
+
+def test_a_run_that_is_to_stop_stops_with_the_place():
+    trainer = Trainer(build(PoisonedFinalObs, horizon=10), tracker=NullTracker(), eval_env=False)
+    with pytest.raises(NonFiniteError, match="observations not finite at step 5, in environments 3") as caught:
+        trainer.run(max_steps=10, progress="none")
+    assert (caught.value.diagnosis["slot"], caught.value.diagnosis["final"]) == (0, True)
+
+
+def test_weights_that_are_not_finite_are_named():
+    algorithm = build()
+    train(algorithm, 2)
+    algorithm.nets.trained["q"].optimizer.weights.fill_(math.nan)
+    algorithm.collect()
+    row = algorithm.step()
+    assert [row[f"finite/{name}"] for name in ("losses", "gradients", "parameters")] == [1, 1, 1]
+
+
+# -- going on
+
+
+SITUATIONS = {
+    "full replay": ({"buffer_size": 60}, 12),
+    "warm-up": ({"warmup_steps": 100}, 3),
+    "a fraction owed": ({"updates_per_sample": 0.3, "n_step": 3}, 7),
+    "resets": ({"horizons_per_env_reset": 3, "n_step": 2}, 4),
+    "normalised": ({"normalize_observations": True, "updates_per_sample": 1.0}, 5),
+    "prioritised": ({"prioritized": True, "buffer_size": 70, "priority_beta": 0.7}, 7),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_run_goes_on_to_the_bit(situation, tmp_path):
+    options, steps = SITUATIONS[situation]
+
+    def made():
+        return build(**{"n_step": 1, "updates_per_sample": 0.5, **options})
+
+    def run(trainer, upto):
+        rows = []
+        while trainer.state["algorithm/steps"] < upto:
+            rows.append({name: value for name, value in trainer.step().items() if name.split("/")[0] not in _TIMES})
+        return rows
+
+    whole = Trainer(made(), tracker=NullTracker(), eval_env=False)
+    run(whole, steps)
+    expected = run(whole, steps + 6)
+    first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path)
+    run(first, steps)
+    first.save()
+    if situation == "full replay":
+        assert first.algorithm.replay.size == 60 < first.algorithm.replay.total
+    if situation == "a fraction owed":
+        assert 0 < first.algorithm.updates_owed < 1
+    if situation == "warm-up":
+        assert first.algorithm.counters["algorithm/updates"] == 0
+    second = Trainer.resume(tmp_path, algorithm=made(), tracker=NullTracker(), eval_env=False)
+    assert run(second, steps + 6) == expected
+    assert all(map(torch.equal, second.algorithm.nets.state, whole.algorithm.nets.state))
+    assert second.algorithm.counters["algorithm/updates"] > 0
+    kept, wanted = (each.algorithm.replay.as_tensordict() for each in (second, whole))
+    assert (kept == wanted).all()
+
+
+_TIMES = ("profiling", "memory")
+
+
+def test_another_ratio_goes_on_from_what_was_owed():
+    algorithm = build(updates_per_sample=1.0)
+    train(algorithm, 4)
+    state = copy.deepcopy(algorithm.state_dict())
+    slower = build(updates_per_sample=0.25)
+    slower.load_state_dict(state)
+    train(slower, 2)
+    assert slower.counters["algorithm/updates"] == algorithm.counters["algorithm/updates"] + 8
+
+
+def test_the_learned_state_has_no_experience():
+    algorithm = build(buffer_size=50)
+    train(algorithm, 4)
+    tensors = []
+
+    def note(tree):
+        if isinstance(tree, torch.Tensor):
+            tensors.append(tree)
+        elif isinstance(tree, dict):
+            [note(each) for each in tree.values()]
+
+    note(algorithm.learned_state()["policy"])
+    note(algorithm.learned_state()["nets"])
+    weights = sum(each.numel() for each in algorithm.policy.parameters())
+    assert sum(each.numel() for each in tensors) < 5 * weights
+
+
+# -- what is refused
+
+
+def test_a_replay_that_does_not_fit_is_refused_before_anything_is_allocated():
+    with pytest.raises(ValueError, match=r"buffer_size=1,000,000,000,000 needs at least .* Lower `buffer_size`"):
+        build(buffer_size=10**12)
+
+
+def test_what_is_no_hyperparameter_is_refused():
+    with pytest.raises(ValueError, match="`tau` must be greater than 0 and at most 1"):
+        DQNConfig(tau=0.0)
+    with pytest.raises(ValueError, match="no option 'momentun'"):
+        DQNConfig(optimizer="sgd", optimizer_config={"momentun": 0.9})
+    with pytest.raises(ValueError, match="must begin at 0"):
+        DQNConfig(lr_schedule=[[5, 0.1]])
+    with pytest.raises(ValueError, match="`horizons_per_env_reset` must be positive"):
+        DQNConfig(horizons_per_env_reset=0)
+
+
+def test_every_hyperparameter_is_explained():
+    for field in dataclasses.fields(OffPolicyConfig):
+        assert field.metadata["help"].endswith(".")
+
+
+def test_the_estimate_of_a_step_grows_with_its_updates():
+    few, many = build(updates_per_sample=0.25), build(updates_per_sample=2.0)
+    assert 0 < few.seconds_per_step < many.seconds_per_step
+
+
+def test_forever_is_bootstrapped_at_its_limit():
+    algorithm = build(Forever, gamma=0.5)
+    train(algorithm, 4)
+    assert algorithm.replay.as_tensordict()["discounts"].unique().tolist() == [0.5]

@@ -1,0 +1,286 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from tests.probes import ActionDecides, ActionMatches, Delay, Forever, ObservationDecides, OneStep, Probe
+
+from rl8x import NullTracker, Trainer, keys
+from rl8x.algorithms import DQNConfig
+from rl8x.algorithms.dqn import q_loss
+from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.updates import WEIGHTS
+from rl8x.envs import CartPole, Pendulum
+
+SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+
+
+def build(env=CartPole, **options):
+    return DQNConfig(**{**SMALL, "warmup_steps": 16, "batch_size": 16, "buffer_size": 200, **options}).build(env)
+
+
+def batch_of(algorithm, size=6):
+    """Make a batch by hand, terminations among it."""
+    generator = torch.Generator().manual_seed(5)
+    shape = algorithm.env.single_observation_space.shape
+    return {
+        keys.OBS: torch.randn(size, *shape, generator=generator),
+        keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
+        keys.ACTIONS: torch.randint(2, (size,), generator=generator),
+        keys.RETURNS: torch.randn(size, generator=generator) * 3,
+        keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
+        SHARE: torch.tensor(0.5),
+    }
+
+
+def plain_q(algorithm, obs):
+    """Values of actions row by row, in NumPy, from the weights by name."""
+    weights = {name: value.detach().double().numpy() for name, value in algorithm.policy.model.state_dict().items()}
+    hidden = np.maximum(weights["actor.0.weight"] @ obs.double().numpy() + weights["actor.0.bias"], 0)
+    q = weights["policy_head.weight"] @ hidden + weights["policy_head.bias"]
+    if algorithm.config.dueling:
+        value = (weights["value_head.weight"] @ hidden + weights["value_head.bias"])[0]
+        q = value + q - q.mean()
+    return q
+
+
+def disturb(algorithm):
+    """Move the trained weights away from the target's; return the target's values as a function."""
+    target = {}
+    batch = batch_of(algorithm)
+    for i, obs in enumerate(batch[keys.NEXT_OBS]):
+        target[i] = plain_q(algorithm, obs)
+    optimizer = algorithm.nets.trained["q"].optimizer
+    generator = torch.Generator().manual_seed(8)
+    for view in optimizer.views:
+        view.data.add_(torch.randn(view.shape, generator=generator) * 0.5)
+    return target
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("delta", [None, 1.0, 0.3])
+def test_the_loss_is_that_of_the_papers_row_by_row(double, dueling, delta):
+    algorithm = build(double=double, dueling=dueling, huber_delta=delta)
+    target = disturb(algorithm)
+    batch = batch_of(algorithm)
+    losses, errors, chosen = [], [], []
+    for i in range(6):
+        after = target[i]
+        best = np.argmax(plain_q(algorithm, batch[keys.NEXT_OBS][i]) if double else after)
+        goal = batch[keys.RETURNS][i].item() + batch[keys.DISCOUNTS][i].item() * after[best]
+        value = plain_q(algorithm, batch[keys.OBS][i])[batch[keys.ACTIONS][i]]
+        error = abs(value - goal)
+        is_square = delta is None or error <= delta
+        losses.append(error**2 / 2 if is_square else delta * (error - delta / 2))
+        errors.append(error)
+        chosen.append(value)
+    numbers, found = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    assert numbers["losses/q"].item() == pytest.approx(np.mean(losses), rel=1e-5)
+    assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-5)
+    assert numbers["monitors/q"].item() == pytest.approx(np.mean(chosen), rel=1e-5)
+    np.testing.assert_allclose(found.numpy(), errors, rtol=1e-4)
+
+
+def test_the_two_networks_disagree_about_the_best_action_in_the_test_above():
+    algorithm = build()
+    target = disturb(algorithm)
+    obs = batch_of(algorithm)[keys.NEXT_OBS]
+    assert any(np.argmax(plain_q(algorithm, obs[i])) != np.argmax(target[i]) for i in (0, 2, 3, 5))
+
+
+def test_gradients_are_those_of_plain_autograd():
+    algorithm = build(optimizer="sgd", lr=0.1, max_grad_norm=None, double=False, huber_delta=1.0)
+    batch, policy = batch_of(algorithm), algorithm.policy
+    starts = torch.zeros(1, 6, dtype=torch.bool)
+    with torch.no_grad():
+        goals = policy(batch[keys.NEXT_OBS][None], {}, starts)[0].amax(-1)
+        goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * goals
+    values = policy(batch[keys.OBS][None], {}, starts)[0][torch.arange(6), batch[keys.ACTIONS]]
+    parameters = list(policy.parameters())
+    gradients = torch.autograd.grad(q_loss(values, goals, 1.0).mean(), parameters, allow_unused=True)
+    expected = [
+        each.detach().clone() if gradient is None else each.detach() - 0.1 * gradient
+        for each, gradient in zip(parameters, gradients, strict=True)
+    ]
+    algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    for each, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(each.detach(), wanted)
+
+
+def test_rows_count_by_their_importance_weights():
+    algorithm, other = build(huber_delta=1.0), build(huber_delta=1.0)
+    batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
+    numbers, errors = algorithm.update(
+        algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch | {WEIGHTS: weights}
+    )
+    _, plain = other.update(other.nets.bind(other.nets.state, other.nets.rates), batch)
+    torch.testing.assert_close(errors, plain)
+    each = torch.where(errors <= 1, errors**2 / 2, errors - 0.5)
+    assert numbers["losses/q"].item() == pytest.approx((each * weights).mean().item(), rel=1e-5)
+    assert not torch.equal(algorithm.nets.state[0], other.nets.state[0])
+
+
+def test_priorities_are_written_after_each_group_of_updates(monkeypatch):
+    algorithm = build(prioritized=True, updates_per_sample=2.0, n_step=2, batch_size=4)
+    groups = []
+
+    def note(index, errors):
+        groups.append(tuple(index.shape))
+        assert (errors >= 0).all()
+        update(index, errors)
+
+    update = algorithm.replay.update
+    monkeypatch.setattr(algorithm.replay, "update", note)
+    for _ in range(4):
+        algorithm.collect()
+        algorithm.step()
+    assert groups == [(16, 4)] * 6
+    assert algorithm.counters["algorithm/updates"] == 96
+
+
+def test_surprising_rows_are_drawn_more_often():
+    """One observation in many has a reward that cannot be known, so that its error stays."""
+    algorithm = learned(Surprise, steps=60, prioritized=True, priority_alpha=1.0)
+    index = algorithm.replay.sample(200, 16, torch.Generator().manual_seed(0))
+    obs = algorithm.replay.gather(index)[keys.OBS]
+    share = (algorithm.replay.as_tensordict()[keys.OBS] > 0.5).float().mean().item()
+    assert (obs > 0.5).float().mean().item() > 1.5 * share
+
+
+class Surprise(Probe):
+    """A reward of +2 or -2 by chance where the observation is 1, and of 0 where it is -1; then the end."""
+
+    terminates = True
+    step_noise = 1
+
+    def initial_state(self, parameters, noise):
+        return {"x": (noise < 0.25).float() * 2 - 1}
+
+    def transition(self, state, actions, parameters, noise):
+        sign = (noise.squeeze(1) < 0.5).float() * 4 - 2
+        rewards = torch.where(state["x"].squeeze(1) > 0, sign, 0.0)
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
+def test_the_target_follows_after_the_step():
+    algorithm = build()
+    before = algorithm.nets.targets["target"][1].clone()
+    algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch_of(algorithm))
+    trained = algorithm.nets.trained["q"].optimizer.weights
+    torch.testing.assert_close(algorithm.nets.targets["target"][1], (before + trained) / 2)
+
+
+def learned(env, steps=80, **options):
+    settings = {"warmup_steps": 64, "lr": 0.01, "target_interval": 20, "updates_per_sample": 1.0, "gamma": 0.9}
+    settings |= {"epsilon": 0.5}
+    algorithm = build(env, **{**settings, "execution": "eager", **options})
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def q_of(algorithm, x):
+    obs = torch.full((1, 1, 1), float(x))
+    return algorithm.policy(obs, {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0].tolist()
+
+
+PROBES = {
+    "one step": (OneStep, {0: [1, 1]}),
+    "observation decides": (ObservationDecides, {1: [1, 1], -1: [-1, -1]}),
+    "delay": (Delay, {0: [0.9, 0.9], 1: [1, 1]}),
+    "action decides": (ActionDecides, {0: [-1, 1]}),
+    "action matches": (ActionMatches, {1: [-1, 1], -1: [1, -1]}),
+    "time limits do not end": (Forever, {0: [4, 4]}),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"n_step": 3, "dueling": True}], ids=["plain", "n-step dueling"])
+@pytest.mark.parametrize("probe", PROBES)
+def test_known_values_are_learned(probe, options):
+    env, values = PROBES[probe]
+    if env is Forever:  # a value comes nearer by a share of 1 - gamma with each copy of the target
+        options = options | {"target_interval": 10, "gamma": 0.75}
+    algorithm = learned(env, **options)
+    for x, expected in values.items():
+        assert q_of(algorithm, x) == pytest.approx(expected, abs=0.12)
+
+
+class OneLegal(Probe):
+    """Only action 2, then the end: illegal actions would be worth more, if they could be taken."""
+
+    terminates = True
+    single_action_space = Discrete(3, start=1)
+    single_observation_space = Dict(
+        {"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)}
+    )
+
+    def observe(self, state, parameters):
+        mask = torch.tensor([0, 1, 1], dtype=torch.int8).expand(self.num_envs, 3)
+        return {"x": state["x"], "action_mask": mask}
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = torch.where(actions == 1, 100.0, torch.where(actions == 2, 1.0, -1.0))
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
+def test_illegal_actions_are_neither_taken_nor_bootstrapped_from():
+    algorithm = learned(OneLegal, steps=60)
+    stored = algorithm.replay.as_tensordict()
+    assert set(stored["actions"].unique().tolist()) == {2, 3}
+    obs = {"x": torch.zeros(1, 1, 1), "action_mask": torch.tensor([[[0, 1, 1]]])}
+    q = algorithm.policy(obs, {}, torch.zeros(1, 1, dtype=torch.bool))[0, 0]
+    assert q[0] == -math.inf
+    assert q[1:].tolist() == pytest.approx([1, -1], abs=0.1)
+
+
+def test_actions_are_random_in_the_warm_up_and_epsilon_follows_its_schedule():
+    schedule = {"kind": "interp", "points": [[0, 1.0], [160, 0.0]]}
+    algorithm = build(ActionDecides, warmup_steps=64, epsilon_schedule=schedule, num_envs=16, horizon=1)
+    epsilons = []
+    for _ in range(12):
+        epsilons.append(algorithm.collect()["coefficients/epsilon"])
+        algorithm.step()
+    assert epsilons == pytest.approx([1.0] * 4 + [0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0], abs=1e-6)
+    assert algorithm.policy.distribution.epsilon.item() == 0.0
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"DQN needs a Discrete action space; got Box.* Use PPO\."):
+        build(Pendulum)
+    with pytest.raises(ValueError, match="DQN trains feedforward models; GRUModel is recurrent"):
+        build(model="gru", model_config={})
+    with pytest.raises(ValueError, match=r"`epsilon_schedule` must have values in \[0, 1\]"):
+        DQNConfig(epsilon_schedule=[[0, 1.5]])
+    with pytest.raises(ValueError, match=r"`priority_beta_schedule` must have values in \[0, 1\]"):
+        DQNConfig(priority_beta_schedule=[[0, 0.4], [100, 2.0]])
+    with pytest.raises(ValueError, match="`updates_per_sample` must be at least"):
+        DQNConfig(updates_per_sample=0)
+    with pytest.raises(ValueError, match="`updates_per_sample` must be"):
+        DQNConfig(updates_per_sample=math.inf)
+
+
+def test_the_params_say_what_is_in_force():
+    params = build(epsilon=0.1).params
+    assert params["algorithm"] == "DQN"
+    assert params["epsilon_schedule"] == {"kind": "step", "points": [[0, 0.1]]}
+    assert params["double"] is True
+    assert params["horizons_per_env_reset"] == -1
+    assert params["distribution.class"] == "EpsilonGreedy"
+
+
+def test_cartpole_is_learned():
+    """Twice what random actions reach, after few steps; benchmarks/learning.py has the whole task."""
+    algorithm = DQNConfig(
+        seed=0,
+        device="cpu",
+        execution="eager",
+        updates_per_sample=0.5,
+        model_config={"hidden_sizes": [64, 64]},
+        buffer_size=10_000,
+    ).build(CartPole)
+    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=16)
+    trainer.run(max_steps=48, progress="none")
+    assert trainer.eval()["eval/returns/mean"] > 45
