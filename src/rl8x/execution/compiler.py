@@ -22,7 +22,8 @@ from rl8x.execution.artifacts import Artifacts, key_of
 
 Run = Callable[..., Sequence[Tensor]]
 
-_MODULE: Final = "rl8x.execution.compiler_process"
+# Little of what compilers make, or of what they import, is garbage before they end: looking for it costs a second.
+_CODE: Final = "import gc; gc.disable(); from rl8x.execution.compiler_process import main; main()"
 
 
 class Compiler:
@@ -53,7 +54,7 @@ class Compiler:
         path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(self.artifacts.folder)],
+            [sys.executable, "-c", _CODE, str(self.artifacts.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

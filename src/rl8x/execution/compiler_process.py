@@ -6,7 +6,6 @@ It imports torch's compiler once; what is forked has that at once, and nothing o
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -27,7 +26,6 @@ _NICENESS: Final = 10
 def main() -> None:
     """Compile until there is no one left who asks."""
     artifacts = Artifacts(Path(sys.argv[1]))
-    gc.disable()  # little of what compilers make is garbage before they end
     os.nice(_NICENESS)
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a compiler prints is no answer
@@ -78,7 +76,3 @@ def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | No
     finally:
         built.unlink(missing_ok=True)
     return {"key": key, "error": None}
-
-
-if __name__ == "__main__":
-    main()
