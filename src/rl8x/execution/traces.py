@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from rl8x.importing import importing_much
 
 
 class Trace(NamedTuple):
@@ -91,11 +95,12 @@ def describe(graph: torch.fx.GraphModule, examples: Sequence[Tensor], loop: Loop
 
 def trace(function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]) -> Trace:
     """Trace a function with tensors laid out like these, `[*]` each, without touching them."""
-    # Imported here: it brings torch's compiler with it, a second that a run without tracing need not pay.
     from torch.fx.experimental.proxy_tensor import make_fx
 
     copies = [tensor.detach().clone() for tensor in tensors]
-    graph: torch.fx.GraphModule = make_fx(lambda *given: function(*given))(*copies)  # it counts a method's `self`
+    # The first one loads torch's compiler, a second that a run without tracing need not pay.
+    with contextlib.nullcontext() if "torch._dynamo" in sys.modules else importing_much():
+        graph: torch.fx.GraphModule = make_fx(lambda *given: function(*given))(*copies)  # it counts a method's `self`
     return Trace(graph, _lift(graph))
 
 
