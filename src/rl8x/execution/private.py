@@ -7,6 +7,7 @@ whose compiled programs are wrong. What happens where one is gone is said at eac
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -86,6 +87,11 @@ def _loaded(module: str) -> Any:
 
 def _missing(name: str) -> RuntimeError:
     return RuntimeError(f"torch {torch.__version__} has no {name}, which rl8x compiles with. Use torch 2.13 or 2.14")
+
+
+def has_loaded_compiler() -> bool:
+    """Whether torch's compiler has been imported. Under another name it never has: then no trace collects garbage."""
+    return "torch._dynamo" in sys.modules
 
 
 def is_observed() -> bool:
