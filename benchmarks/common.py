@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -100,6 +101,81 @@ class Work:
         return {**dataclasses.asdict(self), "flops": self.flops, "activations": self.activations}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayWork:
+    """What an iteration of an algorithm with a replay does, the same for every library.
+
+    Attributes:
+        algorithm: `"dqn"`, without the options of later papers.
+        env: As `Work` has it.
+        num_envs: Copies of the environment.
+        horizon: Steps of each copy before the updates that are due for them.
+        hidden: Width of the two hidden layers of each network.
+        batch_size: Transitions of an update.
+        updates_per_sample: Updates for each transition.
+        blocks: Times that an iteration collects and updates.
+        iterations: Iterations that are timed, at least.
+    """
+
+    algorithm: str
+    env: str
+    num_envs: int
+    horizon: int
+    hidden: int
+    batch_size: int
+    updates_per_sample: float
+    lr: float = 1e-3
+    gamma: float = 0.99
+    max_grad_norm: float = 10.0
+    buffer_size: int = 100_000
+    warmup_steps: int = 1024
+    updates_per_target: int = 250
+    epsilon: float = 0.05
+    blocks: int = 32
+    iterations: int = 8
+
+    @property
+    def transitions(self) -> int:
+        """Transitions of one iteration."""
+        return self.num_envs * self.horizon * self.blocks
+
+    @property
+    def updates_per_block(self) -> int:
+        """Updates after `horizon` steps of each copy."""
+        return round(self.num_envs * self.horizon * self.updates_per_sample)
+
+    @property
+    def products(self) -> list[tuple[int, int, int]]:
+        """The matrix products of one update, `[m, k] x [k, n]` as (m, k, n).
+
+        A network goes forward on a batch; its gradient is a product for each layer's weight and, but for the first
+        layer, one for what went into it. The target network goes forward once.
+        """
+        widths = [OBSERVATIONS[self.env], self.hidden, self.hidden, OUTPUTS[self.env]]
+        layers = list(itertools.pairwise(widths))
+        forward = [(self.batch_size, inputs, outputs) for inputs, outputs in layers]
+        by_weights = [(outputs, self.batch_size, inputs) for inputs, outputs in layers]
+        by_inputs = [(self.batch_size, outputs, inputs) for inputs, outputs in layers[1:]]
+        return 2 * forward + by_weights + by_inputs
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields and what is computed of them, for the result."""
+        return {**dataclasses.asdict(self), "products": self.products}
+
+
+REPLAY_WORKS = {
+    f"dqn-{hidden}": ReplayWork(
+        algorithm="dqn",
+        env="cartpole",
+        num_envs=64,
+        horizon=2,
+        hidden=hidden,
+        batch_size=64,
+        updates_per_sample=0.25,
+    )
+    for hidden in (64, 256)
+}
+
 WORKS = {
     "pendulum-64": Work(env="pendulum", num_envs=4096, horizon=32, hidden=64, minibatches=8, passes=4),
     "cartpole-64": Work(env="cartpole", num_envs=4096, horizon=32, hidden=64, minibatches=8, passes=4),
@@ -154,9 +230,10 @@ class Job:
             the same work, which tells how fast the machine is then.
         execution: rl8x only: how it executes.
         precision: rl8x only: the numbers it multiplies.
+        tracks: rl8x only: whether it tracks to MLflow, as it does by itself.
     """
 
-    work: Work
+    work: Work | ReplayWork
     threads: int = 2
     device: str = "cpu"
     seed: int = 0
@@ -167,6 +244,7 @@ class Job:
     fresh: int = 0
     execution: str = "eager"
     precision: str = "fp32"
+    tracks: bool = True
 
     @property
     def max_iterations(self) -> int:
@@ -181,7 +259,8 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
-        return cls(**{**fields, "work": Work(**fields["work"])})
+        kind = ReplayWork if "algorithm" in fields["work"] else Work
+        return cls(**{**fields, "work": kind(**fields["work"])})
 
 
 class DoneError(Exception):

@@ -1,9 +1,10 @@
-"""How well PPO learns: the final policy, deterministic, in fresh environments, for every seed.
+"""How well algorithms learn: the final policy, deterministic, in fresh environments, for every seed.
 
     python benchmarks/learning.py [--tasks cartpole pendulum ...] [--seeds 0 1 ...] [--out learning.json] [--publish]
 
 Each task has one setting for all seeds and a fixed number of transitions, over which the learning rate falls to 0. What
-counts is the policy at the end, not the best one on the way. Rows of other tasks and seeds that the file has already
+counts is the policy at the end, not the best one on the way; some tasks say besides by when a policy must first be
+good enough. Rows of other tasks and seeds that the file has already
 stay there. The exit code is 1 if a seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on
 Gymnasium's simulators need `pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import platform
 import statistics
@@ -31,7 +33,7 @@ if __package__ in (None, ""):
 import rl8x
 from benchmarks.common import version
 from benchmarks.learning_tasks import TASKS, Task
-from rl8x import HitsUpperBound, NullTracker, PPOConfig, Trainer
+from rl8x import HitsUpperBound, NullTracker, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 # The tasks of the README's table and picture; docs/learning.md has all.
@@ -46,18 +48,23 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
     """Train once and evaluate what came out."""
     curve: list[list[float]] = []
     invalid: list[float] = []
+    first_at: int | None = None
 
     def note(trainer: object, stats: Mapping[str, float]) -> None:
+        nonlocal first_at
+        if first_at is None and stats.get("eval/returns/mean", -math.inf) >= task.bound:
+            first_at = int(stats["env/steps"])
         if "episodes/returns/mean" in stats:
             curve.append([stats["env/steps"], round(stats["episodes/returns/mean"], 2)])
         if INVALID in stats:
             invalid.append(stats[INVALID] * stats["episodes/ended"])
 
     wall, cpu = time.perf_counter(), time.process_time()
-    algorithm = PPOConfig(seed=seed, **task.settings).build(task.make_env)
+    algorithm = task.algorithm(seed=seed, **task.settings).build(task.make_env)
     # The evaluation environment has seeds of its own: it starts from states that training never saw.
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=task.episodes, callbacks=[note])
-    trainer.run(stop_conditions=[HitsUpperBound("env/steps", task.transitions)], progress="none")
+    conditions = [HitsUpperBound("env/steps", task.transitions)]
+    trainer.run(stop_conditions=conditions, steps_per_eval=task.steps_per_eval, progress="none")
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     result = trainer.eval(deterministic=True)
     mean = result["eval/returns/mean"]
@@ -68,7 +75,7 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
         "return_min": round(result["eval/returns/min"], 2),
         "return_std": round(result["eval/returns/std"], 2),
         "episodes": int(result["eval/episodes/ended"]),
-        "passed": task.passes(mean),
+        "passed": task.passes(mean, first_at),
         "wall_s": round(wall, 2),
         "cpu_s": round(cpu, 2),
         "env_steps": trainer.state["env/steps"],
@@ -76,6 +83,8 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 1),
         "curve": thinned(curve),
     }
+    if task.steps_per_eval is not None:
+        row["first_at"] = first_at
     if invalid:
         evaluated = result[f"eval/{INVALID}"] * result["eval/episodes/ended"]
         row["invalid_actions"] = round(sum(invalid) + evaluated)
@@ -156,8 +165,14 @@ def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
         worst = max(means) if task.fails else min(means)
         middle = {key: statistics.median(row[key] for row in mine) for key in ("return_mean", "cpu_s")}
         digits = 2 if abs(task.bound) < 20 else 1
+        bound = f"{'<' if task.fails else '≥'} {task.bound:g}"
+        first = ""
+        if task.first_within is not None:
+            bound += f", first within {task.first_within:,}"
+            at = [row["first_at"] for row in mine]
+            first = ", first never" if None in at else f", first at {max(at):,}"
         lines.append(
-            f"| {name} | {'<' if task.fails else '≥'} {task.bound:g} | {worst:.{digits}f} "
+            f"| {name} | {bound} | {worst:.{digits}f}{first} "
             f"| {middle['return_mean']:.{digits}f} | {len(mine)} "
             f"| {mine[0]['env_steps']:,} | {mine[0]['updates']:,} | {middle['cpu_s']:.1f} |"
         )

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from benchmarks.learning_envs import Catch, MaskedCartPole, Traps
+from rl8x.algorithms import DQNConfig, OnlineConfig, PPOConfig, PQNConfig
 from rl8x.envs import Acrobot, AlgoTrading, CartPole, Env, GymnasiumEnv, Pendulum
 
 
@@ -19,6 +20,9 @@ class Task:
         lr: Learning rate at the start; it falls to 0 in a straight line.
         bound: The return that every seed must reach; with `fails`, that no seed may reach.
         config: The other hyperparameters, where they are not the defaults.
+        algorithm: The class of the hyperparameters.
+        first_within: Transitions within which every seed must reach the bound for the first time; None: any.
+        steps_per_eval: Steps of the trainer from one evaluation to the next, which say when that was; None: none.
         fails: Whether this is a control that must not learn the task.
         seeds: How many seeds are run, 0, 1, ...
         episodes: Fresh episodes that the final policy is judged by.
@@ -30,6 +34,9 @@ class Task:
     lr: float
     bound: float
     config: dict[str, Any]
+    algorithm: type[OnlineConfig] = PPOConfig
+    first_within: int | None = None
+    steps_per_eval: int | None = None
     fails: bool = False
     seeds: int = 5
     episodes: int = 256
@@ -37,7 +44,7 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of `PPOConfig` but for the seed."""
+        """The arguments of `algorithm` but for the seed."""
         schedule = {"kind": "interp", "points": [[0, self.lr], [self.transitions, 0.0]]}
         common = {"lr_schedule": schedule, "max_grad_norm": 0.5, "device": "cpu", "num_threads": 1}
         return {**common, **self.config}
@@ -46,14 +53,16 @@ class Task:
     def described(self) -> dict[str, Any]:
         """All of the task, as the JSON file has it."""
         name = self.env if isinstance(self.env, str) else self.env.__name__
-        return {**dataclasses.asdict(self), "env": name, "config": self.settings}
+        algorithm = self.algorithm.__name__.removesuffix("Config")
+        return {**dataclasses.asdict(self), "env": name, "algorithm": algorithm, "config": self.settings}
 
-    def passes(self, mean: float) -> bool:
-        """Whether a mean return is what is asked."""
-        return mean < self.bound if self.fails else mean >= self.bound
+    def passes(self, mean: float, first_at: int | None = None) -> bool:
+        """Whether a mean return at the end is what is asked, and the transitions when the bound was first reached."""
+        in_time = self.first_within is None or (first_at is not None and first_at <= self.first_within)
+        return in_time and (mean < self.bound if self.fails else mean >= self.bound)
 
     def make_env(self, num_envs: int, **kwargs: Any) -> Env:
-        """Make the environment: what `PPOConfig.build` takes."""
+        """Make the environment: what `build` of a config takes."""
         if isinstance(self.env, str):
             return GymnasiumEnv(self.env, num_envs, **kwargs)
         return self.env(num_envs, **kwargs, **({} if self.time_limit is None else {"time_limit": self.time_limit}))
@@ -98,6 +107,47 @@ TASKS = {
         lr=1e-2,
         bound=475.0,
         config={**BATCH, "gamma": 0.99, "gae_lambda": 0.95, "num_sgd_iters": 4, "model_config": SMALL},
+    ),
+    "cartpole-dqn": Task(
+        env=CartPole,
+        algorithm=DQNConfig,
+        transitions=100_096,
+        lr=2e-3,
+        bound=475.0,
+        first_within=50_000,
+        steps_per_eval=16,
+        config={
+            "num_envs": 64,
+            "horizon": 2,
+            "batch_size": 128,
+            "updates_per_sample": 0.5,
+            "n_step": 3,
+            "gamma": 0.99,
+            "target_interval": 100,
+            "epsilon_schedule": {"kind": "interp", "points": [[0, 1.0], [10_000, 0.05]]},
+            "max_grad_norm": 10.0,
+            "model_config": SMALL,
+        },
+    ),
+    "cartpole-pqn": Task(
+        env=CartPole,
+        algorithm=PQNConfig,
+        transitions=499_712,
+        lr=1e-4,
+        bound=475.0,
+        steps_per_eval=8,
+        config={
+            "num_envs": 32,
+            "horizon": 64,
+            "num_sgd_iters": 4,
+            "sgd_minibatch_size": 128,
+            "gamma": 0.99,
+            "q_lambda": 0.95,
+            "epsilon_schedule": {"kind": "interp", "points": [[0, 1.0], [50_000, 0.05]]},
+            "max_grad_norm": 10.0,
+            "model_config": {"hidden_sizes": [256, 256]},
+        },
+        seeds=3,
     ),
     "pendulum": Task(
         env=Pendulum,

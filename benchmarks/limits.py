@@ -2,7 +2,8 @@
 
 A linear layer `[rows, h] x [h, h]` is timed on a few numbers of rows, in each way that torch has of doing it; the
 fastest counts. Memory that is written again and again stays mapped and in cache, so this is a limit, not what
-is typical. Memory is timed by a copy that no cache holds.
+is typical. Memory is timed by a copy that no cache holds. Given the shapes of an update's products, it says how often a
+second those could be done.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,9 +95,33 @@ def fastest(precision: str, width: int, rows: tuple[int, ...], device: str) -> d
     return best
 
 
+def products_per_s(products: Sequence[tuple[int, int, int]], precision: str, device: str, budget_s: float) -> float:
+    """Return how often a second some matrix products could be done, each in its fastest way, and nothing else.
+
+    Each call comes from Python, which adds about a microsecond to it.
+
+    Args:
+        products: `[m, k] x [k, n]` as (m, k, n).
+        precision: A key of `KINDS`.
+        device: `"cpu"` or `"cuda"`.
+        budget_s: For each way of each shape.
+    """
+    total = 0.0
+    for (m, k, n), count in Counter(map(tuple, products)).items():
+        x, weight, bias = (torch.randn(*shape, device=device).to(KINDS[precision]) for shape in ((m, k), (n, k), (n,)))
+        with torch.no_grad():
+            found = [seconds_a_call(call, device, budget_s) for call in ways(precision, x, weight, bias).values()]
+        total += count * min(found)
+    return 1.0 / total
+
+
 if __name__ == "__main__":
     arguments = json.loads(sys.stdin.read())
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments["threads"]])
     torch.set_num_threads(arguments["threads"])
+    if "products" in arguments:
+        about = arguments["products"], arguments["precision"], arguments["device"]
+        print(json.dumps({"per_s": products_per_s(*about, 0.01 if arguments["quick"] else 0.3)}))
+        sys.exit()
     sizes = {"rows": (512,), "copied": 2**20} if arguments.get("quick") else {}
     print(json.dumps(measure(arguments["device"], **sizes)))

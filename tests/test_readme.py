@@ -200,7 +200,7 @@ def test_every_seed_of_every_task_passed_under_the_present_settings() -> None:
     assert set(document["tasks"]) == set(learning.TASKS)
     for row in document["rows"]:
         task = learning.TASKS[row["task"]]
-        assert task.passes(row["return_mean"]) is row["passed"] is True, row
+        assert task.passes(row["return_mean"], row.get("first_at")) is row["passed"] is True, row
         assert row["episodes"] == task.episodes
         assert row.get("invalid_actions", 0) == 0
     for name, task in document["tasks"].items():
@@ -245,6 +245,28 @@ def test_the_learning_benchmark_counts_the_invalid_actions(monkeypatch: pytest.M
     row = learning.measure("action-mask", task, 0)
     assert 4096 * 0.2 < row["invalid_actions"] < 4096 + 256 * 16
     assert row["passed"] is False
+
+
+def test_the_bound_must_be_reached_in_time_and_at_the_end() -> None:
+    task = dataclasses.replace(learning.TASKS["cartpole-dqn"], first_within=500)
+    assert [task.passes(*seen) for seen in ((480.0, 500), (480.0, 501), (480.0, None), (470.0, 100))] == [
+        *(True, False, False, False)
+    ]
+    row = {"seed": 0, "env_steps": 1000, "updates": 500, "cpu_s": 1.0, "return_mean": 480.0, "task": "cartpole-dqn"}
+    rows = [{**row, "first_at": 300}, {**row, "first_at": 400, "return_mean": 490.0}]
+    last = "| cartpole-dqn | ≥ 475, first within 500 | 480.0, first at 400 | 485.0 | 2 | 1,000 | 500 | 1.0 |"
+    assert learning.report(rows, {"cartpole-dqn": task}).splitlines()[-1] == last
+    assert "first never" in learning.report([{**row, "first_at": None}], {"cartpole-dqn": task})
+
+
+def test_when_the_bound_was_first_reached_is_measured() -> None:
+    config = learning.TASKS["cartpole-dqn"].config | {"warmup_steps": 128, "execution": "eager"}
+    shorter = {"transitions": 1280, "steps_per_eval": 2, "episodes": 4, "config": config}
+    task = dataclasses.replace(learning.TASKS["cartpole-dqn"], **shorter, bound=5.0, first_within=256)
+    row = learning.measure("cartpole-dqn", task, 0)
+    assert (row["first_at"], row["passed"], row["updates"]) == (256, True, 576)
+    row = learning.measure("cartpole-dqn", dataclasses.replace(task, bound=501.0), 0)
+    assert (row["first_at"], row["passed"]) == (None, False)
 
 
 def test_new_rows_replace_those_of_their_task_and_seed_alone() -> None:

@@ -11,20 +11,60 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Job, Recorder, main
-from rl8x.algorithms import PPOConfig
+from benchmarks.common import Job, Recorder, ReplayWork, Work, main
+from rl8x.algorithms import DQNConfig, OffPolicyConfig, OnlineConfig, PPOConfig
 from rl8x.envs import CartPole, Pendulum
+from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 
+ENVS = {"cartpole": CartPole, "pendulum": Pendulum}
+# By the name of a work's algorithm: the config, and what is its own in it.
+REPLAY: dict[str, tuple[type[OffPolicyConfig], dict[str, Any]]] = {
+    "dqn": (DQNConfig, {"double": False, "huber_delta": 1.0}),
+}
 
-def settings(job: Job) -> dict[str, Any]:
-    """Return the config's values; execution and precision where the config knows them.
+
+def make_config(job: Job) -> OnlineConfig:
+    """Return the hyperparameters of a job.
 
     Raises:
         SystemExit: If a mode is asked for that this version does not have.
     """
-    work = job.work
-    values: dict[str, Any] = {
+    shared: dict[str, Any] = {"num_threads": job.threads, "device": job.device, "seed": job.seed}
+    work, known = job.work, {field.name for field in dataclasses.fields(PPOConfig)}
+    for name, default in (("execution", "eager"), ("precision", "fp32")):
+        value = getattr(job, name)
+        if name in known:
+            shared[name] = value
+        elif value != default:
+            raise SystemExit(f"unsupported: {name}={value}")
+    if isinstance(work, ReplayWork):
+        config, own = REPLAY[work.algorithm]
+        return config(**replay_settings(work), **own, **shared)
+    return PPOConfig(**settings(work), **shared)
+
+
+def replay_settings(work: ReplayWork) -> dict[str, Any]:
+    """Return what a config with a replay has of a work."""
+    return {
+        "num_envs": work.num_envs,
+        "horizon": work.horizon,
+        "model_config": {"hidden_sizes": [work.hidden, work.hidden]},
+        "batch_size": work.batch_size,
+        "updates_per_sample": work.updates_per_sample,
+        "buffer_size": work.buffer_size,
+        "warmup_steps": work.warmup_steps,
+        "target_interval": work.updates_per_target,
+        "epsilon": work.epsilon,
+        "gamma": work.gamma,
+        "lr": work.lr,
+        "max_grad_norm": work.max_grad_norm,
+    }
+
+
+def settings(work: Work) -> dict[str, Any]:
+    """Return what PPO's config has of a work."""
+    return {
         "num_envs": work.num_envs,
         "horizon": work.horizon,
         "model_config": {"hidden_sizes": [work.hidden, work.hidden]},
@@ -38,18 +78,7 @@ def settings(job: Job) -> dict[str, Any]:
         "max_grad_norm": work.max_grad_norm,
         "normalize_rewards": work.normalize_rewards,
         "lr": work.lr,
-        "num_threads": job.threads,
-        "device": job.device,
-        "seed": job.seed,
     }
-    known = {field.name for field in dataclasses.fields(PPOConfig)}
-    for name, default in (("execution", "eager"), ("precision", "fp32")):
-        value = getattr(job, name)
-        if name in known:
-            values[name] = value
-        elif value != default:
-            raise SystemExit(f"unsupported: {name}={value}")
-    return values
 
 
 def make_tracker(folder: str) -> Any:
@@ -65,8 +94,9 @@ def make_tracker(folder: str) -> Any:
 def train(job: Job, recorder: Recorder) -> None:
     """Train with rl8x's trainer."""
     work = job.work
-    algorithm = PPOConfig(**settings(job)).build({"cartpole": CartPole, "pendulum": Pendulum}[work.env])
+    algorithm = make_config(job).build(ENVS[work.env])
     policy = algorithm.policy
+    steps = work.blocks if isinstance(work, ReplayWork) else 1
 
     def act(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         with torch.no_grad():
@@ -77,16 +107,18 @@ def train(job: Job, recorder: Recorder) -> None:
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.chdir(folder)
-        trainer = Trainer(algorithm, tracker=make_tracker(folder))
+        trainer = Trainer(algorithm, tracker=make_tracker(folder) if job.tracks else NullTracker())
         recorder.start()
-        trainer.step()
+        for _ in range(steps):
+            trainer.step()
         recorder.tick(act)
         if job.target is None:
             # MLflow's process makes its database beside the first iterations, which is not what is timed.
             trainer.tracker.flush()
             recorder.start()
         while True:
-            trainer.step()
+            for _ in range(steps):
+                trainer.step()
             recorder.tick(act)
 
 

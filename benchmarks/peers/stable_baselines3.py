@@ -1,4 +1,4 @@
-"""Stable-Baselines3: its PPO on a numpy vector environment, logging to a CSV file."""
+"""Stable-Baselines3: its PPO and DQN on a numpy vector environment, logging to a CSV file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from benchmarks.common import OBSERVATIONS, Job, Recorder, main
+from benchmarks.common import OBSERVATIONS, Job, Recorder, ReplayWork, Work, main
 from benchmarks.peers import numpy_envs
 
 Array = np.ndarray[Any, Any]
@@ -76,34 +77,30 @@ class Adapter(VecEnv):
 
 
 class Ticker(BaseCallback):
-    """Tells when an iteration has ended, which is when the next one begins."""
+    """Tells when an iteration of so many rollouts has ended, which is when the next one begins."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, rollouts: int = 1) -> None:
         super().__init__()
         self.recorder = recorder
-        self.iterations = 0
+        self.rollouts = rollouts
+        self.begun = 0
 
     def act(self, obs: Array) -> Array:
         """Return the likeliest actions."""
         return self.model.predict(obs, deterministic=True)[0]
 
     def _on_rollout_start(self) -> None:
-        if self.iterations:
+        if self.begun and self.begun % self.rollouts == 0:
             self.recorder.tick(self.act)
-        self.iterations += 1
+        self.begun += 1
 
     def _on_step(self) -> bool:
         return True
 
 
-def train(job: Job, recorder: Recorder) -> None:
-    """Train with `PPO.learn`."""
-    work = job.work
-    torch.set_num_threads(job.threads)
-    env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
-    if work.normalize_rewards:
-        env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
-    model = PPO(
+def ppo(job: Job, work: Work, env: VecEnv) -> BaseAlgorithm:
+    """Make the `PPO` of a work."""
+    return PPO(
         "MlpPolicy",
         env,
         learning_rate=work.lr,
@@ -122,9 +119,45 @@ def train(job: Job, recorder: Recorder) -> None:
         seed=job.seed,
         device=job.device,
     )
+
+
+def dqn(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
+    """Make the `DQN` of a work."""
+    return DQN(
+        "MlpPolicy",
+        env,
+        learning_rate=work.lr,
+        buffer_size=work.buffer_size,
+        learning_starts=work.warmup_steps,
+        batch_size=work.batch_size,
+        gamma=work.gamma,
+        train_freq=work.horizon,
+        gradient_steps=work.updates_per_block,
+        target_update_interval=round(work.updates_per_target / work.updates_per_sample),
+        exploration_fraction=1e-9,
+        exploration_initial_eps=work.epsilon,
+        exploration_final_eps=work.epsilon,
+        max_grad_norm=work.max_grad_norm,
+        policy_kwargs={"net_arch": [work.hidden, work.hidden], "activation_fn": torch.nn.ReLU},
+        seed=job.seed,
+        device=job.device,
+    )
+
+
+def train(job: Job, recorder: Recorder) -> None:
+    """Train with `learn`."""
+    work = job.work
+    torch.set_num_threads(job.threads)
+    env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
+    if isinstance(work, ReplayWork):
+        model, rollouts = {"dqn": dqn}[work.algorithm](job, work, env), work.blocks
+    else:
+        if work.normalize_rewards:
+            env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)
+        model, rollouts = ppo(job, work, env), 1
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         model.set_logger(configure(folder, ["csv"]))
-        ticker = Ticker(recorder)
+        ticker = Ticker(recorder, rollouts)
         recorder.start()
         model.learn(job.max_iterations * work.transitions, callback=ticker)
         recorder.tick(ticker.act)

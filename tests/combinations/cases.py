@@ -6,14 +6,16 @@ import dataclasses
 import functools
 from typing import Any
 
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from hypothesis import strategies as st
 from tests.combinations.tasks import LoggedWalk, Simulator, Walk, mask_width
 from tests.test_round_trip import ACTIONS, OBSERVATIONS
 
-from rl8x.algorithms import PPOConfig
+from rl8x.algorithms import DQNConfig, OnlineConfig, PPOConfig, PQNConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import (
+    Condition,
     Confirmed,
     HitsLowerBound,
     HitsUpperBound,
@@ -29,12 +31,16 @@ from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
 STEPS = 4
+ALGORITHMS: dict[str, type[OnlineConfig]] = {"ppo": PPOConfig, "pqn": PQNConfig, "dqn": DQNConfig}
+DISCRETE = ("pqn", "dqn")
+WITH_A_REPLAY = ("dqn",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One run. `config` has PPO's hyperparameters, `trainer` the trainer's arguments, `run` those of `run()`."""
+    """One run. `config` has the hyperparameters, `trainer` the trainer's arguments, `run` those of `run()`."""
 
+    algorithm: str
     kind: str
     task: dict[str, Any]
     bad: bool
@@ -56,7 +62,8 @@ class Case:
 
     @property
     def reset_every(self) -> int:
-        return self.config["horizons_per_env_reset"] or (-1 if self.episodic else 1)
+        once = self.episodic or self.algorithm in WITH_A_REPLAY
+        return self.config["horizons_per_env_reset"] or (-1 if once else 1)
 
     @property
     def own_evaluation(self) -> bool:
@@ -74,7 +81,7 @@ class Case:
 
     def build(self) -> Any:
         """Make the algorithm."""
-        options = dict(self.task)
+        options, config = dict(self.task), ALGORITHMS[self.algorithm](**self.config)
         if self.kind == "gymnasium":
             limit, mode = options.pop("time_limit"), AutoresetMode[options.pop("autoreset")]
             env = functools.partial(
@@ -85,8 +92,8 @@ class Case:
                 limit=limit,
                 **options,
             )
-            return PPOConfig(**self.config).build(env)
-        algorithm = PPOConfig(**self.config).build(Walk if self.kind == "tensors" else LoggedWalk, **options)
+            return config.build(env)
+        algorithm = config.build(Walk if self.kind == "tensors" else LoggedWalk, **options)
         algorithm.env.bad = self.bad
         return algorithm
 
@@ -99,19 +106,24 @@ class Case:
 
     def run_options(self) -> dict[str, Any]:
         """The arguments of `run()`, with conditions of their own, since those remember."""
-        return {**self.run, "stop_conditions": [CONDITIONS[name]() for name in self.conditions], "progress": "none"}
+        return {**self.run, "stop_conditions": self.make_conditions(), "progress": "none"}
+
+    def make_conditions(self) -> list[Condition]:
+        """Make the conditions; each looks at a loss that the algorithm has."""
+        loss = "losses/total" if self.algorithm == "ppo" else "losses/q"
+        return [CONDITIONS[name](loss) for name in self.conditions]
 
 
 CONDITIONS = {
-    "transitions": lambda: HitsUpperBound("env/steps", 60),
-    "plateau": lambda: Plateau("losses/total", patience=2, rtol=0.5),
-    "stalled": lambda: StopsIncreasing("rewards/mean", patience=3) | StopsDecreasing("losses/vf", patience=3),
-    "both": lambda: HitsLowerBound("losses/total", 1e9) & HitsUpperBound("algorithm/steps", 3),
-    "long": lambda: WallTime("1h") & ~NonFinite(),
-    "confirmed": lambda: Confirmed(HitsUpperBound("rewards/mean", 0.3)),
-    "confirmed twice": lambda: Confirmed(HitsUpperBound("rewards/mean", -1e9), evaluations=2),
-    "evaluated": lambda: HitsUpperBound("eval/rewards/mean", 1.0),
-    "evaluations stall": lambda: Plateau("eval/rewards/mean", patience=2, rtol=0.1),
+    "transitions": lambda loss: HitsUpperBound("env/steps", 60),
+    "plateau": lambda loss: Plateau(loss, patience=2, rtol=0.5),
+    "stalled": lambda loss: StopsIncreasing("rewards/mean", patience=3) | StopsDecreasing(loss, patience=3),
+    "both": lambda loss: HitsLowerBound(loss, 1e9) & HitsUpperBound("algorithm/steps", 3),
+    "long": lambda loss: WallTime("1h") & ~NonFinite(),
+    "confirmed": lambda loss: Confirmed(HitsUpperBound("rewards/mean", 0.3)),
+    "confirmed twice": lambda loss: Confirmed(HitsUpperBound("rewards/mean", -1e9), evaluations=2),
+    "evaluated": lambda loss: HitsUpperBound("eval/rewards/mean", 1.0),
+    "evaluations stall": lambda loss: Plateau("eval/rewards/mean", patience=2, rtol=0.1),
 }
 ON_EVALUATIONS = ("evaluated", "evaluations stall")
 
@@ -132,58 +144,113 @@ def divisors(number: int) -> list[int]:
 
 
 @st.composite
-def configs(draw: Any, kind: str, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
-    """PPO's hyperparameters, legal ones."""
-    num_envs, horizon = draw(st.sampled_from([4, 1, 2, 3, 6])), draw(st.sampled_from([4, 1, 2, 6, 8]))
-    model = draw(st.sampled_from([None, "lstm", "gru", "attention", "mlp"]))
-    recurrent = model in ("lstm", "gru", "attention")
+def common(draw: Any, modes: tuple[str, ...], models: list[str | None]) -> dict[str, Any]:
+    """Hyperparameters that all algorithms have, legal ones."""
+    model = draw(st.sampled_from(models))
     sizes = {
         "lstm": {"hidden_size": 8},
         "gru": {"hidden_size": 8, "encoder_sizes": [4]},
         "attention": {"window": draw(st.sampled_from([2, 5])), "width": 8, "num_heads": 2},
     }.get(model, {"hidden_sizes": [8]})
-    seq_len = draw(st.sampled_from(divisors(horizon)))
-    minibatch = draw(st.none() | st.sampled_from([n for n in divisors(num_envs * horizon) if n % seq_len == 0]))
-    resets = draw(st.sampled_from([-1, *divisors(horizon // seq_len)])) if recurrent else None
-    optimizer = draw(st.sampled_from(["adam", "adamw", "sgd"]))
+    optimizer = draw(st.sampled_from(["adam", "adamw", "sgd", "radam"]))
     return {
-        "num_envs": num_envs,
-        "horizon": horizon,
+        "num_envs": draw(st.sampled_from([4, 1, 2, 3, 6])),
+        "horizon": draw(st.sampled_from([4, 1, 2, 6, 8])),
         "seed": draw(st.integers(0, 3)),
         "device": "cpu",
         "model": model,
         "model_config": {**sizes, "shared": draw(st.booleans())},
-        "seq_len": seq_len,
-        "seqs_per_state_reset": resets,
-        "sgd_minibatch_size": minibatch,
-        "num_sgd_iters": draw(st.sampled_from([2, 1])),
         "horizons_per_env_reset": draw(st.sampled_from([None, 1, 2, -1])),
-        "shuffle_minibatches": draw(st.booleans()),
-        "accumulate_grads": draw(st.booleans()),
         "optimizer": optimizer,
         "optimizer_config": {"momentum": 0.9} if optimizer == "sgd" and draw(st.booleans()) else {},
-        "normalize_advantages": draw(st.booleans()),
-        "normalize_rewards": draw(st.booleans()),
         "normalize_observations": draw(st.booleans()),
-        "normalize_values": draw(st.booleans()),
-        "vf_clip_param": draw(st.sampled_from([5.0, None])),
-        "dual_clip_param": draw(st.sampled_from([None, 3.0])),
-        "target_kl_div": draw(st.sampled_from([None, 1e-7, 0.01])),
         "max_grad_norm": draw(st.sampled_from([5.0, None])),
-        "entropy_coeff": draw(st.sampled_from([0.0, 0.01])),
         "lr_schedule": draw(st.sampled_from([None, [[0, 1e-2], [40, 1e-3]]])),
-        "distribution": "squashed_normal" if actions == "bounded" and draw(st.booleans()) else None,
         "execution": draw(st.sampled_from(modes)),
         "precision": draw(st.sampled_from(["fp32", "fp32", "bf16"])),
     }
 
 
 @st.composite
-def cases(draw: Any, *, compiled_one_in: int) -> Case:
+def on_rollouts(draw: Any, modes: tuple[str, ...]) -> dict[str, Any]:
+    """Hyperparameters of what learns from a rollout in epochs."""
+    config = draw(common(modes, [None, "lstm", "gru", "attention", "mlp"]))
+    num_envs, horizon = config["num_envs"], config["horizon"]
+    seq_len = draw(st.sampled_from(divisors(horizon)))
+    recurrent = config["model"] in ("lstm", "gru", "attention")
+    return config | {
+        "seq_len": seq_len,
+        "seqs_per_state_reset": draw(st.sampled_from([-1, *divisors(horizon // seq_len)])) if recurrent else None,
+        "sgd_minibatch_size": draw(
+            st.none() | st.sampled_from([n for n in divisors(num_envs * horizon) if n % seq_len == 0])
+        ),
+        "num_sgd_iters": draw(st.sampled_from([2, 1])),
+        "shuffle_minibatches": draw(st.booleans()),
+        "accumulate_grads": draw(st.booleans()),
+    }
+
+
+@st.composite
+def ppo(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """PPO's hyperparameters."""
+    return draw(on_rollouts(modes)) | {
+        "normalize_advantages": draw(st.booleans()),
+        "normalize_rewards": draw(st.booleans()),
+        "normalize_values": draw(st.booleans()),
+        "vf_clip_param": draw(st.sampled_from([5.0, None])),
+        "dual_clip_param": draw(st.sampled_from([None, 3.0])),
+        "target_kl_div": draw(st.sampled_from([None, 1e-7, 0.01])),
+        "entropy_coeff": draw(st.sampled_from([0.0, 0.01])),
+        "distribution": "squashed_normal" if actions == "bounded" and draw(st.booleans()) else None,
+    }
+
+
+EPSILONS = [None, [[0, 1.0], [20, 0.1]], {"kind": "interp", "points": [[0, 1.0], [40, 0.0]]}]
+
+
+@st.composite
+def pqn(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """PQN's hyperparameters."""
+    return draw(on_rollouts(modes)) | {
+        "q_lambda": draw(st.sampled_from([0.0, 0.65, 1.0])),
+        "epsilon_schedule": draw(st.sampled_from(EPSILONS)),
+        "dueling": draw(st.booleans()),
+        "reward_scale": draw(st.sampled_from([1.0, 0.1])),
+    }
+
+
+@st.composite
+def dqn(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """DQN's hyperparameters, with replays that are full after a step or two among them."""
+    return draw(common(modes, [None, "mlp"])) | {
+        "buffer_size": draw(st.sampled_from([1000, 30, 7])),
+        "batch_size": draw(st.sampled_from([4, 1, 9])),
+        "updates_per_sample": draw(st.sampled_from([0.25, 1 / 3, 0.07, 1.0, 1.7])),
+        "warmup_steps": draw(st.sampled_from([0, 10, 20, 1000])),
+        "prioritized": draw(st.booleans()),
+        "priority_alpha": draw(st.sampled_from([0.6, 0.0, 1.0])),
+        "priority_beta_schedule": draw(st.sampled_from([None, {"kind": "interp", "points": [[0, 0.4], [40, 1.0]]}])),
+        "n_step": draw(st.sampled_from([1, 2, 3, 11])),
+        "tau": draw(st.sampled_from([1.0, 0.1])),
+        "target_interval": draw(st.sampled_from([1, 3])),
+        "epsilon_schedule": draw(st.sampled_from(EPSILONS)),
+        "double": draw(st.booleans()),
+        "dueling": draw(st.booleans()),
+        "huber_delta": draw(st.sampled_from([None, 1.0])),
+    }
+
+
+CONFIGS = {"ppo": ppo, "pqn": pqn, "dqn": dqn}
+
+
+@st.composite
+def cases(draw: Any, *, compiled_one_in: int, algorithms: tuple[str, ...] = tuple(ALGORITHMS)) -> Case:
     """A run; where something about it must be refused, `Case.refusal` says so."""
+    algorithm = draw(st.sampled_from(algorithms))
     modes = (*["eager"] * (compiled_one_in - 1), "compile")
     kind = draw(st.sampled_from(["tensors", "logged", "gymnasium"]))
-    actions, observations = draw(st.sampled_from(list(ACTIONS))), draw(st.sampled_from(list(OBSERVATIONS)))
+    fitting = [name for name, space in ACTIONS.items() if algorithm not in DISCRETE or isinstance(space, Discrete)]
+    actions, observations = draw(st.sampled_from(fitting)), draw(st.sampled_from(list(OBSERVATIONS)))
     task = {
         "observations": observations,
         "actions": actions,
@@ -195,11 +262,13 @@ def cases(draw: Any, *, compiled_one_in: int) -> Case:
     if kind == "gymnasium":
         task["autoreset"] = draw(st.sampled_from([mode.name for mode in AutoresetMode]))
         task["time_limit"] = task["time_limit"] or 30
-    config = draw(configs(kind, actions, modes))
+    config = draw(CONFIGS[algorithm](actions, modes))
     if "image" in observations and config["model"] is None:
         config["model_config"] = {"shared": config["model_config"]["shared"], "hidden_sizes": [8]}
     bad = kind != "gymnasium" and non_finite != "stop" and draw(st.booleans())
-    case = Case(kind, task, bad, config, {}, {}, (), draw(st.integers(1, STEPS)), draw(st.integers(0, 19)) == 0)
+    case = Case(
+        algorithm, kind, task, bad, config, {}, {}, (), draw(st.integers(1, STEPS)), draw(st.integers(0, 19)) == 0
+    )
     num_eval_envs = draw(st.sampled_from([2, 1, 3]))
     trainer = {
         "eval_env": draw(st.sampled_from(["auto", False, True])),

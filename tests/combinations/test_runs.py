@@ -22,18 +22,19 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
-from tests.combinations.cases import Case, cases
+from tests.combinations.cases import WITH_A_REPLAY, Case, cases
 from tests.probes import traced_only
-from tests.trainers.test_resume import Killed, killed_at, weights
+from tests.trainers.test_resume import Killed, killed_at
 
 from rl8x import keys
+from rl8x.checkpoint.tree import encode
 from rl8x.envs import GymnasiumEnv
 from rl8x.envs.parameters import resolve_config
 from rl8x.execution.compiled import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
-EXAMPLES = 100
+EXAMPLES = 120
 MINUTES = float(os.environ.get("RL8X_FUZZ_MINUTES", "0"))
 DOCUMENTED_WARNINGS = (
     "a Gymnasium simulator's state cannot be saved",
@@ -52,6 +53,8 @@ def check(case: Case, database: Path) -> None:
     check_rows(straight)
     check_params(case, straight)
     check_counters(case, straight)
+    if case.algorithm in WITH_A_REPLAY:
+        check_replay(case, straight)
     check_untouched_by_evaluation(case, straight)
     folder = Path(tempfile.mkdtemp(prefix="rl8x-combinations-"))
     try:
@@ -131,6 +134,12 @@ def rows(tracker: MemoryTracker) -> dict[tuple[int, str], list[float]]:
     return found
 
 
+def learned(trainer: Trainer) -> torch.Tensor:
+    """All that was learned, and what draws batches, as one vector, float64; NaN is 9."""
+    _, tensors = encode(trainer.algorithm.learned_state())
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors.values()]).nan_to_num(9.0)
+
+
 def same(left: object, right: object) -> bool:
     """Compare rows exactly, NaN being equal to NaN."""
     return repr(left) == repr(right)
@@ -193,6 +202,35 @@ def check_counters(case: Case, trainer: Trainer, before: dict[str, int] | None =
             assert gone[keys.ENV_EPISODES] == log.episodes
 
 
+def check_replay(case: Case, trainer: Trainer) -> None:
+    """The replay has finite rows, as many as there were transitions, and updates were made for them."""
+    config, replay, state = case.config, trainer.algorithm.replay, trainer.state
+    stored = replay.as_tensordict()
+    for name, tensor in stored.items(include_nested=True, leaves_only=True):
+        assert bool(torch.isfinite(tensor.float()).all()), name
+    if replay.size:
+        discounts = stored[keys.DISCOUNTS].double()
+        powers = [config.get("gamma", 0.99) ** steps for steps in range(1, config["n_step"] + 1)]
+        known = torch.tensor([0.0, *powers], dtype=torch.float64)
+        assert bool(((discounts[:, None] - known).abs().amin(1) < 1e-6).all()), discounts
+    assert replay.size == min(replay.total, config["buffer_size"])
+    if case.bad:
+        assert replay.total <= state[keys.ENV_STEPS]
+        return
+    if case.kind == "gymnasium":
+        # What waits for its return are at most n - 1 slots of each copy.
+        waiting = (config["n_step"] - 1) * config["num_envs"]
+        evaluated = (state[keys.COLLECTS] - state[keys.STEPS]) * config["num_envs"]
+        assert state[keys.ENV_STEPS] - waiting - evaluated <= replay.total <= state[keys.ENV_STEPS]
+        return
+    block = config["num_envs"] * config["horizon"]
+    assert replay.total == max(0, state[keys.ENV_STEPS] - config["num_envs"] * (config["n_step"] - 1))
+    warm = -(-config["warmup_steps"] // block)
+    due = trainer.algorithm.config.update_ratio * block * max(0, state[keys.STEPS] - warm)
+    assert state[keys.UPDATES] == (int(due) if replay.size else 0)
+    assert state[keys.UPDATES] + trainer.algorithm.updates_owed == due
+
+
 def check_untouched_by_evaluation(case: Case, trainer: Trainer) -> None:
     """An evaluation in an environment of its own leaves no trace in training."""
     if not case.own_evaluation or not trainer.state[keys.STEPS]:
@@ -205,7 +243,7 @@ def check_untouched_by_evaluation(case: Case, trainer: Trainer) -> None:
     twin = trained(case, **options)
     mine = {key: points for key, points in rows(trainer.tracker).items() if not key[1].startswith(keys.EVAL_PREFIX)}
     assert same(mine, rows(twin.tracker))
-    assert torch.equal(weights(trainer).nan_to_num(9.0), weights(twin).nan_to_num(9.0))
+    assert torch.equal(learned(trainer), learned(twin))
 
 
 def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | None) -> None:
@@ -237,7 +275,11 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
             check_counters(case, second, before)
         return
     assert second.state == straight.state
-    assert torch.equal(weights(second).nan_to_num(9.0), weights(straight).nan_to_num(9.0))
+    assert torch.equal(learned(second), learned(straight))
+    if case.algorithm in WITH_A_REPLAY:
+        one, other = second.algorithm, straight.algorithm
+        assert bool((one.replay.as_tensordict() == other.replay.as_tensordict()).all())
+        assert (one.replay.total, one.updates_owed) == (other.replay.total, other.updates_owed)
     if database is None:
         assert same(sorted(rows(tracker).items()), sorted(rows(straight.tracker).items()))
     else:

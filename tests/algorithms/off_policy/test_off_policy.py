@@ -1,21 +1,25 @@
 import copy
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.probes import Forever, Probe
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rl8x import HitsUpperBound, NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.checkpoint.tree import clone
-from rl8x.envs import CartPole
+from rl8x.envs import CartPole, GymnasiumEnv
 from rl8x.trainers.non_finite import NonFiniteError
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
@@ -373,3 +377,111 @@ def test_forever_is_bootstrapped_at_its_limit():
     algorithm = build(Forever, gamma=0.5)
     train(algorithm, 4)
     assert algorithm.replay.as_tensordict()["discounts"].unique().tolist() == [0.5]
+
+
+# -- what went wrong in other libraries
+
+
+def test_all_updates_of_a_step_are_counted_and_averaged(monkeypatch):
+    algorithm = build(updates_per_sample=0.5, warmup_steps=0)
+    losses, run = [], algorithm.updater.run
+
+    def note(items):
+        rows, errors = run(items)
+        losses.extend(rows[:, 0].tolist())
+        return rows, errors
+
+    monkeypatch.setattr(algorithm.updater, "run", note)
+    (row,) = train(algorithm, 1)
+    assert algorithm.counters["algorithm/updates"] == len(losses) == 8
+    assert len(set(losses)) == 8
+    assert row["losses/q"] == pytest.approx(sum(losses) / 8)
+
+
+def test_what_is_drawn_depends_on_the_configs_seed_and_on_no_other():
+    def drawn(seed, global_seed):
+        torch.manual_seed(global_seed)
+        np.random.seed(global_seed)
+        algorithm = build(seed=seed)
+        train(algorithm, 4)
+        return algorithm.replay.sample(3, 16, algorithm.generator)
+
+    assert torch.equal(drawn(1, 0), drawn(1, 9))
+    assert not torch.equal(drawn(1, 0), drawn(2, 0))
+
+
+class Counter(gymnasium.Env):
+    """A simulator that observes how many steps were taken since its reset; it keeps no state that could be saved."""
+
+    observation_space = Box(0.0, np.inf, (1,), dtype=np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, False, False, {}
+
+
+def test_no_return_reaches_across_the_reset_of_a_resumed_simulator(tmp_path):
+    def made():
+        return build(functools.partial(GymnasiumEnv, Counter, time_limit=1000), n_step=3, gamma=0.5)
+
+    first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path)
+    for _ in range(3):
+        first.step()
+    first.save()
+    assert first.algorithm.replay.total == 8 * 4  # rows of steps 4 and 5 wait
+    with pytest.warns(RuntimeWarning, match="state cannot be saved"):
+        second = Trainer.resume(tmp_path, algorithm=made(), tracker=NullTracker(), eval_env=False)
+    for _ in range(2):
+        second.step()
+    stored = second.algorithm.replay.as_tensordict()
+    rows = zip(*(stored[name].flatten().tolist() for name in ("obs", "next_obs", "returns", "discounts")), strict=True)
+    assert sorted(rows) == sorted(
+        8
+        * [
+            *[(i, i + 3, 1.75, 0.125) for i in (0, 1, 2, 3)],
+            *[(4, 6, 1.5, 0.25), (5, 6, 1.0, 0.5)],
+            *[(i, i + 3, 1.75, 0.125) for i in (0, 1)],
+        ]
+    )
+
+
+class Touched(TorchDispatchMode):
+    """Counts the bytes that operations read and write; what views and selects rows reads no more than it gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        selects = function in (torch.ops.aten.index_select.default, torch.ops.aten.index.Tensor)
+        if not function.is_view:
+            tensors = tree_leaves((result, () if selects else (args, kwargs)))
+            self.bytes += sum(each.numel() * each.itemsize for each in tensors if isinstance(each, torch.Tensor))
+        return result
+
+
+@pytest.mark.parametrize("mode", ["stop", "skip", "rollback"])
+def test_a_step_touches_no_more_of_a_large_replay_than_of_a_small_one(mode, tmp_path):
+    def touched(rows):
+        algorithm = build(buffer_size=rows, updates_per_sample=0.5)
+        trainer = Trainer(
+            algorithm, tracker=NullTracker(), eval_env=False, on_non_finite=mode, checkpoints=tmp_path / f"{rows}"
+        )
+        trainer.step()
+        filled = algorithm.replay.gather(torch.zeros(rows, dtype=torch.int64))
+        algorithm.replay.append(filled, checked=True)
+        assert algorithm.replay.size == rows
+        trainer.step()
+        with Touched() as count:
+            trainer.step()
+        return count.bytes
+
+    small, large = touched(1000), touched(1_000_000)
+    assert 0 < small == large
