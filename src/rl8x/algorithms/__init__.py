@@ -6,11 +6,13 @@ from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
+from rl8x.algorithms.sac import SAC, SACConfig
 
 __all__ = [
     "DQN",
     "PPO",
     "PQN",
+    "SAC",
     "AlgorithmConfig",
     "DQNConfig",
     "GenericAlgorithmBase",
@@ -20,4 +22,5 @@ __all__ = [
     "OnlineConfig",
     "PPOConfig",
     "PQNConfig",
+    "SACConfig",
 ]
