@@ -278,8 +278,8 @@ def test_known_values_of_discrete_actions_are_learned(probe):
 
 
 def test_a_learned_temperature_keeps_the_target_entropy():
-    """Rewards do not depend on actions: entropy falls from that of its first weights to the target."""
-    algorithm = learned(ForeverBox, alpha=None, target_entropy=-0.5, steps=120, lr=0.01)
+    """The best policy of a temperature is proportional to exp(-(a - x / 2)^2 / alpha)."""
+    algorithm = learned(Target, alpha=None, target_entropy=-0.5, steps=120)
     algorithm.collect()
     assert algorithm.step()["monitors/entropy"] == pytest.approx(-0.5, abs=0.25)
 

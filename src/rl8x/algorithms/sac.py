@@ -170,7 +170,7 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         """
         q, policy, trains = nets["q"], nets["policy"], batch.get(TRAINS_POLICY)
         alpha = self._alpha(nets)
-        noise = batch[NOISE] if NOISE in batch else (None, None)
+        noise = batch.get(NOISE, (None, None))
         goals = self._goals(nets, batch, alpha, noise[0])
         obs = self.critics_obs(batch, keys.OBS)
         found, q_norm = q.minimise(lambda q: self._q_loss(q, obs, batch, goals))
