@@ -2,17 +2,22 @@
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.dqn import DQN, DQNConfig
+from rl8x.algorithms.fast_sac import FastSAC, FastSACConfig
 from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
+from rl8x.algorithms.sac import SAC, SACConfig
 
 __all__ = [
     "DQN",
     "PPO",
     "PQN",
+    "SAC",
     "AlgorithmConfig",
     "DQNConfig",
+    "FastSAC",
+    "FastSACConfig",
     "GenericAlgorithmBase",
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
@@ -20,4 +25,5 @@ __all__ = [
     "OnlineConfig",
     "PPOConfig",
     "PQNConfig",
+    "SACConfig",
 ]
