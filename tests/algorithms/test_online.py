@@ -100,7 +100,7 @@ def test_a_preset_is_its_algorithm_with_other_defaults_of_the_same_ranges_and_ex
 
 
 def test_a_preset_has_the_names_of_its_algorithm_alone():
-    with pytest.raises(ValueError, match="has no option 'num_env'. Nearest: num_envs"):
+    with pytest.raises(ValueError, match=r"has no option 'num_env'\. Nearest: num_envs"):
 
         class WrongConfig(PPOConfig, defaults={"num_env": 3}):
             """Wrong."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -66,7 +67,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         defaults = defaults or {}
         check_names(defaults, cls)
         declared = {field.name: field for field in dataclasses.fields(cls)}
-        own = cls.__dict__.get("__annotations__", {})
+        own = inspect.get_annotations(cls)
         cls.__annotations__ = own | {name: declared[name].type for name in defaults}
         for name, default in defaults.items():
             setattr(cls, name, option(default, **declared[name].metadata))
