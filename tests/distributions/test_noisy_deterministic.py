@@ -19,14 +19,12 @@ def drawn(distribution, features, seed=0):
     return distribution.sample(distribution.from_features(features), noise)
 
 
-def test_the_mode_is_tanh_scaled_to_the_box_whatever_the_noise():
+def test_the_mode_is_tanh_scaled_to_the_box():
     distribution = NoisyDeterministic(SPACE, noise_std=0.3)
     features = torch.tensor([[0.0, 0.0], [0.5, -1.0], [50.0, -50.0]])
     expected = [[0.0, 5.0], [2 * math.tanh(0.5), 5 + 5 * math.tanh(-1.0)], [2.0, 0.0]]
-    for uniform in (False, True):
-        distribution.set_uniform(uniform)
-        found = distribution.mode(distribution.from_features(features))
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    found = distribution.mode(distribution.from_features(features))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
 
 
 def test_gradients_reach_the_features_through_means():
@@ -56,21 +54,17 @@ def test_copies_have_their_own_std_evenly_spread():
     np.testing.assert_allclose(one.numpy(), [[0.5, 1.25]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize(("feature", "std"), [(0.0, 0.3), (0.8, 0.5), (-3.0, 0.2), (0.4, 2.0)])
-def test_densities_and_bounds_add_up_to_one_and_give_the_entropy(feature, std, uniform):
+def test_densities_and_bounds_add_up_to_one_and_give_the_entropy(feature, std):
     distribution = NoisyDeterministic(Box(-1.0, 3.0, (1,)), noise_std=std).double()
-    distribution.set_uniform(uniform)
     grid = torch.linspace(-1, 3, 200_001, dtype=torch.float64)[1:-1, None]
     features = torch.full_like(grid, feature)
     logp = distribution.logp(distribution.from_features(features), grid)
     two = distribution.from_features(features[:2])
     ends = distribution.logp(two, torch.tensor([[-1.0], [3.0]], dtype=torch.float64))
     width = 4 / 200_000
-    inside, at_bounds = logp.exp().sum() * width, 0.0 if uniform else ends.exp().sum()
-    assert (inside + at_bounds).item() == pytest.approx(1.0, abs=2e-5)
-    entropy = -(logp.exp() * logp).sum() * width
-    entropy = entropy if uniform else entropy - (ends.exp() * ends).sum()
+    assert (logp.exp().sum() * width + ends.exp().sum()).item() == pytest.approx(1.0, abs=2e-5)
+    entropy = -(logp.exp() * logp).sum() * width - (ends.exp() * ends).sum()
     assert distribution.entropy(two)[0].item() == pytest.approx(entropy.item(), abs=1e-4)
 
 
@@ -81,28 +75,6 @@ def test_what_is_sampled_has_the_logp_of_what_is_stored_even_far_from_the_bounds
     assert torch.equal(logp, distribution.logp(params, actions))
     assert bool(logp.isfinite().all())
     assert bool(distribution.entropy(params).isfinite().all())
-
-
-def test_uniform_actions_pass_a_chi_square_bound():
-    distribution = NoisyDeterministic(SPACE, noise_std=0.001)
-    distribution.set_uniform(True)
-    actions, _ = drawn(distribution, torch.full((100_000, 2), 3.0))
-    for column, (low, high) in zip(actions.unbind(1), [(-2, 2), (0, 10)], strict=True):
-        counts = torch.histc(column, 20, low, high)
-        chi_square = ((counts - 5000).square() / 5000).sum().item()
-        # 19 degrees of freedom: mean 19, variance 38; 5 standard deviations.
-        assert chi_square < 19 + 5 * 38**0.5
-
-
-def test_the_switch_is_a_buffer_that_is_saved_and_changed_in_place():
-    distribution = NoisyDeterministic(ONE)
-    address = distribution.uniform.data_ptr()
-    distribution.set_uniform(True)
-    assert (distribution.uniform.data_ptr(), distribution.uniform.item()) == (address, True)
-    other = NoisyDeterministic(ONE)
-    other.load_state_dict(distribution.state_dict())
-    assert other.uniform.item() is True
-    assert list(distribution.parameters()) == []
 
 
 def test_what_does_not_fit_is_refused():

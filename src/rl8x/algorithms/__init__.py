@@ -6,13 +6,16 @@ from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
+from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
 
 __all__ = [
     "DQN",
     "PPO",
     "PQN",
+    "TD3",
     "AlgorithmConfig",
     "DQNConfig",
+    "FastTD3Config",
     "GenericAlgorithmBase",
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
@@ -20,4 +23,5 @@ __all__ = [
     "OnlineConfig",
     "PPOConfig",
     "PQNConfig",
+    "TD3Config",
 ]

@@ -35,10 +35,6 @@ class NoisyDeterministic(Normal):
         noise_std_min: Where copies have standard deviations of their own, the smallest; `noise_std` is then the
             largest.
 
-    Attributes:
-        uniform: Whether actions are drawn uniformly from the box instead, 0-d bool, whatever the features; the mode is
-            not. Programs read it, so that it is changed in place (`set_uniform`).
-
     Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; a range of standard deviations: Seo et al. 2025,
     arXiv:2505.22642, section 3.
     """
@@ -47,7 +43,6 @@ class NoisyDeterministic(Normal):
 
     action_middle: Tensor
     action_half_range: Tensor
-    uniform: Tensor
 
     kl = Distribution.kl  # that of `Normal` is of what is not clipped
 
@@ -70,11 +65,6 @@ class NoisyDeterministic(Normal):
         self.noise_std, self.noise_std_min = float(noise_std), float(least)
         self.register_buffer("action_middle", ((low + high) / 2).float(), persistent=False)
         self.register_buffer("action_half_range", ((high - low) / 2).float(), persistent=False)
-        self.register_buffer("uniform", torch.tensor(False))
-
-    def set_uniform(self, uniform: bool) -> None:
-        """Change, in place, whether actions are drawn uniformly."""
-        self.uniform.fill_(uniform)
 
     def from_features(self, features: Tensor, mask: None = None) -> NormalParams:
         """Make means in the box, and logarithms of standard deviations, from features `[..., num_features]`."""
@@ -84,14 +74,12 @@ class NoisyDeterministic(Normal):
 
     def means(self, features: Tensor) -> Tensor:
         """Return the actions without noise, `[..., *action]`, for features `[..., num_features]`; gradients flow."""
-        return self.env_actions(
-            torch.addcmul(self.action_middle, self.action_half_range, self._shaped(features).tanh())
-        )
+        squashed = torch.addcmul(self.action_middle, self.action_half_range, self._shaped(features).tanh())
+        return self.env_actions(squashed)
 
     def sample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[..., *action]` from standard normal numbers `[..., num_noise]`, with `logp`, `[...]`."""
-        explored = torch.addcmul(self.action_middle, self.action_half_range, 2.0 * ndtr(self._shaped(noise)) - 1.0)
-        actions = self.env_actions(torch.where(self.uniform, explored, self._drawn(params, noise)))
+        actions = self.env_actions(self._drawn(params, noise))
         return actions, self.logp(params, actions)
 
     def logp(self, params: NormalParams, actions: Tensor) -> Tensor:
@@ -99,7 +87,7 @@ class NoisyDeterministic(Normal):
         below, above = self._tails(params)
         each = torch.where(actions >= self.action_high, log_ndtr(-above), normal_logp(params, actions))
         each = torch.where(actions <= self.action_low, log_ndtr(below), each)
-        return self._summed(torch.where(self.uniform, -self._log_range(each), each))
+        return self._summed(each)
 
     def entropy(self, params: NormalParams) -> Tensor:
         """Return the entropy `[...]`: of the density between the bounds, and of the probabilities of the bounds.
@@ -112,7 +100,7 @@ class NoisyDeterministic(Normal):
         inside = ndtr(above) - ndtr(below)
         ends = torch.special.entr(ndtr(below)) + torch.special.entr(ndtr(-above))
         each = inside * (params.log_std + _HALF_LOG_2PI_E) + 0.5 * (_moment(below) - _moment(above)) + ends
-        return self._summed(torch.where(self.uniform, self._log_range(each), each))
+        return self._summed(each)
 
     def _tails(self, params: NormalParams) -> tuple[Tensor, Tensor]:
         """Return the bounds in standard deviations from the mean, `[..., *action]` each."""
@@ -127,9 +115,6 @@ class NoisyDeterministic(Normal):
         copies = len(mean)
         places = (torch.arange(copies, device=mean.device, dtype=mean.dtype) + 0.5) / copies
         return (low + (high - low) * places).view(-1, *(1,) * (mean.dim() - 1))
-
-    def _log_range(self, like: Tensor) -> Tensor:
-        return (2.0 * self.action_half_range).log().expand_as(like)
 
 
 def _moment(z: Tensor) -> Tensor:
