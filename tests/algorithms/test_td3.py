@@ -85,6 +85,7 @@ class Plain:
 
     def __init__(self, algorithm):
         self.config, self.weights = algorithm.config, weights_of(algorithm)
+        self.atoms = torch.linspace(self.config.v_min, self.config.v_max, self.config.num_atoms, dtype=torch.float64)
         space = algorithm.env.single_action_space
         self.low, self.high = torch.tensor(space.low).double(), torch.tensor(space.high).double()
 
@@ -95,17 +96,50 @@ class Plain:
         return self.low + (self.high - self.low) * (torch.tanh(features) + 1) / 2
 
     def q(self, net, i, obs, action):
+        outputs = self.outputs(net, i, obs, action)
+        return outputs[0] if len(outputs) == 1 else (outputs.softmax(0) * self.atoms).sum()
+
+    def outputs(self, net, i, obs, action):
         w = self.weights[net]
         x = torch.cat([obs, action])
         hidden = torch.relu(x @ w["hidden.0.weight"][i] + w["hidden.0.bias"][i, 0])
-        return (hidden @ w["head.weight"][i] + w["head.bias"][i, 0])[0]
+        return hidden @ w["head.weight"][i] + w["head.bias"][i, 0]
 
     def distance(self, action, other):
         return sum(
             ((a - o) / ((h - m) / 2)) ** 2 for a, o, m, h in zip(action, other, self.low, self.high, strict=True)
         )
 
+    def goal_probs(self, row):
+        """The atoms of the smaller critic, moved, each shared between the two atoms beside it."""
+        action = self.act("target_policy", row[keys.NEXT_OBS]) + row[NOISE]
+        action = torch.maximum(torch.minimum(action, self.high), self.low)
+        least = min(range(2), key=lambda i: self.q("target_q", i, row[keys.NEXT_OBS], action).item())
+        probs = self.outputs("target_q", least, row[keys.NEXT_OBS], action).softmax(0).tolist()
+        penalty = self.config.critic_bc_coeff * self.distance(action, row[NEXT_ACTIONS]).item()
+        goals, last = [0.0] * len(probs), len(probs) - 1
+        for prob, atom in zip(probs, self.atoms.tolist(), strict=True):
+            value = row[keys.RETURNS].item() + row[keys.DISCOUNTS].item() * (atom - penalty)
+            low, high = self.atoms[0].item(), self.atoms[-1].item()
+            place = (min(max(value, low), high) - low) / (high - low) * last
+            below = min(int(place), last - 1)
+            goals[below] += prob * (below + 1 - place)
+            goals[below + 1] += prob * (place - below)
+        return torch.tensor(goals, dtype=torch.float64)
+
+    def categorical_loss(self, rows):
+        total = 0.0
+        for row in rows:
+            goals = self.goal_probs(row)
+            assert goals.sum().item() == pytest.approx(1.0)
+            for i in range(2):
+                logs = self.outputs("q", i, row[keys.OBS], row[keys.ACTIONS]).log_softmax(0)
+                total = total - (goals * logs).sum() / len(rows)
+        return total
+
     def goal(self, row):
+        if self.config.num_atoms > 1:
+            return (self.goal_probs(row) * self.atoms).sum()
         action = self.act("target_policy", row[keys.NEXT_OBS]) + row[NOISE]
         action = torch.maximum(torch.minimum(action, self.high), self.low)
         after = min(self.q("target_q", i, row[keys.NEXT_OBS], action) for i in range(self.config.num_critics))
@@ -138,6 +172,8 @@ class Plain:
             for row, goal in zip(rows, goals, strict=True)
         ]
         q_loss = sum(error**2 / 2 for each in errors for error in each) / 6
+        if self.config.num_atoms > 1:
+            q_loss = self.categorical_loss(rows)
         self.descend("q", q_loss)
         policy_loss = self.policy_loss(rows)
         if trains:
@@ -153,6 +189,8 @@ VARIANTS = {
     "policy waits": {"trains": False},
     "three critics": {"num_critics": 3},
     "one critic": {"num_critics": 1},
+    "categorical": {"num_atoms": 11},
+    "categorical rebrac": {"num_atoms": 7, "v_max": 3.0, "actor_bc_coeff": 0.01, "critic_bc_coeff": 0.05},
     "td3+bc": {"actor_bc_coeff": 0.4},
     "rebrac": {"actor_bc_coeff": 0.01, "critic_bc_coeff": 0.05},
 }
@@ -320,7 +358,11 @@ def learned(env, steps=80, **options):
 
 
 def values_of(algorithm, x, action):
-    return algorithm.critics(torch.full((1, 1), float(x)), torch.full((1, 1), float(action)))[:, 0].tolist()
+    outputs = algorithm.critics(torch.full((1, 1), float(x)), torch.full((1, 1), float(action)))[:, 0]
+    config = algorithm.config
+    if config.num_atoms == 1:
+        return outputs.tolist()
+    return (outputs.softmax(-1) @ torch.linspace(config.v_min, config.v_max, config.num_atoms)).tolist()
 
 
 def action_of(algorithm, x):
@@ -329,6 +371,7 @@ def action_of(algorithm, x):
 
 PROBES = {
     "one step": (continuous(OneStep), {}, {0: 1}),
+    "categorical": (continuous(ObservationDecides), {"num_atoms": 11, "v_min": -2.0, "v_max": 2.0}, {1: 1, -1: -1}),
     "observation decides": (continuous(ObservationDecides), {}, {1: 1, -1: -1}),
     "time limits do not end": (continuous(Forever), {"gamma": 0.75}, {0: 4}),
 }
@@ -445,6 +488,8 @@ def test_what_does_not_fit_is_refused():
         build(exploration_noise=0.1, exploration_noise_min=0.2)
     with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
         build(critic_hidden_sizes=[0])
+    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`; got 5 and 5"):
+        TD3Config(v_min=5, v_max=5)
     with pytest.raises(ValueError, match="`exploration_noise` must be greater than 0"):
         TD3Config(exploration_noise=0.0)
 
@@ -456,6 +501,7 @@ def test_the_preset_has_the_papers_values():
     assert (config.gamma, config.tau, config.lr, config.policy_delay, config.target_interval) == (0.97, 0.1, 3e-4, 2, 1)
     assert (config.exploration_noise_min, config.exploration_noise) == (0.001, 0.4)
     assert (config.target_noise, config.target_noise_clip) == (0.001, 0.5)
+    assert (config.num_atoms, config.v_min, config.v_max) == (101, -10.0, 10.0)
     assert (config.optimizer, config.optimizer_config) == ("adamw", {"weight_decay": 0.1})
     assert TD3Config().target_interval == TD3Config().policy_delay == 2
 

@@ -6,12 +6,14 @@ from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
+from rl8x.algorithms.sac import SAC, SACConfig
 from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
 
 __all__ = [
     "DQN",
     "PPO",
     "PQN",
+    "SAC",
     "TD3",
     "AlgorithmConfig",
     "DQNConfig",
@@ -23,5 +25,6 @@ __all__ = [
     "OnlineConfig",
     "PPOConfig",
     "PQNConfig",
+    "SACConfig",
     "TD3Config",
 ]

@@ -20,7 +20,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
-from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.algorithms.off_policy.critics import Critics, expectation, project
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import SHARE, OffPolicyAlgorithm, observed
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
@@ -60,6 +60,14 @@ class TD3Config(OffPolicyConfig, defaults={"target_interval": 2}):
     critic_layer_norm: bool = option(
         False, "Whether the outputs of the critics' hidden layers are normalised before their activations."
     )
+    num_atoms: int = option(
+        1,
+        "Atoms of the categorical distribution that a critic gives for the return, from v_min to v_max; 1: its mean "
+        "alone.",
+        low=1,
+    )
+    v_min: float = option(-5.0, "The lowest atom.")
+    v_max: float = option(5.0, "The highest atom.")
     actor_bc_coeff: float | None = option(
         None,
         "Weight, in the policy's loss, of squared distances to the actions of the data, in half ranges and summed over "
@@ -73,6 +81,12 @@ class TD3Config(OffPolicyConfig, defaults={"target_interval": 2}):
         "beta_2); needs a data set.",
         low=0.0,
     )
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        if not self.v_min < self.v_max:
+            raise ValueError(f"`v_min` must be less than `v_max`; got {self.v_min} and {self.v_max}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +110,9 @@ class FastTD3Config(
         "normalize_observations": True,
         "model_config": {"hidden_sizes": [512, 256, 128]},
         "critic_hidden_sizes": [1024, 512, 256],
+        "num_atoms": 101,
+        "v_min": -10.0,
+        "v_max": 10.0,
     },
 ):
     """TD3 for thousands of copies and large batches (FastTD3), with the values for MuJoCo Playground."""
@@ -157,6 +174,7 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
             num_critics=config.num_critics,
             hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
             layer_norm=config.critic_layer_norm,
+            num_outputs=config.num_atoms,
         )
         if config.precision == "bf16":
             self.critics.autocast = self.execution.autocast
@@ -191,18 +209,24 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
         or, with `actor_bc_coeff`, where distances are in half ranges and the mean size of values has no gradient,
 
             L_mu = - mean of Q_1(s, mu(s)) / mean of |Q_1(s, mu(s))| + actor_bc_coeff mean of |mu(s) - a|^2
+
+        With `num_atoms` L_Q is the cross-entropy towards the distribution of y, where Q' is that of the smallest mean.
         """
         goals = self._goals(nets, batch)
         seen = self._seen(batch, keys.OBS)
 
         def q_loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            values = q(seen, batch[keys.ACTIONS])  # [num_critics, batch_size]
-            total = weighted_mean(0.5 * (values - goals).square().sum(0), batch)
-            return total, {"losses/q": total, "values": values}
+            outputs = q(seen, batch[keys.ACTIONS])  # [num_critics, batch_size], or [..., num_atoms]
+            if self.config.num_atoms > 1:
+                losses = -(goals * outputs.log_softmax(-1)).sum(-1)
+            else:
+                losses = 0.5 * (outputs - goals).square()
+            total = weighted_mean(losses.sum(0), batch)
+            return total, {"losses/q": total, "values": self._means(outputs)}
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
             actions = policy(*observed(batch, keys.OBS)).mean
-            values = nets["q"](seen, actions)[0]
+            values = self._means(nets["q"](seen, actions)[0])
             total = -values.mean()
             if self.config.actor_bc_coeff is not None:
                 distances = self._distances(actions, batch[keys.ACTIONS])
@@ -213,7 +237,8 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
         of_policy, policy_norm = nets["policy"].minimise(policy_loss, batch.get(TRAINS_POLICY))
         for name in ("q", "policy"):
             nets[f"target_{name}"].follow(nets[name], batch[SHARE])
-        errors = (found["values"] - goals).abs().mean(0)
+        means = goals @ self._atoms if self.config.num_atoms > 1 else goals
+        errors = (found["values"] - means).abs().mean(0)
         numbers = {
             "losses/q": found["losses/q"],
             "losses/policy": of_policy["losses/policy"],
@@ -225,13 +250,29 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
         return Figures(numbers, errors)
 
     def _goals(self, nets: Mapping[str, Net], batch: Batch) -> Tensor:
-        """Return what the values should be, y of `update`, `[batch_size]`."""
+        """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         means = nets["target_policy"](*observed(batch, keys.NEXT_OBS)).mean
         actions = self._distribution.env_actions(means + batch[NOISE])
-        values = nets["target_q"](self._seen(batch, keys.NEXT_OBS), actions).amin(0)
+        outputs = nets["target_q"](self._seen(batch, keys.NEXT_OBS), actions)
+        returns = batch[keys.RETURNS]
         if self.config.critic_bc_coeff:
-            values = values - self.config.critic_bc_coeff * self._distances(actions, batch[NEXT_ACTIONS])
-        return batch[keys.RETURNS] + batch[keys.DISCOUNTS] * values
+            penalties = self.config.critic_bc_coeff * self._distances(actions, batch[NEXT_ACTIONS])
+            returns = returns - batch[keys.DISCOUNTS] * penalties
+        if self.config.num_atoms == 1:
+            return returns + batch[keys.DISCOUNTS] * outputs.amin(0)
+        least = self._means(outputs).argmin(0).view(1, -1, 1).expand(1, *outputs.shape[1:])
+        probs = outputs.gather(0, least).squeeze(0).softmax(-1)
+        values = returns.unsqueeze(-1) + batch[keys.DISCOUNTS].unsqueeze(-1) * self._atoms
+        return project(probs, values, self._atoms)
+
+    @property
+    def _atoms(self) -> Tensor:
+        config = self.config
+        return torch.linspace(config.v_min, config.v_max, config.num_atoms, device=self.device)
+
+    def _means(self, outputs: Tensor) -> Tensor:
+        """Return the values that the critics' outputs stand for."""
+        return expectation(outputs, self._atoms) if self.config.num_atoms > 1 else outputs
 
     def _seen(self, batch: Batch, key: str) -> Any:
         """Return observations as policy and critics see them, `[batch_size, *obs]` or a dict of such."""

@@ -322,10 +322,13 @@ class OffPolicyAlgorithm(OnlineAlgorithm[OffPolicyConfigT]):
             return
         self._prepared = True
         sizes = {self.block_size} if self.config.updates_per_step % self.block_size == 0 else {self.block_size, 1}
+        # What is drawn only shows layouts: the first updates draw the same as without it.
+        drawn_from = self.generator.get_state()
         with execution.ahead():
             for size in sizes:
                 index = torch.zeros((size, self.config.batch_size), dtype=torch.int64, device=self.device)
                 self.updater.prepare(self._items(index))
+        self.generator.set_state(drawn_from)
 
     @property
     def _work(self) -> int:

@@ -1,0 +1,434 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from tests.probes import ActionDecides, ActionMatches, Delay, Forever, ObservationDecides, OneStep, Probe, traced_only
+
+from rl8x import NullTracker, Trainer, keys
+from rl8x.algorithms import SACConfig
+from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.updates import WEIGHTS
+from rl8x.algorithms.sac import NOISE, TRAINS_POLICY
+from rl8x.envs import CartPole, Pendulum
+
+SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidden_sizes": [16]}
+
+
+def build(env=Pendulum, **options):
+    return SACConfig(**{**SMALL, "execution": "eager", **options}).build(env)
+
+
+def batch_of(algorithm, size=6):
+    """Make a batch by hand, terminations among it."""
+    generator = torch.Generator().manual_seed(5)
+    shape, action = algorithm.env.single_observation_space.shape, algorithm.env.single_action_space
+    discrete = isinstance(action, Discrete)
+    batch = {
+        keys.OBS: torch.randn(size, *shape, generator=generator),
+        keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
+        keys.ACTIONS: torch.randint(2, (size,), generator=generator)
+        if discrete
+        else torch.rand(size, *action.shape, generator=generator) * 4 - 2,
+        keys.RETURNS: torch.randn(size, generator=generator) * 3,
+        keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
+        SHARE: torch.tensor(0.5),
+    }
+    if not discrete:
+        batch[NOISE] = torch.randn(2, size, *action.shape, generator=generator)
+    return batch
+
+
+def disturb(algorithm):
+    """Move all weights, so that targets differ from critics and policies are far from uniform."""
+    generator = torch.Generator().manual_seed(8)
+    for each in algorithm.nets.trained.values():
+        for view in each.optimizer.views:
+            view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
+
+
+def updated(algorithm, batch):
+    return algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+
+
+class Plain:
+    """One update by autograd and torch.distributions, row after row as in the papers."""
+
+    def __init__(self, algorithm):
+        self.algorithm, self.critics, self.policy = algorithm, algorithm.critics, algorithm.policy
+        self.log_alpha = algorithm.nets.trained["alpha"].module.log_alpha
+        self.discrete = isinstance(algorithm.env.single_action_space, Discrete)
+
+    def under_target(self, function):
+        """Call a function while the critics have the target's weights."""
+        optimizer = self.algorithm.nets.trained["q"].optimizer
+        kept = [view.data.clone() for view in optimizer.views]
+        target = self.algorithm.nets.targets["target"][1]
+        for view, values in zip(optimizer.views, optimizer.split(target), strict=True):
+            view.data.copy_(values)
+        result = function().detach()
+        for view, values in zip(optimizer.views, kept, strict=True):
+            view.data.copy_(values)
+        return result
+
+    def value(self, obs, noise):
+        """V(s) of one observation, and -log pi or its expectation."""
+        alpha = self.log_alpha.exp().detach()[0]
+        hidden = torch.relu(self.policy.model.actor[0](obs))
+        features = self.policy.model.policy_head(hidden)
+        if self.discrete:
+            distribution = torch.distributions.Categorical(logits=features)
+            q = self.critics(obs[None])[:, 0].min(0).values
+            logs = distribution.probs.log()
+            return (distribution.probs * (q - alpha * logs)).sum(), distribution.entropy()
+        mean, log_std = features.chunk(2)
+        distribution = torch.distributions.Normal(mean, log_std.exp())
+        u = mean + log_std.exp() * noise
+        logp = (distribution.log_prob(u) - torch.log(1 - torch.tanh(u) ** 2)).sum()
+        q = self.critics(obs[None], 2 * torch.tanh(u)[None])[:, 0].min()
+        return q - alpha * logp, -logp
+
+    def goals(self, batch):
+        return self.under_target(lambda: torch.stack([self.goal(batch, i) for i in range(len(batch[keys.RETURNS]))]))
+
+    def goal(self, batch, i):
+        noise = None if self.discrete else batch[NOISE][0, i]
+        after = self.value(batch[keys.NEXT_OBS][i], noise)[0]
+        return batch[keys.RETURNS][i] + batch[keys.DISCOUNTS][i] * after
+
+    def q_loss(self, batch, goals):
+        losses = []
+        for i, goal in enumerate(goals):
+            obs, action = batch[keys.OBS][i : i + 1], batch[keys.ACTIONS][i : i + 1]
+            q = self.critics(obs)[:, 0, action.item()] if self.discrete else self.critics(obs, action)[:, 0]
+            losses.append(sum(0.5 * (each - goal) ** 2 for each in q))
+        return torch.stack(losses).mean()
+
+    def policy_loss(self, batch):
+        noise = [None] * 6 if self.discrete else batch[NOISE][1]
+        both = [self.value(obs, each) for obs, each in zip(batch[keys.OBS], noise, strict=True)]
+        return -torch.stack([value for value, _ in both]).mean(), torch.stack([each for _, each in both]).detach()
+
+
+def stepped(loss, parameters, lr=0.1):
+    parameters = list(parameters)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for each, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            each.data.sub_(lr * gradient)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_critics": 3, "critic_layer_norm": True}], ids=["twin", "three"])
+@pytest.mark.parametrize("env", [Pendulum, CartPole], ids=["continuous", "discrete"])
+def test_an_update_is_that_of_the_papers(env, options):
+    made = {"optimizer": "sgd", "lr": 0.1, "initial_alpha": 0.3, **options}
+    algorithm, other = build(env, **made), build(env, **made)
+    for each in (algorithm, other):
+        disturb(each)
+    batch, plain = batch_of(algorithm), Plain(other)
+    goals = plain.goals(batch)
+    q_loss = plain.q_loss(batch, goals)
+    stepped(q_loss, other.critics.parameters())
+    policy_loss, entropies = plain.policy_loss(batch)
+    stepped(policy_loss, other.policy.parameters())
+    alpha = math.exp(other.nets.trained["alpha"].module.log_alpha.item())
+    alpha_loss = (plain.log_alpha.exp() * (entropies - other.target_entropy)).mean()
+    stepped(alpha_loss, [plain.log_alpha])
+    numbers, errors = updated(algorithm, batch)
+    assert numbers["losses/q"].item() == pytest.approx(q_loss.item(), rel=1e-4)
+    assert numbers["losses/policy"].item() == pytest.approx(policy_loss.item(), rel=1e-4)
+    assert numbers["losses/alpha"].item() == pytest.approx(alpha_loss.item(), rel=1e-4)
+    assert numbers["monitors/entropy"].item() == pytest.approx(entropies.mean().item(), rel=1e-4)
+    assert numbers["coefficients/alpha"].item() == pytest.approx(alpha, rel=1e-6)
+    assert errors.shape == (6,)
+    for name in ("q", "policy", "alpha"):
+        mine, wanted = (list(each.nets.trained[name].module.parameters()) for each in (algorithm, other))
+        for one, two in zip(mine, wanted, strict=True):
+            torch.testing.assert_close(one.detach(), two.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_target_entropy_is_in_the_units_of_the_paper():
+    assert build().target_entropy == -1.0
+    assert build(CartPole).target_entropy == pytest.approx(0.98 * math.log(2))
+    assert build(target_entropy=-0.5).params["target_entropy"] == -0.5
+
+
+def test_entropies_do_not_depend_on_the_units_of_actions():
+    class Wide(Pendulum):
+        single_action_space = Box(-200.0, 200.0, (1,), dtype=np.float32)
+
+    found = []
+    for env in (Pendulum, Wide):
+        algorithm = build(env)
+        found.append(updated(algorithm, batch_of(algorithm)).numbers["monitors/entropy"].item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_the_target_follows_after_the_step():
+    algorithm = build()
+    before = algorithm.nets.targets["target"][1].clone()
+    updated(algorithm, batch_of(algorithm))
+    trained = algorithm.nets.trained["q"].optimizer.weights
+    torch.testing.assert_close(algorithm.nets.targets["target"][1], (before + trained) / 2)
+
+
+def test_policy_and_temperature_wait_for_their_turn():
+    algorithm = build(policy_delay=3)
+    flags = algorithm.draw(4, 7)[TRAINS_POLICY].tolist()
+    assert flags == [False, True, False, False, True, False, False]  # updates 5 to 11
+    batch = batch_of(algorithm)
+    for trains in (False, True):
+        before = {name: each.optimizer.weights.clone() for name, each in algorithm.nets.trained.items()}
+        updated(algorithm, batch | {TRAINS_POLICY: torch.tensor(trains)})
+        moved = {n: not torch.equal(before[n], each.optimizer.weights) for n, each in algorithm.nets.trained.items()}
+        assert moved == {"q": True, "policy": trains, "alpha": trains}
+
+
+def test_a_fixed_temperature_stays():
+    algorithm = build(alpha=0.25)
+    assert set(algorithm.nets.trained) == {"q", "policy"}
+    assert updated(algorithm, batch_of(algorithm)).numbers["coefficients/alpha"].item() == 0.25
+
+
+def test_rows_count_by_their_importance_weights():
+    algorithm, other = build(), build()
+    batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
+    alone = {name: each[:1] for name, each in batch.items() if name not in (SHARE, NOISE)}
+    alone |= {SHARE: batch[SHARE], NOISE: batch[NOISE][:, :1]}
+    only_first = torch.tensor([6.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    weighted = updated(algorithm, batch | {WEIGHTS: only_first}).numbers
+    first = updated(other, alone).numbers
+    for name in ("losses/q", "losses/policy"):
+        assert weighted[name].item() == pytest.approx(first[name].item(), rel=1e-5)
+    assert updated(build(), batch | {WEIGHTS: weights}).errors.shape == (6,)
+
+
+# -- probes
+
+
+class Target(ObservationDecides):
+    """Reward 1 - (a - x / 2)^2, then the end: Q(x, a) is that, and the best action x / 2."""
+
+    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = 1 - (actions - state["x"] / 2).square().squeeze(1)
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
+class DelayBox(Delay):
+    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
+
+
+class ForeverBox(Forever):
+    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
+
+
+def learned(env, steps=60, **options):
+    settings = {"warmup_steps": 64, "lr": 0.01, "tau": 0.05, "updates_per_sample": 1.0, "gamma": 0.9, "alpha": 0.0}
+    settings |= {"batch_size": 32, "critic_hidden_sizes": [32]}
+    algorithm = build(env, **{**settings, **options})
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def q_of(algorithm, x, *actions):
+    obs = torch.full((1, 1), float(x))
+    return algorithm.critics(obs, *(torch.tensor([[a]]) for a in actions)).detach()[:, 0]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_known_values_of_continuous_actions_are_learned(n_step):
+    algorithm = learned(Target, n_step=n_step, steps=80)
+    for x in (-1.0, 1.0):
+        for a in (-0.5, 0.0, 0.5):
+            expected = 1 - (a - x / 2) ** 2
+            assert q_of(algorithm, x, a).tolist() == pytest.approx([expected] * 2, abs=0.15)
+        act = algorithm.policy.act(torch.tensor([[x]]), {}, torch.zeros(1, dtype=torch.bool))
+        assert act.actions.item() == pytest.approx(x / 2, abs=0.15)
+    delayed = learned(DelayBox, n_step=n_step)
+    assert q_of(delayed, 0.0, 0.3).tolist() == pytest.approx([0.9, 0.9], abs=0.12)
+    assert q_of(delayed, 1.0, 0.3).tolist() == pytest.approx([1, 1], abs=0.12)
+    forever = learned(ForeverBox, n_step=n_step, gamma=0.75)
+    assert q_of(forever, 0.0, 0.3).tolist() == pytest.approx([4, 4], abs=0.3)
+
+
+PROBES = {
+    "one step": (OneStep, {0: [1, 1]}),
+    "observation decides": (ObservationDecides, {1: [1, 1], -1: [-1, -1]}),
+    "delay": (Delay, {0: [0.9, 0.9], 1: [1, 1]}),
+    "action decides": (ActionDecides, {0: [-1, 1]}),
+    "action matches": (ActionMatches, {1: [-1, 1], -1: [1, -1]}),
+}
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_known_values_of_discrete_actions_are_learned(probe):
+    env, values = PROBES[probe]
+    algorithm = learned(env, alpha=0.02 if env is not Delay else 0.0)
+    for x, expected in values.items():
+        assert q_of(algorithm, x).mean(0).tolist() == pytest.approx(expected, abs=0.15)
+        if expected[0] != expected[1]:
+            act = algorithm.policy.act(torch.full((1, 1), float(x)), {}, torch.zeros(1, dtype=torch.bool))
+            assert act.actions.item() == np.argmax(expected)
+
+
+def test_a_learned_temperature_keeps_the_target_entropy():
+    """The best policy of a temperature is proportional to exp(-(a - x / 2)^2 / alpha)."""
+    algorithm = learned(Target, alpha=None, target_entropy=-0.5, steps=120)
+    algorithm.collect()
+    assert algorithm.step()["monitors/entropy"] == pytest.approx(-0.5, abs=0.25)
+
+
+class OneLegal(Probe):
+    """Only actions 2 and 3: the illegal one would be worth more, if it could be taken."""
+
+    terminates = True
+    single_action_space = Discrete(3, start=1)
+    single_observation_space = Dict(
+        {"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)}
+    )
+
+    def observe(self, state, parameters):
+        mask = torch.tensor([0, 1, 1], dtype=torch.int8).expand(self.num_envs, 3)
+        return {"x": state["x"], "action_mask": mask}
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = torch.where(actions == 1, 100.0, torch.where(actions == 2, 1.0, -1.0))
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
+def test_illegal_actions_are_neither_taken_nor_bootstrapped_from():
+    algorithm = learned(OneLegal, alpha=3.0, steps=40)  # 3 times the logarithm of their probability is infinite
+    assert set(algorithm.replay.as_tensordict()["actions"].unique().tolist()) == {2, 3}
+    values = algorithm.critics({"x": torch.zeros(1, 1)})[:, 0].detach()
+    assert values[:, 1:].mean(0).tolist() == pytest.approx([1, -1], abs=0.15)
+    assert all(torch.isfinite(tensor).all() for tensor in algorithm.nets.state)
+
+
+# -- exploring
+
+
+def test_actions_of_the_warm_up_are_uniform_in_the_box():
+    algorithm = build(num_envs=500, horizon=8, warmup_steps=4000)
+    algorithm.collect()
+    actions = algorithm.rollout.tensors[keys.ACTIONS][:8].flatten()
+    counts = torch.histc(actions, 20, -2.0, 2.0)
+    assert counts.sum() == 4000
+    assert ((counts - 200) ** 2 / 200).sum() < 43.8  # chi-square of 19 degrees of freedom, 0.001
+    algorithm.collect()
+    later = torch.histc(algorithm.rollout.tensors[keys.ACTIONS][:8].flatten(), 20, -2.0, 2.0)
+    assert ((later - 200) ** 2 / 200).sum() > 100
+
+
+def test_discrete_actions_of_the_warm_up_are_uniform():
+    algorithm = build(CartPole, num_envs=500, horizon=8, warmup_steps=4000)
+    disturb(algorithm)
+    algorithm.collect()
+    count = algorithm.rollout.tensors[keys.ACTIONS][:8].sum().item()
+    assert abs(count - 2000) < 3.3 * math.sqrt(1000)
+
+
+def test_the_replay_keeps_what_the_environment_got():
+    algorithm = learned(Target, steps=20, warmup_steps=0, alpha=0.5)
+    stored = algorithm.replay.as_tensordict()
+    expected = 1 - (stored["actions"] - stored["obs"] / 2).square().squeeze(1)
+    torch.testing.assert_close(stored["returns"], expected)
+
+
+# -- programs, and going on
+
+
+def train(algorithm, steps=6):
+    rows = []
+    for _ in range(steps):
+        collected = algorithm.collect()
+        rows.append({**collected, **algorithm.step()})
+    return rows
+
+
+CASES = {
+    "continuous": (Pendulum, {}),
+    "discrete": (CartPole, {"prioritized": True}),
+    "delayed": (Pendulum, {"policy_delay": 2, "n_step": 3, "critic_layer_norm": True, "num_critics": 3}),
+    "normalised": (CartPole, {"normalize_observations": True, "alpha": 0.1, "max_grad_norm": 1.0}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_traced_updates_have_the_bits_of_eager_ones(case, monkeypatch):
+    traced_only(monkeypatch)
+    env, options = CASES[case]
+    options = {"updates_per_sample": 0.3, **options}
+    eager, traced = build(env, **options), build(env, **options, execution="compile")
+    assert train(eager) == train(traced)
+    assert eager.counters["algorithm/updates"] > 16
+    assert all(map(torch.equal, eager.nets.state, traced.nets.state))
+
+
+def test_compiled_updates_equal_eager_ones():
+    options = {"updates_per_sample": 0.3, "policy_delay": 2, "critic_layer_norm": True}
+    eager, compiled = build(**options), build(**options, execution="compile")
+    rows, others = train(eager), train(compiled)
+    for row, other in zip(rows, others, strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-4)
+    for one, two in zip(eager.nets.state, compiled.nets.state, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_to_the_bit(case, tmp_path):
+    env, options = CASES[case]
+
+    def made():
+        return build(env, **{"updates_per_sample": 0.3, **options})
+
+    def run(trainer, upto):
+        rows = []
+        while trainer.state["algorithm/steps"] < upto:
+            row = trainer.step().items()
+            rows.append({name: value for name, value in row if name.split("/")[0] not in ("profiling", "memory")})
+        return rows
+
+    whole = Trainer(made(), tracker=NullTracker(), eval_env=False)
+    run(whole, 5)
+    expected = run(whole, 9)
+    first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path)
+    run(first, 5)
+    first.save()
+    second = Trainer.resume(tmp_path, algorithm=made(), tracker=NullTracker(), eval_env=False)
+    assert run(second, 9) == expected
+    assert all(map(torch.equal, second.algorithm.nets.state, whole.algorithm.nets.state))
+
+
+def test_products_in_bfloat16_are_near_those_in_float32():
+    half, full = build(precision="bf16"), build()
+    for algorithm in (half, full):
+        train(algorithm, 3)
+    assert half.nets.state[0].dtype == torch.float32
+    assert 0 < (half.nets.state[0] - full.nets.state[0]).abs().max() < 0.05
+
+
+# -- what is refused
+
+
+def test_what_does_not_fit_is_refused():
+    class Many(Probe):
+        single_action_space = MultiDiscrete([2, 3])
+
+    class Unbounded(Probe):
+        single_action_space = Box(-np.inf, np.inf, (1,), dtype=np.float32)
+
+    for env in (Many, Unbounded):
+        with pytest.raises(ValueError, match=r"SAC needs a Box action space of floats .* or a Discrete one; .* PPO\."):
+            build(env)
+    with pytest.raises(ValueError, match="SAC trains feedforward models; GRUModel is recurrent"):
+        build(model="gru", model_config={})
+    with pytest.raises(ValueError, match="`policy_delay` must be at least 1"):
+        SACConfig(policy_delay=0)
+    with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
+        build(critic_hidden_sizes=[0])
