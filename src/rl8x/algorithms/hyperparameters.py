@@ -35,7 +35,7 @@ def option(
     """
     metadata = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
     if isinstance(default, dict | list):
-        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)  # type: ignore[return-value]
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

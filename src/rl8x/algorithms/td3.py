@@ -280,7 +280,8 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
 
     def _distances(self, actions: Tensor, others: Tensor) -> Tensor:
         """Return squared distances of actions `[batch_size, *action]` in half ranges, `[batch_size]`."""
-        return ((actions - others) / self._distribution.action_half_range).square().flatten(1).sum(-1)
+        distances: Tensor = ((actions - others) / self._distribution.action_half_range).square().flatten(1).sum(-1)
+        return distances
 
     @property
     def _distribution(self) -> NoisyDeterministic:
