@@ -7,10 +7,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from tests.probes import ActionDecides, ActionMatches, Delay, Forever, ObservationDecides, OneStep, Probe, traced_only
 
 from rl8x import NullTracker, Trainer, keys
-from rl8x.algorithms import SACConfig
+from rl8x.algorithms import FastSACConfig, SACConfig
+from rl8x.algorithms.off_policy.critics import expectation
 from rl8x.algorithms.off_policy.off_policy import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.algorithms.sac import NOISE, TRAINS_POLICY
+from rl8x.algorithms.sac import NOISE, SCALE, TRAINS_POLICY
 from rl8x.envs import CartPole, Pendulum
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -241,6 +242,63 @@ def q_of(algorithm, x, *actions):
     return algorithm.critics(obs, *(torch.tensor([[a]]) for a in actions)).detach()[:, 0]
 
 
+def test_categorical_critics_learn_the_distribution_of_soft_returns():
+    """The cross-entropy by hand, atom by atom: alpha is fixed, and one reward lies beyond the last atom."""
+    options = {"num_atoms": 5, "v_min": -2.0, "v_max": 2.0, "alpha": 0.1, "optimizer": "sgd", "lr": 1e-9}
+    algorithm = build(**options)
+    disturb(algorithm)
+    batch, critics, policy = batch_of(algorithm), algorithm.critics, algorithm.policy
+    optimizer, target = algorithm.nets.trained["q"].optimizer, algorithm.nets.targets["target"][1]
+    atoms, kept, total, gaps = [-2.0, -1.0, 0.0, 1.0, 2.0], optimizer.weights.clone(), 0.0, []
+    for i in range(6):
+        obs, after = batch[keys.OBS][i : i + 1], batch[keys.NEXT_OBS][i : i + 1]
+        params = policy(after[None], {}, torch.zeros(1, 1, dtype=torch.bool))
+        action, logp = policy.distribution.rsample(params, batch[NOISE][0, i : i + 1])
+        optimizer.weights.copy_(target)
+        both = critics(after, action)[:, 0].softmax(-1).tolist()
+        optimizer.weights.copy_(kept)
+        probs = min(both, key=lambda each: sum(p * z for p, z in zip(each, atoms, strict=True)))
+        goal = [0.0] * 5
+        for p, z in zip(probs, atoms, strict=True):
+            y = batch[keys.RETURNS][i] + batch[keys.DISCOUNTS][i] * (z - 0.1 * (logp.item() + math.log(2)))
+            place = min(max(y.item(), -2.0), 2.0) + 2
+            low = min(int(place), 3)
+            goal[low] += p * (low + 1 - place)
+            goal[low + 1] += p * (place - low)
+        logs = critics(obs, batch[keys.ACTIONS][i : i + 1])[:, 0].log_softmax(-1)
+        total -= sum(goal[k] * logs[c, k].item() for c in range(2) for k in range(5)) / 6
+        wanted = sum(g * z for g, z in zip(goal, atoms, strict=True))
+        gaps.append((logs.exp() @ torch.tensor(atoms) - wanted).abs().mean().item())
+    numbers, errors = updated(algorithm, batch)
+    assert numbers["losses/q"].item() == pytest.approx(total, rel=1e-4)
+    np.testing.assert_allclose(errors.numpy(), gaps, rtol=1e-3, atol=1e-5)
+
+
+def test_rewards_are_scaled_to_the_bound_of_returns():
+    """Rewards of 100 for three steps, then a time limit: G is 100, 150, 175 with gamma 0.5."""
+
+    class Hundreds(ForeverBox):
+        def transition(self, state, actions, parameters, noise):
+            state, rewards, ends = super().transition(state, actions, parameters, noise)
+            return state, 100 * rewards, ends
+
+    algorithm = build(Hundreds, gamma=0.5, return_bound=5.0, horizon=4)
+    for _ in range(3):
+        algorithm.collect()
+    std = np.std([100, 150, 175])
+    assert algorithm.return_scale.scale.item() == pytest.approx(1 / max(std, 175 / 5), rel=1e-5)
+    assert algorithm.draw(0, 3)[SCALE].tolist() == pytest.approx([1 / 35] * 3, rel=1e-5)
+    wide = build(Hundreds, gamma=0.5, return_bound=50.0, horizon=4)
+    for _ in range(3):
+        wide.collect()
+    assert wide.return_scale.scale.item() == pytest.approx(1 / std, rel=1e-5)
+    scaled, plain = build(), build()
+    batch = batch_of(scaled)
+    one = updated(scaled, batch | {SCALE: torch.tensor(0.1)}).numbers
+    two = updated(plain, batch | {keys.RETURNS: batch[keys.RETURNS] * 0.1}).numbers
+    assert one["losses/q"].item() == pytest.approx(two["losses/q"].item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_known_values_of_continuous_actions_are_learned(n_step):
     algorithm = learned(Target, n_step=n_step, steps=80)
@@ -310,6 +368,28 @@ def test_illegal_actions_are_neither_taken_nor_bootstrapped_from():
     assert all(torch.isfinite(tensor).all() for tensor in algorithm.nets.state)
 
 
+def test_fast_sac_learns_whatever_the_size_of_rewards():
+    """Three critics' returns of 1000 fit atoms from -5 to 5."""
+
+    class Thousands(Target):
+        def transition(self, state, actions, parameters, noise):
+            state, rewards, ends = super().transition(state, actions, parameters, noise)
+            return state, 1000 * rewards, ends
+
+    options = {"num_envs": 16, "batch_size": 64, "updates_per_sample": 0.5, "warmup_steps": 64, "lr": 0.01}
+    algorithm = FastSACConfig(**{**SMALL, **options, "execution": "eager", "buffer_size": 1000}).build(Thousands)
+    assert (algorithm.config.gamma, algorithm.config.num_atoms, algorithm.config.policy_delay) == (0.97, 101, 4)
+    for _ in range(80):
+        algorithm.collect()
+        algorithm.step()
+    for x in (-1.0, 1.0):
+        act = algorithm.policy.act(torch.tensor([[x]]), {}, torch.zeros(1, dtype=torch.bool))
+        assert act.actions.item() == pytest.approx(x / 2, abs=0.25)
+        logits = algorithm.critics(torch.tensor([[x]]), act.actions.detach())
+        value = expectation(logits, algorithm.atoms).mean() / algorithm.return_scale.scale
+        assert value.item() == pytest.approx(1000, rel=0.15)
+
+
 # -- exploring
 
 
@@ -355,6 +435,7 @@ CASES = {
     "continuous": (Pendulum, {}),
     "discrete": (CartPole, {"prioritized": True}),
     "delayed": (Pendulum, {"policy_delay": 2, "n_step": 3, "critic_layer_norm": True, "num_critics": 3}),
+    "categorical": (Pendulum, {"num_atoms": 11, "return_bound": 5.0}),
     "normalised": (CartPole, {"normalize_observations": True, "alpha": 0.1, "max_grad_norm": 1.0}),
 }
 
@@ -430,5 +511,9 @@ def test_what_does_not_fit_is_refused():
         build(model="gru", model_config={})
     with pytest.raises(ValueError, match="`policy_delay` must be at least 1"):
         SACConfig(policy_delay=0)
+    with pytest.raises(ValueError, match="`num_atoms` must be 1 for discrete actions; got 51"):
+        build(CartPole, num_atoms=51)
+    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`; got 1"):
+        SACConfig(v_min=1, v_max=1)
     with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
         build(critic_hidden_sizes=[0])

@@ -2,6 +2,7 @@
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.dqn import DQN, DQNConfig
+from rl8x.algorithms.fast_sac import FastSAC, FastSACConfig
 from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
@@ -17,6 +18,8 @@ __all__ = [
     "TD3",
     "AlgorithmConfig",
     "DQNConfig",
+    "FastSAC",
+    "FastSACConfig",
     "FastTD3Config",
     "GenericAlgorithmBase",
     "OffPolicyAlgorithm",

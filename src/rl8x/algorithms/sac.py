@@ -1,6 +1,7 @@
 """Soft actor-critic: a policy that maximises rewards and its own entropy, from a replay.
 
-Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; discrete actions: Christodoulou 2019, arXiv:1910.07207.
+Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; discrete actions: Christodoulou 2019, arXiv:1910.07207;
+`num_atoms`: Bellemare et al. 2017, arXiv:1707.06887.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x import keys
+from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
-from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.algorithms.off_policy.critics import Critics, expectation, project
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import SHARE, OffPolicyAlgorithm, observed
+from rl8x.algorithms.off_policy.return_scale import ReturnScale
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.distributions import Categorical, SquashedNormal
-from rl8x.rollouts.statistics import Number
+from rl8x.envs import Env
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.spaces import describe
 from rl8x.trees import unflatten_tree
 
@@ -32,6 +36,8 @@ NOISE: Final = "noise"
 """Of an update's batch: standard normal numbers of the actions after and at its rows, `[2, batch_size, num_noise]`."""
 TRAINS_POLICY: Final = "trains_policy"
 """Of an update's batch: whether policy and temperature are trained, 0-d bool; missing where they always are."""
+SCALE: Final = "return_scale"
+"""Of an update's batch: what returns are multiplied by, 0-d; missing where they are not."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,20 @@ class SACConfig(OffPolicyConfig):
     critic_layer_norm: bool = option(
         False, "Whether the outputs of the critics' hidden layers are normalised before their activations."
     )
+    num_atoms: int = option(
+        1,
+        "Atoms of the categorical distribution that a critic gives for the return, from v_min to v_max; 1: its mean "
+        "alone. For continuous actions.",
+        low=1,
+    )
+    v_min: float = option(-5.0, "The lowest atom.")
+    v_max: float = option(5.0, "The highest atom.")
+    return_bound: float | None = option(
+        None,
+        "Rewards are divided in updates so that discounted returns lie within plus and minus this, and atoms from -5 "
+        "to 5 fit any task. None leaves them as they are.",
+        above=0.0,
+    )
     policy_delay: int = option(
         1, "Updates of the critics from one update of policy and temperature to the next.", low=1
     )
@@ -59,6 +79,12 @@ class SACConfig(OffPolicyConfig):
     target_entropy_frac: float = option(
         0.98, "Share of the largest entropy that is the target for discrete actions.", low=0.0, high=1.0
     )
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        if not self.v_min < self.v_max:
+            raise ValueError(f"`v_min` must be less than `v_max`; got {self.v_min} and {self.v_max}.")
 
 
 class Temperature(nn.Module):
@@ -90,6 +116,11 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
 
     policy: Actor
 
+    def __init__(self, config: SACConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env, seed, env_factory)
+        bound = config.return_bound
+        self.return_scale = None if bound is None else ReturnScale(config.num_envs, config.gamma, bound).to(self.device)
+
     def check_spaces(self) -> None:
         """Refuse actions that are neither numbered nor in a bounded box."""
         space = self.env.single_action_space
@@ -98,6 +129,8 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
                 f"SAC needs a Box action space of floats with finite bounds, or a Discrete one; got {describe(space)}. "
                 "Use PPO."
             )
+        if isinstance(space, spaces.Discrete) and self.config.num_atoms > 1:
+            raise ValueError(f"`num_atoms` must be 1 for discrete actions; got {self.config.num_atoms}.")
 
     def make_policy(self) -> Actor:
         """Return a policy that samples squashed normal actions, or discrete ones."""
@@ -121,6 +154,7 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
             num_critics=config.num_critics,
             hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
             layer_norm=config.critic_layer_norm,
+            num_outputs=config.num_atoms,
         )
         if config.precision == "bf16":
             self.critics.autocast = self.execution.autocast
@@ -154,7 +188,29 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         if delay > 1:
             trains = [(first + i) % delay == 0 for i in range(1, count + 1)]
             drawn[TRAINS_POLICY] = torch.tensor(trains, device=self.device)
+        if self.return_scale is not None:
+            drawn[SCALE] = self.return_scale.scale.repeat(count)
         return drawn
+
+    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+        """Run the policy for a horizon, append it to the replay, and see how large returns are."""
+        if self.return_scale is None:
+            return super().collect(env_config=env_config)
+        if self.collector.cursor is None:
+            self.return_scale.cut()
+        stats = super().collect(env_config=env_config)
+        part = {name: each[: self.config.horizon] for name, each in self.rollout.tensors.items()}
+        # A horizon with a number that is not finite is never learned from.
+        rewards = part[keys.REWARDS].nan_to_num(0.0, 0.0, 0.0)
+        self.return_scale.observe(rewards, part[keys.TERMINATED] | part[keys.TRUNCATED], part.get(keys.VALID))
+        return stats
+
+    def reset_if_due(self, env_config: Mapping[str, Any] | None) -> bool:
+        """Reset the environment where the schedule says so; no sum of rewards reaches across it."""
+        is_reset = super().reset_if_due(env_config)
+        if is_reset and self.return_scale is not None:
+            self.return_scale.cut()
+        return is_reset
 
     def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
@@ -166,18 +222,23 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
             L_log = mean of alpha (H(pi(s)) - target entropy)
 
         Expectations are one sample, and exact where actions are discrete. The policy's value has the importance
-        weights too. R, d and s' are those of `DQN.update`.
+        weights too. R, d and s' are those of `DQN.update`, R scaled where there is a `return_bound`. With `num_atoms`
+        L_Q is the cross-entropy towards the distribution of y, where Q'(s', a') is the target's with the smallest mean.
         """
         q, policy, trains = nets["q"], nets["policy"], batch.get(TRAINS_POLICY)
         alpha = self._alpha(nets)
         noise = batch.get(NOISE, (None, None))
+        if SCALE in batch:
+            batch = {**batch, keys.RETURNS: batch[keys.RETURNS] * batch[SCALE]}
         goals = self._goals(nets, batch, alpha, noise[0])
         obs = self.critics_obs(batch, keys.OBS)
         found, q_norm = q.minimise(lambda q: self._q_loss(q, obs, batch, goals))
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
             params = policy(*observed(batch, keys.OBS))
-            values, entropies = self._soft_values(params, lambda *actions: q(obs, *actions).amin(0), alpha, noise[1])
+            values, entropies = self._soft_values(
+                params, lambda *actions: self._means(q(obs, *actions)).amin(0), alpha, noise[1]
+            )
             loss = -weighted_mean(values, batch)
             return loss, {"losses/policy": loss, "entropies": entropies}
 
@@ -187,7 +248,7 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         if "alpha" in nets:
             nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}), trains)
         nets["target"].follow(q, batch[SHARE])
-        errors = (found["values"] - goals).abs().mean(0)
+        errors = (found["values"] - (goals @ self.atoms if self.config.num_atoms > 1 else goals)).abs().mean(0)
         numbers = {
             "losses/q": found["losses/q"],
             "losses/policy": acted["losses/policy"],
@@ -213,11 +274,41 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         return torch.full((), self.config.alpha, device=self.device)
 
     def _goals(self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None) -> Tensor:
-        """Return y, `[batch_size]`."""
+        """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         obs, target = self.critics_obs(batch, keys.NEXT_OBS), nets["target"]
         params = nets["policy"](*observed(batch, keys.NEXT_OBS))
+        if self.config.num_atoms > 1:
+            return self._goal_probs(params, lambda actions: target(obs, actions), batch, alpha, noise)
         after, _ = self._soft_values(params, lambda *actions: target(obs, *actions).amin(0), alpha, noise)
         return batch[keys.RETURNS] + batch[keys.DISCOUNTS] * after
+
+    def _goal_probs(
+        self, params: Any, logits_of: Callable[..., Tensor], batch: Batch, alpha: Tensor, noise: Tensor | None
+    ) -> Tensor:
+        """Return the distribution of y = R + d (z - alpha log pi) on the atoms z, `[batch_size, num_atoms]`."""
+        found: list[Tensor] = []
+
+        def means(actions: Tensor) -> Tensor:
+            found.append(logits_of(actions))
+            return self._means(found[0]).amin(0)
+
+        _, entropies = self._soft_values(params, means, alpha, noise)
+        (logits,) = found
+        least = self._means(logits).argmin(0, keepdim=True).unsqueeze(-1)
+        probs = logits.gather(0, least.expand(1, *logits.shape[1:])).squeeze(0).softmax(-1)
+        after = self.atoms + (alpha * entropies).unsqueeze(-1)
+        values = batch[keys.RETURNS].unsqueeze(-1) + batch[keys.DISCOUNTS].unsqueeze(-1) * after
+        return project(probs, values, self.atoms)
+
+    @property
+    def atoms(self) -> Tensor:
+        """The atoms of categorical critics, `[num_atoms]`."""
+        config = self.config
+        return torch.linspace(config.v_min, config.v_max, config.num_atoms, device=self.device)
+
+    def _means(self, outputs: Tensor) -> Tensor:
+        """Return the values that the critics' outputs stand for."""
+        return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
 
     def _q_loss(
         self, q: Callable[..., Tensor], obs: Any, batch: Batch, goals: Tensor
@@ -228,6 +319,9 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
             values = values.gather(-1, index.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
         else:
             values = q(obs, batch[keys.ACTIONS])
+        if self.config.num_atoms > 1:
+            loss = weighted_mean(-(goals * values.log_softmax(-1)).sum(-1).sum(0), batch)
+            return loss, {"losses/q": loss, "values": self._means(values)}
         loss = weighted_mean(0.5 * (values - goals).square().sum(0), batch)
         return loss, {"losses/q": loss, "values": values}
 
@@ -244,6 +338,7 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         """
         distribution = self.policy.distribution
         if noise is not None:
+            assert isinstance(distribution, SquashedNormal)
             actions, logp = distribution.rsample(params, noise)
             # Of actions scaled to [-1, 1], so that neither rewards nor the target depend on the units of actions.
             entropies = -(logp + distribution.log_scale.sum())
@@ -253,6 +348,17 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         entropies = -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1)
         return (probs * values_of()).sum(-1) + alpha * entropies, entropies
 
+    def learned_state(self) -> dict[str, Any]:
+        """Return what an update changes, and how large returns were."""
+        scale = {} if self.return_scale is None else {"return_scale": self.return_scale.state_dict()}
+        return super().learned_state() | scale
+
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `learned_state` or `state_dict` returned; the replay stays."""
+        super().load_learned_state(state)
+        if self.return_scale is not None:
+            self.return_scale.load_state_dict(state["return_scale"])
+
     @property
     def params(self) -> dict[str, Any]:
         """Every hyperparameter by name, as it is in force."""
@@ -261,5 +367,6 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
 
 def is_bounded_box(space: spaces.Space[Any]) -> bool:
     """Return whether a space is a `Box` of floats with finite bounds."""
-    is_float = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    return is_float and bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        return False
+    return bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())

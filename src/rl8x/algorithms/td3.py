@@ -253,7 +253,7 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
         """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         means = nets["target_policy"](*observed(batch, keys.NEXT_OBS)).mean
         actions = self._distribution.env_actions(means + batch[NOISE])
-        outputs = nets["target_q"](self._seen(batch, keys.NEXT_OBS), actions)
+        outputs: Tensor = nets["target_q"](self._seen(batch, keys.NEXT_OBS), actions)
         returns = batch[keys.RETURNS]
         if self.config.critic_bc_coeff:
             penalties = self.config.critic_bc_coeff * self._distances(actions, batch[NEXT_ACTIONS])

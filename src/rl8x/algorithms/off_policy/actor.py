@@ -38,6 +38,8 @@ class Actor(Policy):
     """
 
     is_random: Tensor
+    random_low: Tensor
+    random_high: Tensor
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class Actor(Policy):
             logits = masked_logits(logits, mask | ~mask.any(-1, keepdim=True))
         return inverse_cdf(logits.log_softmax(-1), noise.squeeze(-1)) + int(space.start)
 
-    def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:
+    def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:  # type: ignore[override]
         """Return the parameters of the action distributions of sequences of one step, `[batch, ...]`.
 
         Args:

@@ -124,7 +124,7 @@ class Critics(nn.Module):
         with self.autocast():
             x = self.hidden(x.expand(self.num_critics, *x.shape))
         values: Tensor = self.head(x.float())
-        return values.unflatten(-1, self.shape) if self.shape else values.squeeze(-1)
+        return values.view(*values.shape[:-1], *self.shape)
 
 
 def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
