@@ -79,3 +79,28 @@ def test_experience_that_is_discarded_begins_new_episodes():
     algorithm.discard_experience()
     algorithm.collect()
     assert algorithm.rollout["starts"][0].all()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ManyConfig(PPOConfig, defaults={"num_envs": 16, "model_config": {"hidden_sizes": [8]}, "horizon": 4}):
+    """A preset of PPO."""
+
+
+def test_a_preset_is_its_algorithm_with_other_defaults_of_the_same_ranges_and_explanations():
+    preset, plain = ManyConfig(), PPOConfig()
+    changed = {"num_envs": 16, "horizon": 4, "model_config": {"hidden_sizes": [8]}}
+    assert {**dataclasses.asdict(plain), **changed} == dataclasses.asdict(preset)
+    assert ManyConfig(num_envs=32).num_envs == 32
+    assert preset.model_config is not ManyConfig().model_config
+    for field, same in zip(dataclasses.fields(PPOConfig), dataclasses.fields(ManyConfig), strict=True):
+        assert (field.name, field.type, field.metadata) == (same.name, same.type, same.metadata)
+    with pytest.raises(ValueError, match="`num_envs` must be at least 1; got 0"):
+        ManyConfig(num_envs=0)
+    assert type(preset.build(CartPole)).__name__ == "PPO"
+
+
+def test_a_preset_has_the_names_of_its_algorithm_alone():
+    with pytest.raises(ValueError, match=r"has no option 'num_env'\. Nearest: num_envs"):
+
+        class WrongConfig(PPOConfig, defaults={"num_env": 3}):
+            """Wrong."""

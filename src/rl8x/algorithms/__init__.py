@@ -8,16 +8,19 @@ from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
 from rl8x.algorithms.sac import SAC, SACConfig
+from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
 
 __all__ = [
     "DQN",
     "PPO",
     "PQN",
     "SAC",
+    "TD3",
     "AlgorithmConfig",
     "DQNConfig",
     "FastSAC",
     "FastSACConfig",
+    "FastTD3Config",
     "GenericAlgorithmBase",
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
@@ -26,4 +29,5 @@ __all__ = [
     "PPOConfig",
     "PQNConfig",
     "SACConfig",
+    "TD3Config",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -24,7 +25,13 @@ EnvFactory = Callable[..., Env]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
-    """Hyperparameters that every algorithm has."""
+    """Hyperparameters that every algorithm has.
+
+    A preset is a subclass with other defaults, named on the command line and in run files as an algorithm is:
+
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class FastTD3Config(TD3Config, defaults={"num_envs": 1024, "tau": 0.1}): ...
+    """
 
     algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
     """What is built; the algorithm's class sets it."""
@@ -49,6 +56,21 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         "Precision of the policy's matmuls: 'fp32', 'tf32' (CUDA), or 'bf16' (for machines that have it).",
         choices=PRECISIONS,
     )
+
+    def __init_subclass__(cls, *, defaults: Mapping[str, Any] | None = None, **options: Any) -> None:
+        """Declare hyperparameters of the base class anew with other defaults; range and explanation stay.
+
+        Raises:
+            ValueError: If a name is none of the base class's hyperparameters.
+        """
+        super().__init_subclass__(**options)
+        defaults = defaults or {}
+        check_names(defaults, cls)
+        declared = {field.name: field for field in dataclasses.fields(cls)}
+        own = inspect.get_annotations(cls)
+        cls.__annotations__ = own | {name: declared[name].type for name in defaults}
+        for name, default in defaults.items():
+            setattr(cls, name, option(default, **declared[name].metadata))
 
     def __new__(cls, **options: Any) -> Self:
         """Refuse names that are no hyperparameters, with the nearest that are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -33,8 +34,8 @@ def option(
         choices: The legal values, where they are few.
     """
     metadata = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices)}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)  # type: ignore[return-value]
+    if isinstance(default, dict | list):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -248,7 +248,8 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
         ValueError: If there is no such config class, or it may not be imported.
     """
     known = algorithm_configs()
-    found = {each.lower(): cls for each, cls in known.items()}.get(name.lower().removesuffix("config"))
+    plain = name.lower().replace("_", "").removesuffix("config")  # fast_td3 is FastTD3
+    found = {each.lower(): cls for each, cls in known.items()}.get(plain)
     if found is not None:
         return found
     if not is_dotted(name):

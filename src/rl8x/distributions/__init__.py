@@ -5,6 +5,7 @@ from rl8x.distributions.bernoulli import Bernoulli
 from rl8x.distributions.categorical import Categorical, MultiCategorical
 from rl8x.distributions.composite import Composite
 from rl8x.distributions.epsilon_greedy import EpsilonGreedy
+from rl8x.distributions.noisy_deterministic import NoisyDeterministic
 from rl8x.distributions.normal import Normal
 from rl8x.distributions.registry import BUILTIN, make_distribution
 from rl8x.distributions.squashed_normal import SquashedNormal
@@ -28,6 +29,7 @@ __all__ = [
     "Distribution",
     "EpsilonGreedy",
     "MultiCategorical",
+    "NoisyDeterministic",
     "Normal",
     "Params",
     "SquashedNormal",

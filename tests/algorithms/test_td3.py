@@ -1,0 +1,532 @@
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from tests.probes import Forever, ObservationDecides, OneStep, Probe, traced_only
+
+from rl8x import NullTracker, Trainer, keys
+from rl8x.algorithms import FastTD3Config, TD3Config
+from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.updates import WEIGHTS
+from rl8x.algorithms.td3 import NEXT_ACTIONS, NOISE, TRAINS_POLICY
+from rl8x.checkpoint.tree import clone
+from rl8x.cli.main import main
+from rl8x.config import RunConfig
+from rl8x.envs import CartPole, Pendulum
+
+SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
+SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidden_sizes": [16]}
+
+
+class TwoJoints(Probe):
+    """Two actions of other ranges; the reward is their sum."""
+
+    terminates = True
+    single_action_space = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), actions.sum(1), torch.ones(self.num_envs, dtype=torch.bool)
+
+
+def build(env=TwoJoints, **options):
+    return TD3Config(**{**SMALL, "execution": "eager", **options}).build(env)
+
+
+def batch_of(algorithm, size=6):
+    """Make a batch by hand, terminations among it, and noise that brings actions beyond their bounds."""
+    generator = torch.Generator().manual_seed(5)
+    shape, space = algorithm.env.single_observation_space.shape, algorithm.env.single_action_space
+    low, high = torch.tensor(space.low), torch.tensor(space.high)
+    actions = torch.rand(2, size, *space.shape, generator=generator) * (high - low) + low
+    return {
+        keys.OBS: torch.randn(size, *shape, generator=generator),
+        keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
+        keys.ACTIONS: actions[0],
+        NEXT_ACTIONS: actions[1],
+        keys.RETURNS: torch.randn(size, generator=generator) * 3,
+        keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
+        NOISE: torch.randn(size, *space.shape, generator=generator) * (high - low) / 4,
+        SHARE: torch.tensor(0.25),
+        TRAINS_POLICY: torch.tensor(True),
+    }
+
+
+def disturb(algorithm):
+    """Move the trained weights away from the targets'."""
+    generator = torch.Generator().manual_seed(8)
+    for each in algorithm.nets.trained.values():
+        for view in each.optimizer.views:
+            view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
+
+
+def updated(algorithm, batch):
+    return algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+
+
+def weights_of(algorithm):
+    """Return all weights by network and name, float64, so that a second formulation can differentiate them."""
+    found = {}
+    for name, each in algorithm.nets.trained.items():
+        found[name] = dict(zip(each.optimizer.names, each.optimizer.split(each.optimizer.weights), strict=True))
+    for name, (followed, vector) in algorithm.nets.targets.items():
+        optimizer = algorithm.nets.trained[followed].optimizer
+        found[name] = dict(zip(optimizer.names, optimizer.split(vector), strict=True))
+    return {
+        net: {name: w.detach().double().clone().requires_grad_() for name, w in x.items()} for net, x in found.items()
+    }
+
+
+class Plain:
+    """One update row by row, as in the papers, with SGD of rate 0.1."""
+
+    def __init__(self, algorithm):
+        self.config, self.weights = algorithm.config, weights_of(algorithm)
+        self.atoms = torch.linspace(self.config.v_min, self.config.v_max, self.config.num_atoms, dtype=torch.float64)
+        space = algorithm.env.single_action_space
+        self.low, self.high = torch.tensor(space.low).double(), torch.tensor(space.high).double()
+
+    def act(self, net, obs):
+        w = self.weights[net]
+        hidden = torch.relu(w["model.actor.0.weight"] @ obs + w["model.actor.0.bias"])
+        features = w["model.policy_head.weight"] @ hidden + w["model.policy_head.bias"]
+        return self.low + (self.high - self.low) * (torch.tanh(features) + 1) / 2
+
+    def q(self, net, i, obs, action):
+        outputs = self.outputs(net, i, obs, action)
+        return outputs[0] if len(outputs) == 1 else (outputs.softmax(0) * self.atoms).sum()
+
+    def outputs(self, net, i, obs, action):
+        w = self.weights[net]
+        x = torch.cat([obs, action])
+        hidden = torch.relu(x @ w["hidden.0.weight"][i] + w["hidden.0.bias"][i, 0])
+        return hidden @ w["head.weight"][i] + w["head.bias"][i, 0]
+
+    def distance(self, action, other):
+        return sum(
+            ((a - o) / ((h - m) / 2)) ** 2 for a, o, m, h in zip(action, other, self.low, self.high, strict=True)
+        )
+
+    def goal_probs(self, row):
+        """The atoms of the smaller critic, moved, each shared between the two atoms beside it."""
+        action = self.act("target_policy", row[keys.NEXT_OBS]) + row[NOISE]
+        action = torch.maximum(torch.minimum(action, self.high), self.low)
+        least = min(range(2), key=lambda i: self.q("target_q", i, row[keys.NEXT_OBS], action).item())
+        probs = self.outputs("target_q", least, row[keys.NEXT_OBS], action).softmax(0).tolist()
+        penalty = self.config.critic_bc_coeff * self.distance(action, row[NEXT_ACTIONS]).item()
+        goals, last = [0.0] * len(probs), len(probs) - 1
+        for prob, atom in zip(probs, self.atoms.tolist(), strict=True):
+            value = row[keys.RETURNS].item() + row[keys.DISCOUNTS].item() * (atom - penalty)
+            low, high = self.atoms[0].item(), self.atoms[-1].item()
+            place = (min(max(value, low), high) - low) / (high - low) * last
+            below = min(int(place), last - 1)
+            goals[below] += prob * (below + 1 - place)
+            goals[below + 1] += prob * (place - below)
+        return torch.tensor(goals, dtype=torch.float64)
+
+    def categorical_loss(self, rows):
+        total = 0.0
+        for row in rows:
+            goals = self.goal_probs(row)
+            assert goals.sum().item() == pytest.approx(1.0)
+            for i in range(2):
+                logs = self.outputs("q", i, row[keys.OBS], row[keys.ACTIONS]).log_softmax(0)
+                total = total - (goals * logs).sum() / len(rows)
+        return total
+
+    def goal(self, row):
+        if self.config.num_atoms > 1:
+            return (self.goal_probs(row) * self.atoms).sum()
+        action = self.act("target_policy", row[keys.NEXT_OBS]) + row[NOISE]
+        action = torch.maximum(torch.minimum(action, self.high), self.low)
+        after = min(self.q("target_q", i, row[keys.NEXT_OBS], action) for i in range(self.config.num_critics))
+        after = after - self.config.critic_bc_coeff * self.distance(action, row[NEXT_ACTIONS])
+        return (row[keys.RETURNS] + row[keys.DISCOUNTS] * after).detach()
+
+    def policy_loss(self, rows):
+        actions = [self.act("policy", row[keys.OBS]) for row in rows]
+        values = [self.q("q", 0, row[keys.OBS], a) for row, a in zip(rows, actions, strict=True)]
+        coeff = self.config.actor_bc_coeff
+        if coeff is None:
+            return -sum(values) / len(rows)
+        size = sum(abs(value.item()) for value in values) / len(rows)
+        clones = [self.distance(a, row[keys.ACTIONS]) for row, a in zip(rows, actions, strict=True)]
+        return -sum(values) / len(rows) / size + coeff * sum(clones) / len(rows)
+
+    def descend(self, net, loss):
+        parts = self.weights[net]
+        gradients = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
+        for part, gradient in zip(parts.values(), gradients, strict=True):
+            if gradient is not None:
+                part.data.sub_(0.1 * gradient)
+
+    def update(self, batch, trains):
+        shared = (SHARE, TRAINS_POLICY)
+        rows = [{k: v[i].double() for k, v in batch.items() if k not in shared} for i in range(6)]
+        goals = [self.goal(row) for row in rows]
+        errors = [
+            [self.q("q", i, row[keys.OBS], row[keys.ACTIONS]) - goal for i in range(self.config.num_critics)]
+            for row, goal in zip(rows, goals, strict=True)
+        ]
+        q_loss = sum(error**2 / 2 for each in errors for error in each) / 6
+        if self.config.num_atoms > 1:
+            q_loss = self.categorical_loss(rows)
+        self.descend("q", q_loss)
+        policy_loss = self.policy_loss(rows)
+        if trains:
+            self.descend("policy", policy_loss)
+        for name in ("q", "policy"):
+            for target, part in zip(self.weights[f"target_{name}"].values(), self.weights[name].values(), strict=True):
+                target.data.lerp_(part.data, batch[SHARE].item())
+        return q_loss.item(), policy_loss.item(), [np.mean([abs(e.item()) for e in each]) for each in errors]
+
+
+VARIANTS = {
+    "td3": {},
+    "policy waits": {"trains": False},
+    "three critics": {"num_critics": 3},
+    "one critic": {"num_critics": 1},
+    "categorical": {"num_atoms": 11},
+    "categorical rebrac": {"num_atoms": 7, "v_max": 3.0, "actor_bc_coeff": 0.01, "critic_bc_coeff": 0.05},
+    "td3+bc": {"actor_bc_coeff": 0.4},
+    "rebrac": {"actor_bc_coeff": 0.01, "critic_bc_coeff": 0.05},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_update_is_that_of_the_papers_row_by_row(variant):
+    options = dict(VARIANTS[variant])
+    trains, penalty = options.pop("trains", True), options.pop("critic_bc_coeff", 0.0)
+    algorithm = build(optimizer="sgd", lr=0.1, **options)
+    algorithm.config = dataclasses.replace(algorithm.config, critic_bc_coeff=penalty)  # an environment refuses it
+    disturb(algorithm)
+    batch, plain = batch_of(algorithm) | {TRAINS_POLICY: torch.tensor(trains)}, Plain(algorithm)
+    q_loss, policy_loss, errors = plain.update(batch, trains)
+    numbers, found = updated(algorithm, batch)
+    assert numbers["losses/q"].item() == pytest.approx(q_loss, rel=1e-4)
+    assert numbers["losses/policy"].item() == pytest.approx(policy_loss, rel=1e-4)
+    assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
+    np.testing.assert_allclose(found.numpy(), errors, rtol=1e-4)
+    for net, parts in weights_of(algorithm).items():
+        for name, part in parts.items():
+            torch.testing.assert_close(part, plain.weights[net][name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_variants_above_differ_where_they_should():
+    found = {}
+    for variant in ("td3", "one critic", "td3+bc", "rebrac"):
+        options = dict(VARIANTS[variant])
+        penalty = options.pop("critic_bc_coeff", 0.0)
+        algorithm = build(**options)
+        algorithm.config = dataclasses.replace(algorithm.config, critic_bc_coeff=penalty)
+        disturb(algorithm)
+        numbers, errors = updated(algorithm, batch_of(algorithm))
+        found[variant] = numbers["losses/policy"].item(), errors.tolist()
+    assert found["td3"][1] == found["td3+bc"][1] != found["rebrac"][1]
+    assert found["td3"][1] != found["one critic"][1]
+    assert len({policy for policy, _ in found.values()}) == 4
+
+
+def test_td3_bc_is_the_papers_but_for_a_factor_of_the_whole_loss():
+    """lambda = alpha / mean |Q|, L = -lambda Q + mean over dimensions of (mu - a)^2, in actions of [-1, 1]."""
+    alpha, dimensions = 2.5, 2
+    algorithm = build(actor_bc_coeff=1 / (alpha * dimensions), lr=1e-9)
+    disturb(algorithm)
+    batch = batch_of(algorithm)
+    with torch.no_grad():
+        starts = torch.zeros(1, 6, dtype=torch.bool)
+        actions = algorithm.policy(batch[keys.OBS][None], {}, starts).mean
+        q = algorithm.critics(batch[keys.OBS], actions)[0]
+        scaled = (actions - batch[keys.ACTIONS]) / torch.tensor([2.0, 5.0])
+        expected = -alpha / q.abs().mean() * q.mean() + scaled.square().mean()
+    found = updated(algorithm, batch).numbers["losses/policy"]
+    assert found.item() * alpha == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_rows_count_by_their_importance_weights():
+    algorithm, other = build(), build()
+    batch = batch_of(algorithm)
+    _, errors = updated(other, batch)
+    weights = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
+    first = updated(algorithm, batch | {WEIGHTS: weights}).numbers["losses/q"].item()
+    assert first < updated(build(), batch).numbers["losses/q"].item()
+    only = updated(build(num_critics=1), batch | {WEIGHTS: torch.tensor([6.0, 0, 0, 0, 0, 0])})
+    assert only.numbers["losses/q"].item() == pytest.approx(only.errors[0].item() ** 2 / 2, rel=1e-5)
+    assert errors.shape == (6,)
+
+
+# -- what is drawn
+
+
+def test_the_noise_of_targets_is_normal_in_half_ranges_and_clipped():
+    algorithm = build(batch_size=5000, target_noise=0.4, target_noise_clip=0.5)
+    noise = algorithm.draw(0, 4)[NOISE]
+    assert noise.shape == (4, 5000, 2)
+    scaled = noise / torch.tensor([2.0, 5.0])
+    assert scaled.abs().max().item() == pytest.approx(0.5)
+    # Of a normal distribution 21.1% lies beyond 1.25 standard deviations.
+    assert (scaled.abs() > 0.4999).float().mean().item() == pytest.approx(0.2113, abs=0.01)
+    assert (scaled.abs() < 0.4).float().mean().item() == pytest.approx(0.6827, abs=0.01)
+    assert not torch.equal(noise, algorithm.draw(0, 4)[NOISE])
+    assert not build(target_noise=0.0).draw(0, 2)[NOISE].any()
+
+
+def test_flags_say_when_policy_and_targets_move_whatever_the_blocks():
+    algorithm = build(policy_delay=3, target_interval=2, tau=0.1)
+    whole = algorithm.draw(0, 12)
+    assert whole[TRAINS_POLICY].tolist() == [False, False, True] * 4
+    assert whole[SHARE].tolist() == pytest.approx([0.0, 0.1] * 6)
+    parts = [algorithm.draw(first, 4) for first in (0, 4, 8)]
+    for name in (TRAINS_POLICY, SHARE):
+        assert torch.equal(torch.cat([part[name] for part in parts]), whole[name])
+    assert TRAINS_POLICY not in build(policy_delay=1).draw(0, 2)
+
+
+def test_between_their_turns_policy_and_targets_stay_to_the_bit():
+    algorithm = build(policy_delay=3, target_interval=3, updates_per_sample=1 / 16)
+    moved = []
+    for _ in range(8):
+        before = clone(algorithm.nets.state_dict())
+        algorithm.collect()
+        algorithm.step()
+        after = algorithm.nets.state_dict()
+        moved.append(
+            (same_bits(before["optimizers"], after["optimizers"]), same_bits(before["targets"], after["targets"]))
+        )
+    nothing, all_but_q = ({"q": True, "policy": True}, {"target_q": True, "target_policy": True}), None
+    all_but_q = ({"q": False, "policy": True}, nothing[1])
+    everything = ({"q": False, "policy": False}, {"target_q": False, "target_policy": False})
+    assert moved == [nothing, all_but_q, all_but_q, everything, all_but_q, all_but_q, everything, all_but_q]
+    assert algorithm.counters["algorithm/updates"] == 7
+
+
+def same_bits(before, after):
+    def tensors(tree):
+        if isinstance(tree, torch.Tensor):
+            return [tree]
+        return [each for part in tree.values() for each in tensors(part)] if isinstance(tree, dict) else []
+
+    return {
+        name: all(torch.equal(x, y) for x, y in zip(tensors(before[name]), tensors(after[name]), strict=True))
+        for name in before
+    }
+
+
+def test_actions_are_uniform_in_the_warm_up_and_then_near_the_policys():
+    algorithm = build(
+        warmup_steps=4000, num_envs=1000, buffer_size=20_000, exploration_noise=0.05, updates_per_sample=1e-3
+    )
+    scaled = []
+    for _ in range(3):
+        algorithm.collect()
+        actions = algorithm.rollout[keys.ACTIONS][:2]
+        scaled.append((actions / torch.tensor([2.0, 5.0]) - torch.tensor([0.0, 1.0])).flatten(0, 1))
+    for each in scaled[:2]:
+        counts = torch.histc(each, 10, -1, 1)
+        # 9 degrees of freedom: mean 9, variance 18; 5 standard deviations.
+        assert ((counts - 400).square() / 400).sum().item() < 9 + 5 * 18**0.5
+    assert scaled[2].std(0).tolist() == pytest.approx([0.05, 0.05], rel=0.1)
+
+
+# -- probes
+
+
+class Target(ObservationDecides):
+    """Reward 1 - (a - x / 2)^2, then the end: Q(x, a) is that, and the best action x / 2."""
+
+    single_action_space = Box(-1.0, 1.0, (1,), dtype=np.float32)
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = 1 - (actions - state["x"] / 2).square().squeeze(1)
+        return dict(state), rewards, torch.ones(self.num_envs, dtype=torch.bool)
+
+
+def continuous(env):
+    return type(env.__name__, (env,), {"single_action_space": Box(-1.0, 1.0, (1,), dtype=np.float32)})
+
+
+def learned(env, steps=80, **options):
+    settings = {"warmup_steps": 64, "lr": 0.01, "updates_per_sample": 1.0, "gamma": 0.9, "tau": 0.1, "batch_size": 32}
+    algorithm = build(env, **{**settings, **options})
+    for _ in range(steps):
+        algorithm.collect()
+        algorithm.step()
+    return algorithm
+
+
+def values_of(algorithm, x, action):
+    outputs = algorithm.critics(torch.full((1, 1), float(x)), torch.full((1, 1), float(action)))[:, 0]
+    config = algorithm.config
+    if config.num_atoms == 1:
+        return outputs.tolist()
+    return (outputs.softmax(-1) @ torch.linspace(config.v_min, config.v_max, config.num_atoms)).tolist()
+
+
+def action_of(algorithm, x):
+    return algorithm.policy.act(torch.full((1, 1), float(x)), {}, torch.zeros(1, dtype=torch.bool)).actions.item()
+
+
+PROBES = {
+    "one step": (continuous(OneStep), {}, {0: 1}),
+    "categorical": (continuous(ObservationDecides), {"num_atoms": 11, "v_min": -2.0, "v_max": 2.0}, {1: 1, -1: -1}),
+    "observation decides": (continuous(ObservationDecides), {}, {1: 1, -1: -1}),
+    "time limits do not end": (continuous(Forever), {"gamma": 0.75}, {0: 4}),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"n_step": 3, "critic_layer_norm": True}], ids=["plain", "n-step"])
+@pytest.mark.parametrize("probe", PROBES)
+def test_known_values_are_learned(probe, options):
+    env, settings, values = PROBES[probe]
+    algorithm = learned(env, **settings, **options)
+    for x, expected in values.items():
+        assert values_of(algorithm, x, 0.0) == pytest.approx([expected] * 2, abs=0.15)
+
+
+def test_the_best_action_of_each_observation_is_learned():
+    algorithm = learned(Target, steps=120, exploration_noise=0.3)
+    for x in (1, -1):
+        assert action_of(algorithm, x) == pytest.approx(x / 2, abs=0.12)
+        assert values_of(algorithm, x, x / 2) == pytest.approx([1, 1], abs=0.15)
+        assert values_of(algorithm, x, 0.0) == pytest.approx([0.75, 0.75], abs=0.15)
+
+
+def test_cloning_holds_the_policy_at_the_actions_of_the_data():
+    """The data are uniform actions: their mean is 0, where the reward asks for 1/2."""
+    algorithm = learned(Target, warmup_steps=64, actor_bc_coeff=100.0, exploration_noise=1e-3)
+    assert abs(action_of(algorithm, 1)) < 0.25
+
+
+# -- execution and resume
+
+
+def rows_and_state(mode, steps=6, **options):
+    algorithm = build(Pendulum, execution=mode, normalize_observations=True, prioritized=True, **options)
+    rows = []
+    for _ in range(steps):
+        collected = algorithm.collect()
+        rows.append({**collected, **algorithm.step()})
+    return rows, algorithm
+
+
+def test_what_is_compiled_computes_what_eager_does(monkeypatch):
+    traced_only(monkeypatch)
+    eager, one = rows_and_state("eager", actor_bc_coeff=0.1)
+    traced, two = rows_and_state("compile", actor_bc_coeff=0.1)
+    for mine, other in zip(eager, traced, strict=True):
+        assert mine.keys() == other.keys()
+        for name in mine:
+            assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5, nan_ok=True), name
+    for mine, other in zip(one.nets.state, two.nets.state, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_updates_are_those_of_eager_ones():
+    eager, _ = rows_and_state("eager", steps=3)
+    compiled, algorithm = rows_and_state("compile", steps=3)
+    assert algorithm.execution.mode == "compile"
+    for name in ("losses/q", "losses/policy", "monitors/q", "rewards/mean"):
+        if name in eager[-1]:
+            assert compiled[-1][name] == pytest.approx(eager[-1][name], rel=1e-3), name
+    assert compiled[-1]["losses/q"] == pytest.approx(eager[-1]["losses/q"], rel=1e-3)
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_a_resumed_run_has_the_same_bits(mode, stop, monkeypatch):
+    """In the warm-up, and with a fraction of an update owed between two updates of the policy."""
+    traced_only(monkeypatch)
+    options = {
+        "execution": mode,
+        "warmup_steps": 32,
+        "updates_per_sample": 0.7,
+        "policy_delay": 3,
+        "n_step": 2,
+        "exploration_noise_min": 0.01,
+        "normalize_observations": True,
+    }
+
+    def run(algorithm, steps):
+        return [{**algorithm.collect(), **algorithm.step()} for _ in range(steps)]
+
+    whole = run(build(Pendulum, **options), 8)
+    first = build(Pendulum, **options)
+    rows = run(first, stop)
+    state = copy.deepcopy(clone(first.state_dict()))
+    resumed = build(Pendulum, **options)
+    resumed.load_state_dict(state)
+    rows += run(resumed, 8 - stop)
+    assert repr(rows) == repr(whole)
+
+
+# -- what is refused, and the preset
+
+
+class Unbounded(TwoJoints):
+    single_action_space = Box(-np.inf, np.inf, (2,), dtype=np.float32)
+
+
+class Switches(TwoJoints):
+    single_action_space = MultiDiscrete([2, 3])
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"TD3 needs a Box action space; got Discrete\(2\)\. Use DQN\."):
+        build(CartPole)
+    with pytest.raises(ValueError, match=r"TD3 needs a Box action space; got MultiDiscrete.*Use PPO\."):
+        build(Switches)
+    with pytest.raises(ValueError, match=r"finite bounds; got Box.*RescaleAction.*or use PPO"):
+        build(Unbounded)
+    with pytest.raises(ValueError, match=r"`critic_bc_coeff` compares next actions with those of a data set.*got 0\.1"):
+        build(critic_bc_coeff=0.1)
+    with pytest.raises(ValueError, match="TD3 trains feedforward models; GRUModel is recurrent"):
+        build(model="gru", model_config={})
+    with pytest.raises(ValueError, match="`noise_std_min` too and no larger"):
+        build(exploration_noise=0.1, exploration_noise_min=0.2)
+    with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
+        build(critic_hidden_sizes=[0])
+    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`; got 5 and 5"):
+        TD3Config(v_min=5, v_max=5)
+    with pytest.raises(ValueError, match="`exploration_noise` must be greater than 0"):
+        TD3Config(exploration_noise=0.0)
+
+
+def test_the_preset_has_the_papers_values():
+    config = FastTD3Config()
+    assert config.updates_per_step == 2
+    assert (config.num_envs, config.batch_size, config.buffer_size) == (1024, 32768, 1024 * 10240)
+    assert (config.gamma, config.tau, config.lr, config.policy_delay, config.target_interval) == (0.97, 0.1, 3e-4, 2, 1)
+    assert (config.exploration_noise_min, config.exploration_noise) == (0.001, 0.4)
+    assert (config.target_noise, config.target_noise_clip) == (0.001, 0.5)
+    assert (config.num_atoms, config.v_min, config.v_max) == (101, -10.0, 10.0)
+    assert (config.optimizer, config.optimizer_config) == ("adamw", {"weight_decay": 0.1})
+    assert TD3Config().target_interval == TD3Config().policy_delay == 2
+
+
+def test_the_preset_builds_td3_with_what_is_given_beside_it():
+    algorithm = FastTD3Config(num_envs=4, batch_size=8, buffer_size=100, seed=0, device="cpu").build(Pendulum)
+    assert algorithm.params["algorithm"] == "TD3"
+    assert (algorithm.config.tau, algorithm.config.batch_size) == (0.1, 8)
+    stds = algorithm.policy.distribution.from_features(torch.zeros(4, 1)).log_std.exp() / 2
+    assert stds.flatten().tolist() == pytest.approx([0.050875, 0.150625, 0.250375, 0.350125])
+
+
+def test_the_preset_is_named_where_algorithms_are(capsys):
+    for name in ("fast_td3", "FastTD3", "rl8x.algorithms.FastTD3Config"):
+        run = RunConfig.from_dict({"env": "Pendulum", "algorithm": name, "algorithm_config": {"num_envs": 2}})
+        assert run.make_algorithm_config() == FastTD3Config(num_envs=2)
+    typed = ["train", "Pendulum", "--algorithm", "fast_td3", "--num-envs", "2", "--buffer-size", "1000"]
+    assert main([*typed, "tau=0.2", "--device", "cpu", "--dry-run", "--no-tracking"]) == 0
+    written = RunConfig.from_dict(yaml.safe_load(capsys.readouterr().out))
+    assert written.make_algorithm_config() == FastTD3Config(num_envs=2, buffer_size=1000, tau=0.2, device="cpu")
+
+
+def test_a_run_of_the_trainer_ends_with_its_last_policy():
+    algorithm = build(Pendulum)
+    trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=4)
+    trainer.run(max_steps=4, progress="none")
+    assert trainer.eval()["eval/returns/mean"] < 0
+    assert not isinstance(algorithm.env.single_action_space, Discrete)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tests.probes import noise_of
+
+from rl8x.distributions import NoisyDeterministic
+
+SPACE = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+ONE = Box(-1.0, 1.0, (1,))
+
+
+def drawn(distribution, features, seed=0):
+    noise = noise_of(distribution, (len(features),), torch.Generator().manual_seed(seed))
+    return distribution.sample(distribution.from_features(features), noise)
+
+
+def test_the_mode_is_tanh_scaled_to_the_box():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.3)
+    features = torch.tensor([[0.0, 0.0], [0.5, -1.0], [50.0, -50.0]])
+    expected = [[0.0, 5.0], [2 * math.tanh(0.5), 5 + 5 * math.tanh(-1.0)], [2.0, 0.0]]
+    found = distribution.mode(distribution.from_features(features))
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+
+
+def test_gradients_reach_the_features_through_means():
+    distribution = NoisyDeterministic(SPACE)
+    features = torch.tensor([[0.3, -0.7]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(distribution.means(features).sum(), features)
+    expected = [2 * (1 - math.tanh(0.3) ** 2), 5 * (1 - math.tanh(-0.7) ** 2)]
+    np.testing.assert_allclose(gradient[0].numpy(), expected, rtol=1e-5)
+
+
+def test_noise_has_the_std_of_each_range_and_stops_at_the_bounds():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.1)
+    actions, _ = drawn(distribution, torch.zeros(100_000, 2))
+    np.testing.assert_allclose(actions.std(0).numpy(), [0.2, 0.5], rtol=0.01)
+    actions, _ = drawn(distribution, torch.tensor([[9.0, -9.0]]).expand(10_000, 2))
+    assert all(SPACE.contains(action) for action in actions[:100].numpy())
+    np.testing.assert_allclose((actions == torch.tensor([2.0, 0.0])).float().mean(0).numpy(), [0.5, 0.5], atol=0.02)
+    assert torch.equal(distribution.env_actions(actions), actions)
+
+
+def test_copies_have_their_own_std_evenly_spread():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.4, noise_std_min=0.1)
+    params = distribution.from_features(torch.zeros(3, 2))
+    expected = np.array([[0.15], [0.25], [0.35]]) * [[2.0, 5.0]]
+    np.testing.assert_allclose(params.log_std.exp().numpy(), expected, rtol=1e-6)
+    one = distribution.from_features(torch.zeros(1, 2)).log_std.exp()
+    np.testing.assert_allclose(one.numpy(), [[0.5, 1.25]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("feature", "std"), [(0.0, 0.3), (0.8, 0.5), (-3.0, 0.2), (0.4, 2.0)])
+def test_densities_and_bounds_add_up_to_one_and_give_the_entropy(feature, std):
+    distribution = NoisyDeterministic(Box(-1.0, 3.0, (1,)), noise_std=std).double()
+    grid = torch.linspace(-1, 3, 200_001, dtype=torch.float64)[1:-1, None]
+    features = torch.full_like(grid, feature)
+    logp = distribution.logp(distribution.from_features(features), grid)
+    two = distribution.from_features(features[:2])
+    ends = distribution.logp(two, torch.tensor([[-1.0], [3.0]], dtype=torch.float64))
+    width = 4 / 200_000
+    assert (logp.exp().sum() * width + ends.exp().sum()).item() == pytest.approx(1.0, abs=2e-5)
+    entropy = -(logp.exp() * logp).sum() * width - (ends.exp() * ends).sum()
+    assert distribution.entropy(two)[0].item() == pytest.approx(entropy.item(), abs=1e-4)
+
+
+def test_what_is_sampled_has_the_logp_of_what_is_stored_even_far_from_the_bounds():
+    distribution = NoisyDeterministic(SPACE, noise_std=0.001)
+    actions, logp = drawn(distribution, torch.randn(1000, 2, generator=torch.Generator().manual_seed(1)))
+    params = distribution.from_features(torch.randn(1000, 2, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(logp, distribution.logp(params, actions))
+    assert bool(logp.isfinite().all())
+    assert bool(distribution.entropy(params).isfinite().all())
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(TypeError, match="NoisyDeterministic needs a Box action space; got Discrete"):
+        NoisyDeterministic(Discrete(2))
+    with pytest.raises(ValueError, match="finite bounds, low < high; got Box"):
+        NoisyDeterministic(Box(-np.inf, 1.0, (2,)))
+    for options in ({"noise_std": 0.0}, {"noise_std": 0.1, "noise_std_min": 0.2}, {"noise_std": math.nan}):
+        with pytest.raises(ValueError, match="`noise_std` must be greater than 0"):
+            NoisyDeterministic(ONE, **options)
+    with pytest.raises(NotImplementedError, match="NoisyDeterministic defines no `kl`"):
+        NoisyDeterministic(ONE).kl(None, None)
