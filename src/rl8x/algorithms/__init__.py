@@ -2,12 +2,11 @@
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.dqn import DQN, DQNConfig
-from rl8x.algorithms.fast_sac import FastSAC, FastSACConfig
 from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
-from rl8x.algorithms.sac import SAC, SACConfig
+from rl8x.algorithms.sac import SAC, FastSACConfig, SACConfig
 from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "TD3",
     "AlgorithmConfig",
     "DQNConfig",
-    "FastSAC",
     "FastSACConfig",
     "FastTD3Config",
     "GenericAlgorithmBase",

@@ -39,12 +39,6 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def changed_default(config_class: type[Any], name: str, default: T) -> T:
-    """Declare a hyperparameter again in a subclass of a config, with another default and all else as it was."""
-    metadata = {field.name: field for field in dataclasses.fields(config_class)}[name].metadata
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 def kind_of(field: dataclasses.Field[Any]) -> str:
     """Return a field's type as its annotation is written, such as `int | None`, postponed by its module or not."""
     return field.type.__name__ if isinstance(field.type, type) else str(field.type)

@@ -99,6 +99,33 @@ class Temperature(nn.Module):
         return self.log_alpha[0]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FastSACConfig(
+    SACConfig,
+    defaults={
+        "num_envs": 1024,
+        "horizon": 1,
+        "batch_size": 8192,
+        "updates_per_sample": 8 / 1024,
+        "warmup_steps": 10 * 1024,
+        "gamma": 0.97,
+        "tau": 0.125,
+        "critic_layer_norm": True,
+        "num_atoms": 101,
+        "return_bound": 5.0,
+        "policy_delay": 4,
+        "initial_alpha": 0.001,
+    },
+):
+    """SAC for a thousand copies of a simulator on an accelerator (FastSAC): 8 updates for each step of all copies.
+
+    Large batches, few updates for each transition, fast targets, and categorical critics with layer normalisation.
+    Atoms need no bounds of each task, since rewards are scaled to returns.
+
+    Source: Seo et al. 2025, arXiv:2512.01996, and its code in holosoma (hyperparameters).
+    """
+
+
 class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
     """Soft actor-critic on one environment. Made by `SACConfig(...).build(env)`."""
 
