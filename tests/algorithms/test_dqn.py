@@ -9,7 +9,7 @@ from tests.probes import ActionDecides, ActionMatches, Delay, Forever, Observati
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.dqn import q_loss
-from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.envs import CartPole, Pendulum
 
