@@ -146,7 +146,7 @@ class Policy(nn.Module):
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
                 mode.
         """
-        obs, mask = self._split(obs)
+        obs, mask = self.model_inputs(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
         params = self.distribution.from_features(features[0], mask)
         estimates = self._estimates(features[0], values[0], mask)
@@ -173,7 +173,7 @@ class Policy(nn.Module):
 
     def predict(self, obs: Tree, state: State, starts: Tensor) -> Prediction:
         """Return what the model gives for stored sequences; arguments are those of `evaluate`."""
-        obs, mask = self._split(obs)
+        obs, mask = self.model_inputs(obs)
         features, values, _ = self._run(obs, state, starts)
         return Prediction(features, values, mask)
 
@@ -186,7 +186,7 @@ class Policy(nn.Module):
             starts: Where an observation begins an episode, `[num_envs]`, bool.
         """
         with self.autocast():
-            values = self.model.values(_one_step(self._split(obs)[0]), state, starts.unsqueeze(0))
+            values = self.model.values(_one_step(self.model_inputs(obs)[0]), state, starts.unsqueeze(0))
         return self._denormalized(values[0].float())
 
     def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
@@ -217,8 +217,15 @@ class Policy(nn.Module):
             if (moments := self._moments_of(name)) is not None:
                 moments.update(part, valid)
 
-    def _split(self, obs: Any) -> tuple[Any, Any]:
-        """Take the action mask out of an observation and normalise the rest."""
+    def model_inputs(self, obs: Any) -> tuple[Any, Any]:
+        """Take the action mask out of observations and normalise the rest.
+
+        Args:
+            obs: Observations, `[..., *obs]` or a dict of such.
+
+        Returns:
+            What the model sees, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
+        """
         mask = None
         if self.masked:
             mask = tree_map(lambda legal: legal.bool(), obs[ACTION_MASK])

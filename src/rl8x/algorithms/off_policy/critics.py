@@ -1,0 +1,158 @@
+"""Critics of continuous control: several networks Q(s, a) as one, and values as categorical distributions.
+
+Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller one of two critics); Bellemare et al. 2017,
+arXiv:1707.06887 (categorical distributions).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rl8x.models.observations import FlatObservations
+from rl8x.nn.activations import activation as make_activation
+from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
+
+
+class LinearStack(nn.Module):
+    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`.
+
+    Args:
+        size: How many.
+        num_inputs: Width of the input of each.
+        num_outputs: Width of the output of each.
+        gain: Gain of their orthogonal weights; biases are 0, as in `nn.mlp.linear`.
+    """
+
+    def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, num_inputs, num_outputs))
+        self.bias = nn.Parameter(torch.zeros(size, 1, num_outputs))
+        for weight in self.weight.data:
+            nn.init.orthogonal_(weight.T, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply all rows in one batched product."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class LayerNormStack(nn.Module):
+    """Layer normalisations side by side, of `[size, rows, width]`, each with its own scales and shifts."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, 1, width))
+        self.bias = nn.Parameter(torch.zeros(size, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each row."""
+        return F.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+
+
+class Critics(nn.Module):
+    """Perceptrons Q_1 to Q_n of observations and actions, with a batched product for each layer of all of them.
+
+    For a `Discrete` action space they read observations alone and give the values of all actions. Weights begin as
+    those of the built-in models do. The heads compute in float32 whatever the precision.
+
+    Args:
+        observation_space: Space of one copy's observation, without an action mask; it is laid out flat.
+        action_space: Space of one copy's action, a `Box` or a `Discrete`.
+        num_critics: How many.
+        hidden_sizes: Widths of the hidden layers of each.
+        activation: Name of the activation after each hidden layer.
+        layer_norm: Whether the outputs of hidden layers are normalised before it.
+        num_outputs: Numbers for each value: 1, or the logits of a categorical distribution's atoms.
+
+    Attributes:
+        autocast: Makes the context in which hidden layers run; set where they run in another precision.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        *,
+        num_critics: int = 2,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        layer_norm: bool = False,
+        num_outputs: int = 1,
+    ) -> None:
+        super().__init__()
+        check_sizes("critic_hidden_sizes", hidden_sizes)
+        self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self.num_critics = num_critics
+        self.flat = FlatObservations(observation_space)
+        discrete = isinstance(action_space, gymnasium.spaces.Discrete)
+        self.flat_actions = None if discrete else FlatObservations(action_space)
+        width = self.flat.width + (self.flat_actions.width if self.flat_actions else 0)
+        # The axes of a result after those of critics and rows.
+        self.shape = [int(action_space.n)] if isinstance(action_space, gymnasium.spaces.Discrete) else []
+        self.shape += [num_outputs] if num_outputs > 1 else []
+        layers: list[nn.Module] = []
+        for num_inputs, size in itertools.pairwise([width, *hidden_sizes]):
+            layers.append(LinearStack(num_critics, num_inputs, size, HIDDEN_GAIN))
+            if layer_norm:
+                layers.append(LayerNormStack(num_critics, size))
+            layers.append(make_activation(activation))
+        self.hidden = nn.Sequential(*layers)
+        num_heads = int(torch.Size(self.shape).numel())
+        self.head = LinearStack(num_critics, [width, *hidden_sizes][-1], num_heads, 1.0)
+
+    def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
+        """Return what all critics say.
+
+        Args:
+            obs: Observations as the policy's model sees them (`Policy.model_inputs`), `[batch_size, *obs]` or a dict.
+            actions: Those of the environment, `[batch_size, *action]`; None for a `Discrete` space.
+
+        Returns:
+            `[num_critics, batch_size]`, with further axes `num_actions` where actions are discrete and `num_outputs`
+            where there are several for a value.
+        """
+        x = self.flat(obs)
+        if self.flat_actions is not None:
+            x = torch.cat([x, self.flat_actions(actions)], -1)
+        with self.autocast():
+            x = self.hidden(x.expand(self.num_critics, *x.shape))
+        values: Tensor = self.head(x.float())
+        return values.unflatten(-1, self.shape) if self.shape else values.squeeze(-1)
+
+
+def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
+    """Return the means `[...]` of distributions over `atoms`, `[num_atoms]`, from logits `[..., num_atoms]`."""
+    return logits.softmax(-1) @ atoms
+
+
+def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
+    """Bring distributions over any values to fixed atoms: each value's probability goes to the two atoms beside it.
+
+        p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
+
+    The result sums to what `probs` sums to, and has the same mean where no value lies outside of the atoms. Sums, and
+    not additions at indices, whose order accelerators do not keep.
+
+    Args:
+        probs: `[..., num_atoms]`.
+        values: The values x that have these probabilities, `[..., num_atoms]`.
+        atoms: The fixed ones z, equally far apart, rising, `[num_atoms]`.
+
+    Returns:
+        `[..., num_atoms]`.
+
+    Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
+    """
+    low, high = atoms[0], atoms[-1]
+    # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
+    places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))
+    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype).unsqueeze(-1)
+    shares = (1.0 - (places.unsqueeze(-2) - index).abs()).clamp(min=0.0)  # [..., atom, value]
+    return (shares * probs.unsqueeze(-2)).sum(-1)
