@@ -61,6 +61,11 @@ def observed(batch: Batch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
     return obs, {}, torch.zeros((1, len(returns)), dtype=torch.bool, device=returns.device)
 
 
+def recorded_actions(batch: Batch) -> Any:
+    """Return a batch's actions as a policy's `evaluate` takes them: sequences of one step, `[1, batch_size, ...]`."""
+    return tree_map(lambda part: part.unsqueeze(0), unflatten_tree(keys.ACTIONS, batch))
+
+
 class Learner(GenericAlgorithmBase[LearnerConfigT]):
     """Learns from batches of rows.
 
