@@ -153,7 +153,7 @@ def record(
         returns.append(step.episode_returns[ends & valid].cpu())
         obs, starts, state, kept = step.obs, ends, act.state, kept + int(valid.sum())
     rows = _in_order({name: torch.stack([slot[name] for slot in slots]).cpu() for name in slots[0]}, transitions)
-    spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    spaces: Any = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
     return Recording(Dataset(rows, **spaces), torch.cat(returns))
 
 
