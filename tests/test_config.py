@@ -281,11 +281,11 @@ def test_a_module_that_breaks_when_imported_shows_its_own_error(tmp_path, monkey
         ({"env": "A", "max_steps": "many"}, "`max_steps` must be a whole number; got 'many'"),
         ({"env": "A", "env_config": [1]}, "`env_config` must be a mapping"),
         ({"env": "A", "tracking": "yes"}, "`tracking` must be true or false; got 'yes'"),
-        ({"env": "A", "eval_env": "maybe"}, "`eval_env` must be one of 'auto', True, False; got 'maybe'"),
+        ({"env": "A", "eval_env": 3}, "`eval_env` must be auto, true, false or an environment's name; got 3"),
         ({"env": "A", "progress": "much"}, "`progress` must be one of"),
         (
             {"env": "A", "algorithm": "PPOO"},
-            "algorithm 'PPOO'; there are DQN, FastSAC, PPO, PQN, SAC, FastTD3, TD3.*Did you mean 'PPO'",
+            "algorithm 'PPOO'; there are BC, DQN, IQL, PPO, PQN, FastSAC, SAC, FastTD3, TD3.*Did you mean 'PPO'",
         ),
         ({"env": "A", "algorithm": "rl8x.keys.OBS"}, "must name a subclass"),
         ({"env": "A", "algorithm_config": {"learning_rate": 1}}, "has no option 'learning_rate'"),

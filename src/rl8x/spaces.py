@@ -170,3 +170,85 @@ def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
     if isinstance(no, dict):
         return {key: where_rows(mask, yes[key], value) for key, value in no.items()}
     return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
+
+
+# -- as plain data
+
+
+def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Return a space as plain data, from which `space_from_plain` makes an equal one.
+
+    Raises:
+        ValueError: If it is of a kind that has no tensor form.
+    """
+    check_supported(space, "a space")
+    kind = {"kind": type(space).__name__}
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return kind | {"parts": [[key, space_to_plain(part)] for key, part in named_parts(space)]}
+    if isinstance(space, spaces.Discrete):
+        return kind | {"n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
+    if isinstance(space, spaces.MultiDiscrete):
+        return kind | {
+            "nvec": space.nvec.tolist(),
+            "start": space.start.tolist(),
+            "dtype": np.dtype(space.dtype).name,
+        }
+    if isinstance(space, spaces.MultiBinary):
+        return kind | {"n": list(space.shape)}
+    assert isinstance(space, spaces.Box)
+    bounds = {"low": _plain_bound(space.low), "high": _plain_bound(space.high)}
+    return kind | bounds | {"shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
+
+
+def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
+    """Return the space of which `space_to_plain` made plain data.
+
+    Raises:
+        ValueError: If there is no such kind of space.
+        KeyError: If something of it is missing.
+    """
+    kind = plain["kind"]
+    if kind == "Dict":
+        return spaces.Dict({key: space_from_plain(part) for key, part in plain["parts"]})
+    if kind == "Tuple":
+        return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
+    if kind == "Discrete":
+        return spaces.Discrete(plain["n"], start=plain["start"], dtype=np.dtype(plain["dtype"]).type)
+    if kind == "MultiDiscrete":
+        dtype = np.dtype(plain["dtype"]).type
+        return spaces.MultiDiscrete(np.array(plain["nvec"]), dtype=dtype, start=np.array(plain["start"]))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(plain["n"])
+    if kind == "Box":
+        dtype = np.dtype(plain["dtype"])
+        low, high = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in ("low", "high"))
+        return spaces.Box(low.copy(), high.copy(), dtype=dtype.type)
+    raise ValueError(f"no space of the kind {kind!r}")
+
+
+def _plain_bound(bound: Any) -> Any:
+    """Return a bound as one number where it is the same everywhere, as an image's is."""
+    first = bound.flat[0] if bound.size else 0
+    return np.asarray(first).item() if (bound == first).all() else bound.tolist()
+
+
+def check_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> None:
+    """Refuse rows `[rows, ...]`, by flat names that begin with `name`, that are no elements of a space.
+
+    Raises:
+        ValueError: If a part is missing, or of another shape or kind; or a number of a discrete action too large.
+    """
+    for path, leaf in leaves(space):
+        part = "/".join((name, *path))
+        if part not in rows:
+            raise ValueError(f"a data set for {describe(space)} needs `{part}`; there are {', '.join(rows)}.")
+        tensor = rows[part]
+        shape, is_float = tuple(leaf.shape or ()), isinstance(leaf, spaces.Box) and torch_dtype(leaf).is_floating_point
+        if tuple(tensor.shape[1:]) != shape or tensor.is_floating_point() != is_float:
+            found = f"{tensor.dtype} {list(tensor.shape[1:])}"
+            raise ValueError(f"`{part}` must be elements of {describe(leaf)}; got {found} in each row.")
+        if isinstance(leaf, spaces.Discrete):
+            low, high = int(leaf.start), int(leaf.start + leaf.n - 1)
+            if len(tensor) and (int(tensor.min()) < low or int(tensor.max()) > high):
+                found = f"{int(tensor.min())} to {int(tensor.max())}"
+                raise ValueError(f"`{part}` must be from {low} to {high}, as {describe(leaf)} says; got {found}.")

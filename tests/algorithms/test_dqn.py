@@ -9,7 +9,7 @@ from tests.probes import ActionDecides, ActionMatches, Delay, Forever, Observati
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.dqn import q_loss
-from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.envs import CartPole, Pendulum
 
@@ -284,3 +284,28 @@ def test_cartpole_is_learned():
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=True, num_eval_envs=16)
     trainer.run(max_steps=48, progress="none")
     assert trainer.eval()["eval/returns/mean"] > 45
+
+
+# -- offline
+
+
+@pytest.mark.parametrize("coeff", [0.0, 0.5])
+def test_the_conservative_term_by_hand(coeff):
+    plain, algorithm = (build(optimizer="sgd", lr=0.1, max_grad_norm=None, cql_coeff=each) for each in (0.0, coeff))
+    batch, policy = batch_of(algorithm), algorithm.policy
+    terms = []
+    for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True):
+        row = plain_q(algorithm, obs)
+        terms.append(math.log(sum(math.exp(q) for q in row)) - row[action])
+    values = policy(batch[keys.OBS][None], {}, torch.zeros(1, 6, dtype=torch.bool))[0]
+    gap = torch.logsumexp(values, -1) - values[torch.arange(6), batch[keys.ACTIONS]]
+    assert gap.mean().item() == pytest.approx(np.mean(terms), rel=1e-5)
+    parameters = list(policy.parameters())
+    gradients = torch.autograd.grad(gap.mean(), parameters, allow_unused=True)
+    both = (plain, algorithm)
+    numbers = [each.update(each.nets.bind(each.nets.state, each.nets.rates), batch).numbers for each in both]
+    # The loss that is logged is the error alone; the step has the term's gradient beside the error's.
+    assert numbers[0]["losses/q"] == numbers[1]["losses/q"]
+    for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):
+        moved = 0.0 if gradient is None else -0.1 * coeff * gradient
+        torch.testing.assert_close(other.detach() - one.detach(), torch.zeros_like(one) + moved, atol=1e-6, rtol=1e-4)

@@ -9,7 +9,7 @@ from tests.probes import ActionDecides, ActionMatches, Delay, Forever, Observati
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastSACConfig, SACConfig
 from rl8x.algorithms.off_policy.critics import expectation
-from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.sac import NOISE, SCALE, TRAINS_POLICY
 from rl8x.envs import CartPole, Pendulum

@@ -10,7 +10,7 @@ from tests.probes import Forever, ObservationDecides, OneStep, Probe, traced_onl
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastTD3Config, TD3Config
-from rl8x.algorithms.off_policy.off_policy import SHARE
+from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.td3 import NEXT_ACTIONS, NOISE, TRAINS_POLICY
 from rl8x.checkpoint.tree import clone

@@ -118,7 +118,8 @@ def test_version(capsys):
     [
         (
             ["trian"],
-            "No such command 'trian'; there are train, resume, envs, bench, ui, cache, sync. Did you mean 'train'?",
+            "No such command 'trian'; there are train, resume, collect, envs, bench, ui, cache, sync. "
+            "Did you mean 'train'?",
         ),
         (["--verion"], "No such option '--verion'"),
         (["train", "--num-env", "3"], "'--num-envs'"),

@@ -1,8 +1,10 @@
 """Algorithms: each learns with `step()`; one with an environment gathers experience with `collect()` before it."""
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
+from rl8x.algorithms.bc import BC, BCConfig
 from rl8x.algorithms.dqn import DQN, DQNConfig
-from rl8x.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
+from rl8x.algorithms.iql import IQL, IQLConfig
+from rl8x.algorithms.off_policy import OfflineAlgorithm, OffPolicyAlgorithm, OffPolicyConfig
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
@@ -10,18 +12,23 @@ from rl8x.algorithms.sac import SAC, FastSACConfig, SACConfig
 from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
 
 __all__ = [
+    "BC",
     "DQN",
+    "IQL",
     "PPO",
     "PQN",
     "SAC",
     "TD3",
     "AlgorithmConfig",
+    "BCConfig",
     "DQNConfig",
     "FastSACConfig",
     "FastTD3Config",
     "GenericAlgorithmBase",
+    "IQLConfig",
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
+    "OfflineAlgorithm",
     "OnlineAlgorithm",
     "OnlineConfig",
     "PPOConfig",

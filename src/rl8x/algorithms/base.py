@@ -91,7 +91,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         Raises:
             TypeError: If no algorithm is declared with `config=` this class, or it takes no environment.
         """
-        if self.algorithm is None:
+        algorithm = self.algorithm_class
+        if algorithm is None:
             name = type(self).__name__
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
@@ -100,7 +101,12 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             torch.set_num_threads(self.num_threads)
         seed = draw_seed(self.seed)
         made, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
-        return self.algorithm(self, made, seed, factory)
+        return algorithm(self, made, seed, factory)
+
+    @property
+    def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
+        """What is built; a config may have several."""
+        return self.algorithm
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
         """Return the environment to train in and what makes another such; without environments both are None."""

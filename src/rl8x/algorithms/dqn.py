@@ -2,7 +2,7 @@
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", algorithm 1; `double`: van Hasselt
 et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016,
-arXiv:1511.05952.
+arXiv:1511.05952; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
+from rl8x.algorithms.off_policy.learner import SHARE, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
-from rl8x.algorithms.off_policy.off_policy import SHARE, OffPolicyAlgorithm, observed
+from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
+from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.algorithms.q_values import QPolicy, check_discrete
 from rl8x.envs import Env
@@ -65,6 +67,12 @@ class DQNConfig(OffPolicyConfig):
         "which learns faster from the rare large errors where an episode ends.",
         above=0.0,
     )
+    cql_coeff: float = option(
+        0.0,
+        "Weight in the loss of logsumexp Q - Q(s, a), which lowers the values of actions that the data do not have "
+        "(discrete CQL); for data sets.",
+        low=0.0,
+    )
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
@@ -72,28 +80,23 @@ class DQNConfig(OffPolicyConfig):
         self.check_shares("epsilon")
 
 
-class DQN(OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
-    """Deep Q-learning on one environment. Made by `DQNConfig(...).build(env)`."""
+class QLearning(Learner[DQNConfig]):
+    """What DQN learns from a batch, whether its rows come from a replay or from a data set."""
 
     numbers: ClassVar[tuple[str, ...]] = ("losses/q", "monitors/q", "monitors/td_error", "monitors/grad_norm")
-    metrics: tuple[str, ...] = (*OffPolicyAlgorithm.metrics, EPSILON)
 
     policy: QPolicy
 
-    def __init__(self, config: DQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env, seed, env_factory)
-        self.epsilon_schedule = config.schedule("epsilon")
-
     def check_spaces(self) -> None:
         """Refuse actions that are not numbered."""
-        check_discrete("DQN", self.env.single_action_space, "PPO")
+        check_discrete("DQN", self.action_space, "PPO")
 
     def make_policy(self) -> QPolicy:
         """Return an epsilon-greedy policy over values of actions."""
         config = self.config
         return QPolicy(
-            self.env.single_observation_space,
-            self.env.single_action_space,
+            self.observation_space,
+            self.action_space,
             model=config.model,
             model_config=config.model_config,
             dueling=config.dueling,
@@ -105,17 +108,13 @@ class DQN(OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
 
-    def explore(self, *, warms_up: bool) -> dict[str, Number]:
-        """Set the share of random actions."""
-        epsilon = 1.0 if warms_up else self.epsilon_schedule(self.counters[self.clock])
-        self.policy.distribution.set_epsilon(epsilon)
-        return {EPSILON: epsilon}
-
     def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
         """Move Q(s, a) towards what was seen and what the target network expects after it.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
-            L = mean of w huber(Q(s, a) - y),    w = 1, or the importance weight with `prioritized`
+            L = mean of w huber(Q(s, a) - y) + cql_coeff mean of (log sum_b exp Q(s, b) - Q(s, a))
+
+        w is 1, or the importance weight with `prioritized`.
 
         R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, s' what followed them.
         """
@@ -127,9 +126,12 @@ class DQN(OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
         actions = self.policy.indices(batch[keys.ACTIONS]).unsqueeze(-1)
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            values = q(*observed(batch, keys.OBS))[0].gather(-1, actions).squeeze(-1)
-            total = weighted_mean(q_loss(values, goals, self.config.huber_delta), batch)
-            return total, {"losses/q": total, "values": values}
+            table = q(*observed(batch, keys.OBS))[0]
+            values = table.gather(-1, actions).squeeze(-1)
+            error = weighted_mean(q_loss(values, goals, self.config.huber_delta), batch)
+            gap = (table.logsumexp(-1) - values).mean()
+            total = error + self.config.cql_coeff * gap if self.config.cql_coeff else error
+            return total, {"losses/q": error, "values": values}
 
         found, norm = q.minimise(loss)
         target.follow(q, batch[SHARE])
@@ -142,10 +144,30 @@ class DQN(OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
         }
         return Figures(numbers, errors)
 
+
+class DQN(QLearning, OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
+    """Deep Q-learning on one environment. Made by `DQNConfig(...).build(env)`."""
+
+    metrics: tuple[str, ...] = (*OffPolicyAlgorithm.metrics, EPSILON)
+
+    def __init__(self, config: DQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env, seed, env_factory)
+        self.epsilon_schedule = config.schedule("epsilon")
+
+    def explore(self, *, warms_up: bool) -> dict[str, Number]:
+        """Set the share of random actions."""
+        epsilon = 1.0 if warms_up else self.epsilon_schedule(self.counters[self.clock])
+        self.policy.distribution.set_epsilon(epsilon)
+        return {EPSILON: epsilon}
+
     @property
     def params(self) -> dict[str, Any]:
         """Every hyperparameter by name, as it is in force."""
         return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
+
+
+class OfflineDQN(QLearning, OfflineAlgorithm[DQNConfig], config=DQNConfig):
+    """Deep Q-learning from a data set, which needs `cql_coeff`. Made by `DQNConfig(...).build(dataset=...)`."""
 
 
 def q_loss(values: Tensor, goals: Tensor, huber_delta: float | None) -> Tensor:

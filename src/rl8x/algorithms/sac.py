@@ -22,8 +22,9 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.critics import Critics, expectation, project
+from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
-from rl8x.algorithms.off_policy.off_policy import SHARE, OffPolicyAlgorithm, observed
+from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.return_scale import ReturnScale
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.distributions import Categorical, SquashedNormal
@@ -150,7 +151,7 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
 
     def check_spaces(self) -> None:
         """Refuse actions that are neither numbered nor in a bounded box."""
-        space = self.env.single_action_space
+        space = self.action_space
         if not isinstance(space, spaces.Discrete) and not is_bounded_box(space):
             raise ValueError(
                 f"SAC needs a Box action space of floats with finite bounds, or a Discrete one; got {describe(space)}. "
@@ -161,9 +162,9 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
 
     def make_policy(self) -> Actor:
         """Return a policy that samples squashed normal actions, or discrete ones."""
-        config, space = self.config, self.env.single_action_space
+        config, space = self.config, self.action_space
         return Actor(
-            self.env.single_observation_space,
+            self.observation_space,
             space,
             distribution=Categorical if isinstance(space, spaces.Discrete) else SquashedNormal,
             distribution_config=config.distribution_config,
@@ -174,7 +175,7 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
 
     def make_nets(self) -> None:
         """Train critics, which a target follows, the policy, and the temperature unless it is fixed."""
-        config, space = self.config, self.env.single_action_space
+        config, space = self.config, self.action_space
         self.critics = Critics(
             self.policy.model.observation_space,
             space,
@@ -193,7 +194,7 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         self.target_entropy = self._target_entropy()
 
     def _target_entropy(self) -> float:
-        space, given = self.env.single_action_space, self.config.target_entropy
+        space, given = self.action_space, self.config.target_entropy
         if given is not None:
             return given
         if isinstance(space, spaces.Discrete):

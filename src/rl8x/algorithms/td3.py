@@ -21,8 +21,9 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.critics import Critics, expectation, project
+from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
-from rl8x.algorithms.off_policy.off_policy import SHARE, OffPolicyAlgorithm, observed
+from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.distributions import NoisyDeterministic
 from rl8x.rollouts.statistics import Number
@@ -134,7 +135,7 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
 
     def check_spaces(self) -> None:
         """Refuse actions that are not numbers between bounds, and penalties of actions that only a data set has."""
-        space = self.env.single_action_space
+        space = self.action_space
         if not isinstance(space, gymnasium.spaces.Box):
             other = "DQN" if isinstance(space, gymnasium.spaces.Discrete) else "PPO"
             raise ValueError(f"TD3 needs a Box action space; got {describe(space)}. Use {other}.")
@@ -153,8 +154,8 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
         """Return a deterministic policy with noise that explores."""
         config = self.config
         return Actor(
-            self.env.single_observation_space,
-            self.env.single_action_space,
+            self.observation_space,
+            self.action_space,
             distribution=NoisyDeterministic,
             distribution_config={
                 "noise_std": config.exploration_noise,
@@ -170,7 +171,7 @@ class TD3(OffPolicyAlgorithm[TD3Config], config=TD3Config):
         config = self.config
         self.critics = Critics(
             self.policy.model.observation_space,
-            self.env.single_action_space,
+            self.action_space,
             num_critics=config.num_critics,
             hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
             layer_norm=config.critic_layer_norm,

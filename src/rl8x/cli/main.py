@@ -26,6 +26,7 @@ from rl8x.output import say
 COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
     "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
+    "collect": ("rl8x.cli.collect", "Record a data set from what a run's policy does."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),

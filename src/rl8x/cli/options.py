@@ -18,6 +18,7 @@ import click
 
 from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
+from rl8x.algorithms.off_policy.config import LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
@@ -33,6 +34,8 @@ _OWNERS: Final[dict[type, str]] = {
     AlgorithmConfig: "Every algorithm",
     OnlineConfig: "Every algorithm with an environment",
     OnPolicyConfig: "Every algorithm that learns from rollouts",
+    LearnerConfig: "Every algorithm that learns from stored transitions",
+    ValueConfig: "Every algorithm that learns values from them",
     OffPolicyConfig: "Every algorithm with a replay",
 }
 

@@ -63,8 +63,7 @@ class RunConfig:
     eval_env: str | bool = option(
         "auto",
         "Evaluate whole episodes in an environment of its own (true) or in the training's (false). "
-        "auto: an own one for tasks whose episodes end.",
-        choices=("auto", True, False),
+        "auto: an own one for tasks whose episodes end. A name, as in env: in that; learning from data has no other.",
     )
     num_eval_envs: int | None = option(None, "Copies, and so episodes, of an own evaluation environment.", low=1)
     checkpoints: dict[str, Any] = option(
@@ -97,6 +96,8 @@ class RunConfig:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _coerced(field, getattr(self, field.name)))
         check_options(self)
+        if not isinstance(self.eval_env, str | bool):
+            raise TypeError(f"`eval_env` must be auto, true, false or an environment's name; got {self.eval_env!r}.")
         object.__setattr__(self, "algorithm_config", dict(self.algorithm_config))
         for name in ("env_kwargs", "algorithm_config"):
             hidden = find_hidden(getattr(self, name), name)

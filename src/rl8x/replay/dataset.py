@@ -6,7 +6,9 @@ or parts as in `obs/position`), `rewards`, `terminated` and `truncated`.
 
 from __future__ import annotations
 
+import copy
 import functools
+import hashlib
 import math
 import os
 import shutil
@@ -14,14 +16,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import gymnasium
 import torch
 from torch import Tensor
 
 from rl8x import keys
 from rl8x.functional import Moments, moments
 from rl8x.replay.columns import Columns, spec_of
-from rl8x.replay.dataset_files import load_minari, read_folder, read_hdf5, transitions_of
+from rl8x.replay.dataset_files import (
+    SPACES,
+    load_minari,
+    read_folder,
+    read_hdf5,
+    read_spaces,
+    transitions_of,
+    write_spaces,
+)
 from rl8x.replay.nstep import NStep
+from rl8x.spaces import check_elements
 from rl8x.trees import flatten_tree, unflatten_tree
 
 if TYPE_CHECKING:
@@ -43,6 +55,8 @@ class Dataset:
         device: Where batches are made.
         gaps: What happens where a row that ends no episode is not followed by the row that it led to: "refuse" it, or
             "truncate" the episode there, as for rows in any order.
+        observation_space: Space of one observation; None where it is not known, as an algorithm needs it.
+        action_space: Space of one action, likewise.
 
     Attributes:
         size: Rows.
@@ -54,11 +68,21 @@ class Dataset:
     """
 
     def __init__(
-        self, transitions: Mapping[str, Tensor], device: torch.device | str = "cpu", *, gaps: str = "refuse"
+        self,
+        transitions: Mapping[str, Tensor],
+        device: torch.device | str = "cpu",
+        *,
+        gaps: str = "refuse",
+        observation_space: gymnasium.Space[Any] | None = None,
+        action_space: gymnasium.Space[Any] | None = None,
     ) -> None:
         if gaps not in ("refuse", "truncate"):
             raise ValueError(f"`gaps` must be 'refuse' or 'truncate'; got {gaps!r}.")
         rows = _checked(transitions)
+        self.observation_space, self.action_space = observation_space, action_space
+        for name, space in ((keys.OBS, observation_space), (keys.ACTIONS, action_space)):
+            if space is not None:
+                check_elements(name, space, rows)
         self.episode_returns = _episode_returns(rows)
         if any(_is_part(name, keys.NEXT_OBS) for name in rows):
             _check_gaps(rows, gaps)
@@ -97,7 +121,7 @@ class Dataset:
         """
         place = Path(path)
         if (place / "meta.json").is_file():
-            return cls(read_folder(place), device, **options)
+            return cls(read_folder(place), device, **(read_spaces(place) | options))
         if place.is_file() and place.suffix in (".hdf5", ".h5"):
             return cls(read_hdf5(place), device, **options)
         if place.exists() or "/" not in str(path) or place.is_absolute():
@@ -124,7 +148,9 @@ class Dataset:
         episodes = [transitions_of(episode) for episode in source.iterate_episodes()]
         if not episodes:
             raise ValueError("this data set of Minari's has no episodes.")
-        return cls({name: torch.cat([each[name] for each in episodes]) for name in episodes[0]}, device, **options)
+        spaces: dict[str, Any] = {name: getattr(source, name, None) for name in SPACES}
+        rows = {name: torch.cat([each[name] for each in episodes]) for name in episodes[0]}
+        return cls(rows, device, **(spaces | options))
 
     def save(self, path: str | Path) -> None:
         """Write the transitions to a new folder, as a memory-mapped TensorDict; the folder is there whole or not.
@@ -138,6 +164,7 @@ class Dataset:
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
         try:
             self.as_tensordict().memmap(str(beside))
+            write_spaces(beside, {name: getattr(self, name) for name in SPACES})
             beside.rename(path)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -150,7 +177,27 @@ class Dataset:
         trees = {name: unflatten_tree(name, self.transitions) for name in names}
         return TensorDict(trees, batch_size=[self.size])
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of all transitions, by which the same ones are known again; in 16 hexadecimal digits."""
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.transitions.items()):
+            found.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        """Name it by its size and its digest."""
+        return f"Dataset({self.size} transitions, {self.digest})"
+
     # -- as a replay
+
+    def prepared(self, n: int, gamma: float, device: torch.device) -> Self:
+        """Return the same transitions with rows of their own on a device; see `prepare`."""
+        other = copy.copy(self)
+        other.device = device
+        other.prepare(n, gamma)
+        return other
 
     @torch.no_grad()
     def prepare(self, n: int, gamma: float) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.trees import flatten_tree
 
 # What a file in the layout of D4RL calls them.
@@ -47,6 +48,28 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
             raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter or not there.")
         found[name] = torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
     return found
+
+
+SPACES: Final = ("observation_space", "action_space")
+_SPACES_FILE: Final = "spaces.json"
+
+
+def write_spaces(folder: Path, spaces: Mapping[str, Any]) -> None:
+    """Write the spaces of a data set, those of `SPACES` that are not None, to its folder."""
+    plain = {name: space_to_plain(space) for name, space in spaces.items() if space is not None}
+    (folder / _SPACES_FILE).write_text(json.dumps(plain))
+
+
+def read_spaces(folder: Path) -> dict[str, Any]:
+    """Return the spaces that a data set's folder says, by the names of `SPACES`."""
+    file = folder / _SPACES_FILE
+    if not file.is_file():
+        return {}
+    try:
+        plain = json.loads(file.read_text())
+        return {name: space_from_plain(plain[name]) for name in SPACES if name in plain}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{file} does not say the spaces of a data set: {error!r}.") from None
 
 
 def read_hdf5(path: Path) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.algorithms.seeds import part_seed
-from rl8x.envs import Env
+from rl8x.envs import Env, env_maker
 from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.execution import Execution
 from rl8x.policy import Policy
@@ -109,6 +109,7 @@ class EpisodeEvaluator:
 def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None, seed: int) -> Env | None:
     """Make an evaluation environment by a factory, or from the instance that is trained on; None where nothing can."""
     trained, policy = algorithm.env, algorithm.policy
+    eval_env = env_maker(eval_env) if isinstance(eval_env, str) and eval_env != "auto" else eval_env
     factory = eval_env if callable(eval_env) else algorithm.env_factory
     if factory is not None:
         num_envs = num_eval_envs or min(MAX_EVAL_ENVS if trained is None else trained.num_envs, MAX_EVAL_ENVS)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
+from rl8x.envs import Env
 from rl8x.models import Model
+from rl8x.replay.dataset import Dataset
 from rl8x.schedules import Schedule
 
 # Up to which denominator `updates_per_sample` is taken for the fraction that it was written as: 1 / 3 is a third.
@@ -18,7 +22,131 @@ _LARGEST_DENOMINATOR: Final = 10**9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(OnlineConfig):
+class LearnerConfig(AlgorithmConfig):
+    """Hyperparameters of every algorithm that learns from batches of stored transitions."""
+
+    dataset: str | Dataset | None = option(
+        None,
+        "Recorded transitions to learn from, without an environment: a folder that `rl8x collect` or `Dataset.save` "
+        "wrote, a Minari id, a .hdf5 file, or in Python a Dataset.",
+    )
+    updates_per_step: int = option(100, "Updates of one step where learning is from a data set.", low=1)
+    model: str | type[Model] | Model | None = option(
+        None, "Network: 'mlp' (the default), a dotted path to a Model class, a class or an instance."
+    )
+    model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
+    batch_size: int = option(256, "Transitions of a batch, each drawn by itself.", low=1)
+    lr: float = option(3e-4, "Learning rate of the optimizers.", above=0.0)
+    lr_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None,
+        "Learning rate over transitions, or over updates where learning is from a data set: [[transitions, value], "
+        "...], each held, or a mapping with kind and points.",
+    )
+    optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
+    optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
+    max_grad_norm: float | None = option(
+        None, "Largest L2 norm of a network's gradient. None does not clip.", above=0.0
+    )
+    normalize_observations: bool = option(
+        False,
+        "Whether observations are shifted and scaled by moments of their own, where they are used: a replay keeps them "
+        "as they were.",
+    )
+
+    offline_algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
+    """What is built where there is a data set; the algorithm's class sets it."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without data."""
+        super().__post_init__()
+        if not isinstance(self.dataset, str | Dataset | None):
+            raise TypeError(f"`dataset` must be a path, a Minari id or a Dataset; got {self.dataset!r}.")
+        self.schedule("lr")
+        make_rule(self.optimizer, self.optimizer_config)
+
+    def build(self, env: Any = None, *, dataset: str | Dataset | None = None, **env_kwargs: Any) -> Any:
+        """Return the algorithm, after checking that all fits.
+
+        Args:
+            env: What it trains in; None where it learns from a data set.
+            dataset: Replaces the config's.
+            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
+
+        Raises:
+            TypeError: If an environment is given beside a data set.
+            ValueError: If there is neither, or the data set is not there or its spaces do not fit.
+        """
+        config = self if dataset is None else dataclasses.replace(self, dataset=dataset)
+        return AlgorithmConfig.build(config, env, **env_kwargs)
+
+    @property
+    def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
+        """What is built: with a data set the algorithm's offline form."""
+        if self.dataset is None or self.algorithm is None:
+            return self.algorithm
+        if self.offline_algorithm is None:
+            raise TypeError(
+                f"{self.algorithm.__name__} has no offline form: declare one by "
+                f"`class ...(OfflineAlgorithm, config={type(self).__name__})`, or leave `dataset` out."
+            )
+        return self.offline_algorithm
+
+    def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
+        """Refuse an environment beside a data set: both are None."""
+        if env is not None or env_kwargs:
+            raise TypeError(
+                f"{type(self).__name__} learns from a data set, without an environment; got {env!r}. To evaluate in "
+                "it, give it as `eval_env`."
+            )
+        return None, None
+
+    def schedule(self, name: str) -> Schedule:
+        """Return the schedule of a hyperparameter that has one of its name, such as `lr`; else it is constant."""
+        schedule = getattr(self, f"{name}_schedule")
+        return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
+
+    def check_shares(self, name: str) -> None:
+        """Raise `ValueError` where the schedule of a hyperparameter leaves [0, 1]."""
+        values = [value for _, value in self.schedule(name).points]
+        if not all(0.0 <= value <= 1.0 for value in values):
+            raise ValueError(f"`{name}_schedule` must have values in [0, 1]; got {values}.")
+
+    @property
+    def returns(self) -> tuple[int, float]:
+        """Steps and discount of the returns that a row has: of algorithms that use none, one reward."""
+        return 1, 1.0
+
+    def target_share(self, update: int) -> float:
+        """Return the share of the way that targets go in an update, which counts from 1."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueConfig(LearnerConfig):
+    """Hyperparameters of those that learn values towards targets."""
+
+    n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
+    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
+    tau: float = option(
+        0.005,
+        "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",
+        above=0.0,
+        high=1.0,
+    )
+    target_interval: int = option(1, "Updates from one move of the target networks to the next.", low=1)
+
+    @property
+    def returns(self) -> tuple[int, float]:
+        """Steps and discount of the returns that a row has."""
+        return self.n_step, self.gamma
+
+    def target_share(self, update: int) -> float:
+        """Return the share of the way that targets go in an update, which counts from 1."""
+        return 0.0 if update % self.target_interval else self.tau
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(ValueConfig, OnlineConfig):
     """Hyperparameters of every algorithm that learns from a replay.
 
     A step of the trainer collects num_envs * horizon transitions and then makes the updates that are due for them.
@@ -34,15 +162,10 @@ class OffPolicyConfig(OnlineConfig):
     horizons_per_env_reset: int | None = option(
         None, "k > 0 resets the environment before every k-th collect, k < 0 once at the first. None: once."
     )
-    model: str | type[Model] | Model | None = option(
-        None, "Network: 'mlp' (the default), a dotted path to a Model class, a class or an instance."
-    )
-    model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
     buffer_size: int = option(1_000_000, "Transitions that the replay keeps: the newest.", low=1)
     buffer_path: str | None = option(
         None, "A folder on a disk to keep the replay in, memory-mapped. None keeps it in the device's memory."
     )
-    batch_size: int = option(256, "Transitions of a batch, each drawn by itself.", low=1)
     updates_per_sample: float = option(
         1.0,
         "Updates for each transition collected after the warm-up. Of fractions the rest is owed, so that the ratio is "
@@ -69,48 +192,11 @@ class OffPolicyConfig(OnlineConfig):
     priority_beta_schedule: list[list[float]] | dict[str, Any] | None = option(
         None, "The same over transitions, in the form of lr_schedule; it replaces priority_beta."
     )
-    n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
-    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
-    tau: float = option(
-        0.005,
-        "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",
-        above=0.0,
-        high=1.0,
-    )
-    target_interval: int = option(1, "Updates from one move of the target networks to the next.", low=1)
-    lr: float = option(3e-4, "Learning rate of the optimizers.", above=0.0)
-    lr_schedule: list[list[float]] | dict[str, Any] | None = option(
-        None,
-        "Learning rate over transitions: [[transitions, value], ...], each held, or a mapping with kind and points.",
-    )
-    optimizer: str = option("adam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
-    optimizer_config: dict[str, Any] = option({}, "Keyword arguments of the optimizer, such as eps or weight_decay.")
-    max_grad_norm: float | None = option(
-        None, "Largest L2 norm of a network's gradient. None does not clip.", above=0.0
-    )
-    normalize_observations: bool = option(
-        False,
-        "Whether observations are shifted and scaled by running moments, where they are used: the replay keeps them as "
-        "they were.",
-    )
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        self.schedule("lr")
         self.check_shares("priority_beta")
-        make_rule(self.optimizer, self.optimizer_config)
-
-    def schedule(self, name: str) -> Schedule:
-        """Return the schedule of a hyperparameter that has one of its name, such as `lr`; else it is constant."""
-        schedule = getattr(self, f"{name}_schedule")
-        return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
-
-    def check_shares(self, name: str) -> None:
-        """Raise `ValueError` where the schedule of a hyperparameter leaves [0, 1]."""
-        values = [value for _, value in self.schedule(name).points]
-        if not all(0.0 <= value <= 1.0 for value in values):
-            raise ValueError(f"`{name}_schedule` must have values in [0, 1]; got {values}.")
 
     @property
     def update_ratio(self) -> Fraction:
@@ -118,9 +204,19 @@ class OffPolicyConfig(OnlineConfig):
         return Fraction(self.updates_per_sample).limit_denominator(_LARGEST_DENOMINATOR)
 
     @property
-    def updates_per_step(self) -> Fraction:
-        """Updates of one `step()`, on average, where the environment masks no steps."""
+    def updates_per_collect(self) -> Fraction:
+        """Updates after one collect, on average, where the environment masks no steps."""
         return self.update_ratio * self.num_envs * self.horizon
+
+    def make_env(  # type: ignore[override] # none where there is a data set
+        self, env: Any, seed: int, env_kwargs: Mapping[str, Any]
+    ) -> tuple[Env | None, EnvFactory | None]:
+        """Make the environment that is asked for, or none where there is a data set; see `OnlineConfig.make_env`."""
+        if self.dataset is not None:
+            return ValueConfig.make_env(self, env, seed, env_kwargs)
+        if env is None:
+            raise ValueError("no environment is named: give `env`, such as CartPole, or `dataset`.")
+        return OnlineConfig.make_env(self, env, seed, env_kwargs)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
         """Return a lower bound of the memory that the experience of one collect takes."""

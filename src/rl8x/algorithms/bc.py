@@ -1,0 +1,71 @@
+"""Behaviour cloning: the policy that makes the actions of a data set most likely.
+
+Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.off_policy.config import LearnerConfig
+from rl8x.algorithms.off_policy.learner import observed, recorded_actions
+from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
+from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.distributions import Distribution
+from rl8x.policy import Policy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BCConfig(LearnerConfig):
+    """Hyperparameters of behaviour cloning."""
+
+    distribution: str | type[Distribution] | None = option(
+        None, "Action distribution: a built-in name, a dotted path or a class. None: by the action space."
+    )
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
+
+
+class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
+    """Behaviour cloning from a data set. Made by `BCConfig(dataset=...).build()`."""
+
+    numbers: ClassVar[tuple[str, ...]] = ("losses/bc", "monitors/entropy", "monitors/grad_norm")
+
+    def make_policy(self) -> Policy:
+        """Return the policy; its critic is not trained."""
+        config = self.config
+        return Policy(
+            self.observation_space,
+            self.action_space,
+            model=config.model,
+            model_config=config.model_config,
+            distribution=config.distribution,
+            distribution_config=config.distribution_config,
+            normalize_observations=config.normalize_observations,
+        )
+
+    def make_nets(self) -> None:
+        """Train the policy."""
+        self.add_net("policy", self.policy)
+
+    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+        """Make the batch's actions more likely.
+
+        L = -mean of log pi(a | s)
+        """
+        obs, state, starts = observed(batch, keys.OBS)
+        actions = recorded_actions(batch)
+
+        def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+            found = policy(obs, actions, state, starts)
+            total = -found.logp.mean()
+            return total, {"losses/bc": total, "monitors/entropy": found.entropy.mean()}
+
+        found, norm = nets["policy"].minimise(loss)
+        return Figures({**found, "monitors/grad_norm": norm})

@@ -1,0 +1,171 @@
+"""Implicit Q-learning: values of the best actions that a data set has, and a policy drawn to those actions.
+
+Nothing is ever asked of actions that the data do not have.
+
+Source: Kostrikov et al. 2022, "Offline reinforcement learning with implicit Q-learning", arXiv:2110.06169, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from rl8x import keys
+from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.off_policy.config import ValueConfig
+from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.algorithms.off_policy.learner import SHARE, observed, recorded_actions
+from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
+from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.distributions import Distribution
+from rl8x.policy import Policy
+from rl8x.spaces import describe
+from rl8x.trees import unflatten_tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IQLConfig(ValueConfig):
+    """Hyperparameters of implicit Q-learning."""
+
+    expectile: float = option(
+        0.7, "Which expectile of Q over the data's actions V is: 0.5 the mean, near 1 the maximum.", above=0.0, high=1.0
+    )
+    temperature: float = option(
+        3.0, "How much likelier better actions become: 0 clones behaviour, large values take the best alone.", low=0.0
+    )
+    max_weight: float = option(100.0, "Largest weight of an action in the policy's loss.", above=0.0)
+    critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
+    critic_layer_norm: bool = option(False, "Whether the critics' hidden layers are normalised.")
+    distribution: str | type[Distribution] | None = option(
+        None, "Action distribution: a built-in name, a dotted path or a class. None: by the action space."
+    )
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
+
+
+class PolicyAndValue(nn.Module):
+    """A policy whose model's values are V(s): log-probabilities and values of rows, or values alone.
+
+    The actor and the critic of a built-in model share no weights unless they are told to (`shared`), so that one step
+    down the sum of their losses is a step down each.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, obs: Any, state: dict[str, Tensor], starts: Tensor, actions: Any = None) -> Any:
+        """Return an `Evaluation` of `[1, batch_size]`, or without actions the values alone, `[1, batch_size]`."""
+        if actions is None:
+            return self.policy.predict(obs, state, starts).values
+        return self.policy.evaluate(obs, actions, state, starts)
+
+
+class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
+    """Implicit Q-learning from a data set. Made by `IQLConfig(dataset=...).build()`."""
+
+    numbers: ClassVar[tuple[str, ...]] = (
+        "losses/policy",
+        "losses/value",
+        "losses/q",
+        "monitors/advantage",
+        "monitors/weight",
+        "monitors/q",
+        "monitors/grad_norm",
+        "monitors/q_grad_norm",
+    )
+
+    def check_spaces(self) -> None:
+        """Refuse actions that critics do not read."""
+        if not isinstance(self.action_space, gymnasium.spaces.Box | gymnasium.spaces.Discrete):
+            raise ValueError(f"IQL needs a Box or Discrete action space; got {describe(self.action_space)}. Use BC.")
+
+    def make_policy(self) -> Policy:
+        """Return the policy; its model's values are V."""
+        config = self.config
+        return Policy(
+            self.observation_space,
+            self.action_space,
+            model=config.model,
+            model_config=config.model_config,
+            distribution=config.distribution,
+            distribution_config=config.distribution_config,
+            normalize_observations=config.normalize_observations,
+        )
+
+    def make_nets(self) -> None:
+        """Train policy and value as one network, and two critics, which a target follows."""
+        config = self.config
+        critics = Critics(
+            self.policy.model.observation_space,
+            self.action_space,
+            hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
+            layer_norm=config.critic_layer_norm,
+        )
+        if config.precision == "bf16":
+            critics.autocast = self.execution.autocast
+        self.add_net("policy", PolicyAndValue(self.policy))
+        self.add_net("q", critics)
+        self.nets.add_target("target", of="q")
+
+    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+        """Move V to an expectile of Q', the policy to actions that are better than V, and Q to what was seen.
+
+            A    = min_i Q'_i(s, a) - V(s)
+            L_V  = mean of |expectile - 1[A < 0]| A^2
+            L_pi = -mean of min(exp(temperature A), max_weight) log pi(a | s)
+            L_Q  = mean of sum_i (Q_i(s, a) - R - d V(s'))^2
+
+        R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, s' what followed them.
+        """
+        config, policy, critics, target = self.config, nets["policy"], nets["q"], nets["target"]
+        inputs, actions = observed(batch, keys.OBS), recorded_actions(batch)
+        seen = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[0]
+        best = self._q(target, seen, batch).amin(0)  # [batch_size]
+
+        def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+            found = policy(*inputs, actions)
+            advantages = best - found.values[0]
+            weights = (config.temperature * advantages.detach()).exp().clamp(max=config.max_weight)
+            value_loss = expectile_loss(advantages, config.expectile).mean()
+            loss = -(weights * found.logp[0]).mean()
+            numbers = {"losses/policy": loss, "losses/value": value_loss}
+            monitors = {"monitors/advantage": advantages.mean(), "monitors/weight": weights.mean()}
+            return loss + value_loss, numbers | monitors
+
+        found, norm = policy.minimise(policy_loss)
+        goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * policy(*observed(batch, keys.NEXT_OBS))[0]
+
+        def q_loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+            values = self._q(q, seen, batch)
+            loss = (values - goals).square().sum(0).mean()
+            return loss, {"losses/q": loss, "monitors/q": values.mean()}
+
+        q_found, q_norm = critics.minimise(q_loss)
+        target.follow(critics, batch[SHARE])
+        return Figures({**found, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
+
+    def _q(self, critics: Callable[..., Any], obs: Any, batch: Batch) -> Tensor:
+        """Return what critics say of the batch's actions, `[2, batch_size]`."""
+        actions = recorded_actions(batch)[0]
+        if not isinstance(self.action_space, gymnasium.spaces.Discrete):
+            values: Tensor = critics(obs, actions)
+            return values
+        table = critics(obs)  # [2, batch_size, num_actions]
+        index = (actions - int(self.action_space.start)).expand(len(table), -1).unsqueeze(-1)
+        return torch.gather(table, -1, index).squeeze(-1)
+
+
+def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
+    """Return |expectile - 1[error < 0]| error^2, `[...]`, of errors `[...]`, each a value less its estimate.
+
+    Its mean is least where the estimate is that expectile of the values: with 0.5 their mean.
+
+    Source: Kostrikov et al. 2022, arXiv:2110.06169, eq. 5.
+    """
+    return torch.where(errors < 0, 1.0 - expectile, expectile) * errors.square()

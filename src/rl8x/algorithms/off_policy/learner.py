@@ -1,0 +1,283 @@
+"""Learning from batches of stored transitions, wherever they come from: a replay, or a data set.
+
+One step is
+
+    due       K updates
+    sample    K batches at once, with all that is drawn for them
+    loop      K updates, without Python between them
+
+An algorithm is a subclass that says what acts (`make_policy`), what is trained (`make_nets`), and what one update does
+(`update`: its paper's box). `OffPolicyAlgorithm` and `OfflineAlgorithm` say where rows come from; an algorithm's two
+forms are its class with one of the two as another base.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, ClassVar, Final, TypeVar
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.memory_check import row_bytes
+from rl8x.algorithms.off_policy.config import LearnerConfig
+from rl8x.algorithms.off_policy.nets import Net, Nets
+from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, block_size
+from rl8x.algorithms.optimizer import make_rule, updates_not_finite
+from rl8x.algorithms.seeds import part_seed
+from rl8x.envs import Env
+from rl8x.policy import Policy
+from rl8x.replay.dataset import Dataset
+from rl8x.replay.ring import Replay
+from rl8x.rollouts.statistics import Number, Stats
+from rl8x.trees import tree_map, unflatten_tree
+
+LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
+
+SHARE: Final = "target_share"
+"""Of an update's batch: the share of the way that the targets go after it, 0-d; 0 where they stay."""
+LR: Final = "coefficients/lr"
+# Of an eager update that is small.
+_SECONDS_PER_UPDATE: Final = 1e-3
+# What is multiplied for a row and a weight: forward, backward by weights and activations, and a target's forward.
+_MULTIPLIED: Final = 8
+
+
+def observed(batch: Batch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
+    """Return a batch's observations as a policy's `forward` takes them: sequences of one step, `[1, batch_size, ...]`.
+
+    Args:
+        batch: Has observations under `key` or its parts, `[batch_size, ...]`.
+        key: `keys.OBS` or `keys.NEXT_OBS`.
+    """
+    obs = tree_map(lambda part: part.unsqueeze(0), unflatten_tree(key, batch))
+    returns = batch[keys.RETURNS]
+    return obs, {}, torch.zeros((1, len(returns)), dtype=torch.bool, device=returns.device)
+
+
+def recorded_actions(batch: Batch) -> Any:
+    """Return a batch's actions as a policy's `evaluate` takes them: sequences of one step, `[1, batch_size, ...]`."""
+    return tree_map(lambda part: part.unsqueeze(0), unflatten_tree(keys.ACTIONS, batch))
+
+
+class Learner(GenericAlgorithmBase[LearnerConfigT]):
+    """Learns from batches of rows.
+
+    Attributes:
+        numbers: What `update` measures, by the names of metrics; norms of gradients end in `grad_norm`.
+        observation_space: Space of one observation.
+        action_space: Space of one action.
+        nets: The networks of an update.
+        replay: What is learned from; the subclass makes it.
+    """
+
+    numbers: ClassVar[tuple[str, ...]]
+    metrics: tuple[str, ...] = (LR,)
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    replay: Replay | Dataset
+
+    def __init__(
+        self, config: LearnerConfigT, env: Env | None, seed: int, env_factory: EnvFactory | None = None
+    ) -> None:
+        super().__init__(config, env, seed, env_factory)
+        self.observation_space, self.action_space = self.find_spaces()
+        self.metrics = (*self.numbers, *self.metrics)
+        self.check_spaces()
+        self.generator = self._generator("minibatches")
+        self._make_networks()
+        if config.precision == "bf16":
+            self.policy.autocast = self.execution.autocast
+        self.lr_schedule = config.schedule("lr")
+        self.updater = Updater(self.update, self.nets, self.numbers, self.execution, self._made_of())
+        self._prepared = False
+
+    @abstractmethod
+    def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Return the spaces of one observation and one action."""
+
+    # -- what an algorithm says
+
+    def check_spaces(self) -> None:
+        """Raise `ValueError` where the spaces do not fit, naming the algorithm that does."""
+
+    @abstractmethod
+    def make_policy(self) -> Policy:
+        """Return what acts, on any device."""
+
+    @abstractmethod
+    def make_nets(self) -> None:
+        """Add what is trained, and its targets, to `nets`, by `add_net` and `nets.add_target`."""
+
+    @abstractmethod
+    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+        """Learn from one batch: a pure function of tensors, but that networks change in place.
+
+        Args:
+            nets: The networks of `make_nets`, by name.
+            batch: `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`, `[batch_size, ...]`
+                each, and what `draw` gave for this update. A target is `returns + discounts * V(next_obs)`.
+
+        Returns:
+            What `numbers` names, and the errors of the rows where the algorithm knows them.
+        """
+
+    def draw(self, first: int, count: int) -> dict[str, Tensor]:
+        """Draw what updates read beside their batches, such as noise and flags.
+
+        Args:
+            first: Updates that were made before.
+            count: Updates that it is for.
+
+        Returns:
+            By a name of the algorithm's own, `[count, ...]` each.
+        """
+        if not self.nets.targets:
+            return {}
+        shares = [self.config.target_share(first + i) for i in range(1, count + 1)]
+        return {SHARE: torch.tensor(shares, device=self.device)}
+
+    # -- building
+
+    def add_net(self, name: str, module: torch.nn.Module) -> None:
+        """Add a network that is trained with the config's optimizer."""
+        config = self.config
+        rule = make_rule(config.optimizer, config.optimizer_config)
+        module = module.to(self.device)
+        self.nets.add(name, module, rule, lr=config.schedule("lr")(0), max_grad_norm=config.max_grad_norm)
+
+    def _make_networks(self) -> None:
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(part_seed(self.seed, "weights"))
+            self.policy = self.make_policy().to(self.device)
+            if self.policy.recurrent:
+                name, model = type(self).__name__, type(self.policy.model).__name__
+                raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
+            self.nets = Nets(self.policy)
+            self.make_nets()
+
+    def _generator(self, part: str) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
+
+    def _made_of(self) -> Sequence[object]:
+        """Return what decides an update; seeds and data differ where programs do not."""
+        config = {name: value for name, value in vars(self.config).items() if name not in ("seed", "dataset")}
+        return [type(self), config, self.policy]
+
+    # -- learning
+
+    def step(self) -> Stats:
+        """Make the updates that are due; a row of a step without any has no losses."""
+        lr = self.lr_schedule(self.counters[self.clock])
+        self.nets.set_lr(lr)
+        self.counters[keys.STEPS] += 1
+        rows = []
+        with self.execution.threads.for_work(self._work):
+            self._prepare()
+            due = self._take_due()
+            for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
+                rows.append(self._update_block(size))
+        return Stats({LR: lr, **(self._measured(torch.cat(rows)) if rows else {})})
+
+    @abstractmethod
+    def _take_due(self) -> int:
+        """Return how many updates are to be made now; they are then no longer due."""
+
+    @property
+    @abstractmethod
+    def updates_per_step(self) -> Fraction:
+        """Updates of one `step()`, on average."""
+
+    @functools.cached_property
+    def block_size(self) -> int:
+        """How many updates are one program; see `updates.block_size`."""
+        return block_size(float(self.updates_per_step), self.config.batch_size * self._row_bytes, **self._block_limits)
+
+    @property
+    def _row_bytes(self) -> int:
+        return row_bytes(self.observation_space, self.action_space)
+
+    @property
+    def _block_limits(self) -> dict[str, Any]:
+        """What else limits a block."""
+        return {"masks": False}
+
+    def _update_block(self, size: int) -> Tensor:
+        """Sample batches and make an update of each; return what they measured, `[size, numbers]`."""
+        index = self.replay.sample(size, self.config.batch_size, self.generator)
+        rows, errors = self.updater.run(self._items(index))
+        self.counters[keys.UPDATES] += size
+        self._learned_from(index, errors)
+        return rows
+
+    def _learned_from(self, index: Tensor, errors: Tensor | None) -> None:
+        """Take note of the errors of the rows that were learned from, each `[updates, batch_size]`."""
+
+    def _items(self, index: Tensor) -> dict[str, Tensor]:
+        """Return what updates read, `[updates, ...]` each, given where the rows of their batches are."""
+        return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
+
+    def _measured(self, rows: Tensor) -> dict[str, Number]:
+        """Average what the updates of a step measured, `[updates, numbers]`, and look for what is not finite."""
+        columns = dict(zip(self.numbers, rows.unbind(1), strict=True))
+        norms = torch.stack([column for name, column in columns.items() if name.endswith("grad_norm")], 1)
+        losses = torch.stack([column for name, column in columns.items() if not name.endswith("grad_norm")], 1)
+        means: dict[str, Number] = dict(zip(self.numbers, rows.mean(0), strict=True))
+        vectors = [tensor for tensor in self.nets.state if tensor.numel() > 1]
+        return {**means, **updates_not_finite(losses, norms, vectors)}
+
+    def _prepare(self) -> None:
+        """Have the updates' programs compiled while transitions are gathered, or updates made eagerly."""
+        execution = self.execution
+        ahead = execution.prepares or (execution.mode == "compile" and self.device.type == "cpu")
+        if self._prepared or not ahead or not self.replay.size:
+            return
+        self._prepared = True
+        sizes = {self.block_size} if self.updates_per_step % self.block_size == 0 else {self.block_size, 1}
+        # What is drawn only shows layouts: the first updates draw the same as without it.
+        drawn_from = self.generator.get_state()
+        with execution.ahead():
+            for size in sizes:
+                index = torch.zeros((size, self.config.batch_size), dtype=torch.int64, device=self.device)
+                self.updater.prepare(self._items(index))
+        self.generator.set_state(drawn_from)
+
+    @property
+    def _work(self) -> int:
+        """Rows times weights of one update."""
+        return self.config.batch_size * sum(len(each.optimizer.weights) for each in self.nets.trained.values())
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Estimate of the updates of an eager step, by what it multiplies at 100 GFLOP/s a thread; see PPO's."""
+        updates = float(self.updates_per_step)
+        return updates * (_SECONDS_PER_UPDATE + self._work * _MULTIPLIED / (1e11 * torch.get_num_threads()))
+
+    # -- what is recorded and saved
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Every hyperparameter by name, as it is in force."""
+        return super().params | {"lr_schedule": self.lr_schedule.to_dict()}
+
+    def learned_state(self) -> dict[str, Any]:
+        """Return what an update changes: weights, targets, optimizers, running moments, and what draws batches."""
+        return {
+            "policy": self.policy.state_dict(),
+            "nets": self.nets.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `learned_state` or `state_dict` returned; what is learned from stays."""
+        self.policy.load_state_dict(state["policy"])
+        self.nets.load_state_dict(state["nets"])
+        self.generator.set_state(state["generator"].cpu())

@@ -1,0 +1,106 @@
+"""Learning from a data set alone: it takes the replay's place, and updates are the clock."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import gymnasium
+
+from rl8x import keys
+from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
+from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
+from rl8x.algorithms.off_policy.learner import Learner
+from rl8x.envs import Env
+from rl8x.replay.dataset import Dataset
+from rl8x.spaces import describe
+from rl8x.trees import tree_map, unflatten_tree
+
+LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
+
+
+class OfflineAlgorithm(Learner[LearnerConfigT]):
+    """Learns from a data set; a step makes `updates_per_step` updates.
+
+    Attributes:
+        dataset: The data set, as it was read.
+        replay: Its rows, with the returns that the algorithm wants, on the device.
+    """
+
+    replay: Dataset
+
+    def __init_subclass__(cls, *, config: type[AlgorithmConfig] | None = None, **options: Any) -> None:
+        """Have a config class build this class where it has a data set; one that can do without builds another too."""
+        can_do_without = config is not None and issubclass(config, OffPolicyConfig)
+        super().__init_subclass__(config=None if can_do_without else config, **options)
+        if config is not None and issubclass(config, LearnerConfig):
+            config.offline_algorithm = cls
+
+    def __init__(
+        self, config: LearnerConfigT, env: Env | None, seed: int, env_factory: EnvFactory | None = None
+    ) -> None:
+        if config.dataset is None:
+            raise ValueError(
+                f"{type(self).__name__} learns from recorded transitions: give `dataset`, such as the folder that "
+                "`rl8x collect RUN` writes."
+            )
+        if isinstance(config, OffPolicyConfig) and config.prioritized:
+            raise ValueError("`prioritized` draws from a replay: leave it out with a data set.")
+        self.dataset = config.dataset if isinstance(config.dataset, Dataset) else Dataset.load(config.dataset)
+        super().__init__(config, env, seed, env_factory)
+        self.replay = self.dataset.prepared(*config.returns, self.device)
+        obs = unflatten_tree(keys.OBS, self.dataset.transitions)
+        self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs))
+
+    def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Return those of the data set.
+
+        Raises:
+            ValueError: If it does not know them.
+        """
+        spaces = self.dataset.observation_space, self.dataset.action_space
+        if spaces[0] is None or spaces[1] is None:
+            raise ValueError(
+                "the data set does not say what its spaces are: make it by `Dataset.load(..., observation_space=..., "
+                "action_space=...)` or `from_tensors`, and `save` it to have them in its folder."
+            )
+        return spaces[0], spaces[1]
+
+    def _take_due(self) -> int:
+        return self.config.updates_per_step
+
+    @property
+    def updates_per_step(self) -> Fraction:
+        """Updates of one `step()`."""
+        return Fraction(self.config.updates_per_step)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Every hyperparameter by name, and what identifies the data set."""
+        dataset = self.dataset
+        return {
+            **super().params,
+            "dataset": self.config.dataset if isinstance(self.config.dataset, str) else "given",
+            "dataset.transitions": dataset.size,
+            "dataset.episodes": len(dataset.episode_returns),
+            "dataset.digest": dataset.digest,
+            "dataset.observation_space": describe(self.observation_space),
+            "dataset.action_space": describe(self.action_space),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on; of the data set only what identifies it."""
+        return {**super().state_dict(), "dataset": self.dataset.digest}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from where `state_dict` was taken, bit for bit.
+
+        Raises:
+            ValueError: If the data set is another.
+        """
+        if state["dataset"] != self.dataset.digest:
+            raise ValueError(
+                f"the run learned from a data set of the digest {state['dataset']}; {self.config.dataset!r} has "
+                f"{self.dataset.digest}. Give the same transitions."
+            )
+        super().load_state_dict(state)

@@ -1,0 +1,211 @@
+"""`rl8x collect`: a data set from what the policy of a checkpoint does, for algorithms that learn offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.options import find_modules_here
+from rl8x.envs import Env, env_maker
+from rl8x.output import say
+from rl8x.policy import Policy
+from rl8x.replay.dataset import Dataset
+from rl8x.spaces import only_legal, tree_of, where_rows
+from rl8x.trees import first_tensor, flatten_tree
+
+if TYPE_CHECKING:
+    from rl8x.algorithms import GenericAlgorithmBase
+
+_EXAMPLES = """\b
+rl8x collect my-run --transitions 100000
+rl8x collect runs/000040-step-400 --transitions 1e5 --epsilon 0.3 --output medium
+rl8x collect my-run --transitions 20000 --random --output random
+rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 10 --max-steps 100
+"""
+
+
+class Recording(NamedTuple):
+    """What `record` made.
+
+    Attributes:
+        dataset: The transitions, one copy's after the other's.
+        returns: Sums of rewards of the episodes that began and ended in them, `[episodes]`.
+    """
+
+    dataset: Dataset
+    returns: Tensor
+
+
+@click.command("collect", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.argument("run")
+@click.option("--transitions", required=True, metavar="N", help="How many transitions.")
+@click.option("--output", metavar="FOLDER", help="A new folder for the data set. [default: datasets/RUN-N]")
+@click.option("--random", "is_random", is_flag=True, help="Act at random: the run only says in which environment.")
+@click.option(
+    "--epsilon", type=click.FloatRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
+)
+@click.option("--deterministic", is_flag=True, help="Take the most likely actions rather than samples.")
+@click.option("--env", "env", metavar="ENV", help="Act in this environment. [default: the one that was trained in]")
+@click.option(
+    "--num-envs", type=click.IntRange(min=1), default=8, help="Copies of the environment. Each ends in a cut episode."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the environment and the actions.")
+@click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
+@click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")
+def collect(
+    run: str,
+    transitions: str,
+    output: str | None,
+    is_random: bool,
+    env: str | None,
+    auto: bool,
+    trust: bool,
+    **how: Any,
+) -> int:
+    """Record what the policy of RUN does: its name or ID in MLflow, the path of its checkpoints, or of one of them.
+
+    The data set has true final observations, and says where episodes terminated and where they were truncated. It is
+    in rl8x's own format, a memory-mapped TensorDict, which `--dataset` and `Dataset.load` read.
+    """
+    if is_random and (how["epsilon"] or how["deterministic"]):
+        raise UserError("--random leaves nothing for --epsilon or --deterministic to change: give one of them.")
+    with users_mistakes():
+        count = _whole(transitions)
+        folder = Path("datasets") / f"{Path(run).name}-{count}" if output is None else Path(output)
+        if folder.exists():
+            raise UserError(f"{folder} is there already: give another --output.")
+        find_modules_here(trust)
+        algorithm = _load(run, auto=auto, trust=trust)
+        maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
+        if maker is None:
+            raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
+        made = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
+        _check_spaces(made, algorithm.policy)
+        how["epsilon"] = 1.0 if is_random else how["epsilon"]
+        found = record(algorithm.policy, made, count, state_reset_every=algorithm.state_reset_every, **how)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        found.dataset.save(folder)
+    mean = f", mean return {found.returns.mean():.4g}" if len(found.returns) else ""
+    say(f"wrote       {folder}: {found.dataset.size:,} transitions, {len(found.returns):,} whole episodes{mean}")
+    return 0
+
+
+@torch.no_grad()
+def record(
+    policy: Policy,
+    env: Env,
+    transitions: int,
+    *,
+    epsilon: float = 0.0,
+    deterministic: bool = False,
+    seed: int = 0,
+    state_reset_every: int = 0,
+) -> Recording:
+    """Step a policy in an environment and keep what it does.
+
+    Actions are those that the environment gets. Where the recording of a copy ends in the middle of an episode, that
+    is marked as truncated.
+
+    Args:
+        policy: The policy.
+        env: The environment, which is reset.
+        transitions: How many are kept.
+        epsilon: Share of actions that are drawn from the action space, in [0, 1].
+        deterministic: Whether the others are the most likely ones rather than samples.
+        seed: Seeds the environment and the actions.
+        state_reset_every: As the algorithm has it.
+    """
+    generator = torch.Generator(policy.device).manual_seed(seed)
+    env.action_space.seed(seed)
+    obs, _ = env.reset(seed=seed)
+    carry, state = env.carry, policy.initial_state(env.num_envs)
+    assert carry is not None
+    starts = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    slots: list[dict[str, Tensor]] = []
+    returns, kept = [], 0
+    while kept < transitions:
+        if state_reset_every and len(slots) % state_reset_every == 0:
+            state = policy.initial_state(env.num_envs)
+        noise = None if deterministic else policy.noise(1, env.num_envs, generator)[0]
+        act = policy.act(obs, state, starts, noise)
+        actions = _mixed(policy.env_actions(act.actions), obs, env, epsilon, generator)
+        carry, step = env.advance(carry, actions, env.noise(1)[0])
+        ends = step.terminated | step.truncated
+        valid = torch.ones_like(ends) if step.valid is None else step.valid
+        slots.append(
+            {
+                **flatten_tree(keys.OBS, obs),
+                **flatten_tree(keys.ACTIONS, actions),
+                keys.REWARDS: step.rewards,
+                keys.TERMINATED: step.terminated,
+                keys.TRUNCATED: step.truncated,
+                **flatten_tree(keys.NEXT_OBS, step.final_obs),
+                keys.VALID: valid,
+            }
+        )
+        returns.append(step.episode_returns[ends & valid].cpu())
+        obs, starts, state, kept = step.obs, ends, act.state, kept + int(valid.sum())
+    rows = _in_order({name: torch.stack([slot[name] for slot in slots]).cpu() for name in slots[0]}, transitions)
+    spaces: Any = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
+    return Recording(Dataset(rows, **spaces), torch.cat(returns))
+
+
+def _mixed(actions: Any, obs: Any, env: Env, epsilon: float, generator: torch.Generator) -> Any:
+    """Return actions `[num_envs, *action]` of which a share, drawn for each, is random; those that a mask allows."""
+    if not epsilon:
+        return actions
+    drawn = tree_of(env.action_space.sample(), lambda part: torch.as_tensor(part, device=env.device))
+    if isinstance(obs, Mapping) and keys.ACTION_MASK in obs:
+        drawn = only_legal(drawn, obs[keys.ACTION_MASK], env.single_action_space)
+    device = first_tensor(actions).device
+    return where_rows(torch.rand(env.num_envs, generator=generator, device=device) < epsilon, drawn, actions)
+
+
+def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:
+    """Return slots `[steps, num_envs, ...]` as rows, one copy's after the other's; what is left over is left out.
+
+    Each copy has as many, as far as that goes: a copy that is cut short has its last steps left out.
+    """
+    valid = slots.pop(keys.VALID)
+    order = valid.cumsum(1) + torch.cat([valid.new_zeros(1, dtype=torch.int64), valid.sum(1).cumsum(0)[:-1]])[:, None]
+    kept = (valid & (order <= transitions)).T  # the first ones by time, [num_envs, steps]
+    rows = {name: tensor.transpose(0, 1)[kept] for name, tensor in slots.items()}
+    lengths = kept.sum(1)
+    last = (lengths.cumsum(0) - 1)[lengths > 0]
+    rows[keys.TRUNCATED][last] |= ~rows[keys.TERMINATED][last]
+    return rows
+
+
+def _load(run: str, *, auto: bool, trust: bool) -> GenericAlgorithmBase[Any]:
+    """Build the algorithm of a checkpoint, with the weights that it learned."""
+    from rl8x.checkpoint import find
+    from rl8x.checkpoint.build import build_algorithm
+
+    checkpoint = find(run, auto=auto)
+    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust)
+    algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
+    return algorithm
+
+
+def _check_spaces(env: Env, policy: Policy) -> None:
+    spaces = (env.single_observation_space, env.single_action_space)
+    if spaces != (policy.observation_space, policy.action_space):
+        raise UserError(f"the policy was trained for other spaces than those of --env: {spaces[0]} and {spaces[1]}.")
+
+
+def _whole(text: str) -> int:
+    """Read a whole number of at least 1, which may be written as 1e5."""
+    try:
+        number = float(text)
+        if number < 1 or not number.is_integer():
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise UserError(f"--transitions must be a whole number of at least 1; got {text!r}.") from None
+    return int(number)

@@ -1,0 +1,266 @@
+"""Learning from a data set through the same trainer: the clock, the rows, going on, and what is refused."""
+
+import dataclasses
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tests.probes import traced_only
+
+from rl8x import HitsUpperBound, NullTracker, Trainer, keys
+from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, OfflineAlgorithm, OffPolicyConfig
+from rl8x.checkpoint import Checkpoints
+from rl8x.cli.main import main
+from rl8x.envs import CartPole, Pendulum
+from rl8x.replay.dataset import Dataset
+from rl8x.spaces import space_from_plain, space_to_plain
+from rl8x.tracking import MemoryTracker
+
+SMALL = {"seed": 1, "device": "cpu", "batch_size": 16, "updates_per_step": 4, "model_config": {"hidden_sizes": [8]}}
+CONFIGS = {"bc": BCConfig, "iql": IQLConfig, "dqn": DQNConfig}
+
+
+def dataset(env_class=CartPole, size=120, seed=3):
+    """Transitions of no environment, in episodes of 10 of which every other one terminates."""
+    env, generator = env_class(1), torch.Generator().manual_seed(seed)
+    obs = torch.randn(size, *env.single_observation_space.shape, generator=generator)
+    ends = torch.arange(1, size + 1) % 10 == 0
+    terminated = ends & (torch.arange(size) % 20 < 10)
+    discrete = isinstance(env.single_action_space, gymnasium.spaces.Discrete)
+    box = 4 * torch.rand(size, 1, generator=generator) - 2
+    next_obs = torch.where(ends.unsqueeze(1), torch.randn(obs.shape, generator=generator), obs.roll(-1, 0))
+    return Dataset.from_tensors(
+        {
+            "obs": obs,
+            "actions": torch.randint(2, (size,), generator=generator) if discrete else box,
+            "rewards": torch.rand(size, generator=generator),
+            "terminated": terminated,
+            "truncated": ends & ~terminated,
+            "next_obs": next_obs,
+        },
+        observation_space=env.single_observation_space,
+        action_space=env.single_action_space,
+    )
+
+
+def build(name="bc", data=None, **options):
+    extra = {"critic_hidden_sizes": [8]} if name == "iql" else {"target_interval": 3} if name == "dqn" else {}
+    config = CONFIGS[name](**{**SMALL, "execution": "eager", **extra, **options})
+    return config.build(dataset=dataset() if data is None else data)
+
+
+def weights(algorithm):
+    return torch.cat([tensor.flatten().float() for tensor in algorithm.nets.state])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_goes_by_its_updates(name):
+    algorithm = build(name, lr_schedule=[[0, 1e-3], [8, 1e-4]])
+    trainer = Trainer(algorithm, tracker=MemoryTracker())
+    stats = trainer.run(stop_conditions=[HitsUpperBound(keys.UPDATES, 20)], max_steps=50, progress="none")
+    assert algorithm.counters == {
+        "algorithm/collects": 0,
+        "algorithm/steps": 5,
+        "algorithm/updates": 20,
+        "env/steps": 0,
+        "env/episodes": 0,
+    }
+    history = trainer.tracker.history("coefficients/lr")
+    assert [clock for clock, _ in history] == [4, 8, 12, 16, 20]
+    assert [value for _, value in history] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-4])
+    assert set(algorithm.numbers) <= stats.keys() <= trainer.metric_names
+    assert not [each for each in trainer.metric_names if each.startswith(("returns/", "episodes/", "replay/", "eval/"))]
+    assert algorithm.env is None
+    params = trainer.tracker.params
+    assert (params["dataset.transitions"], params["dataset.episodes"]) == (120, 12)
+    assert params["dataset.digest"] == dataset().digest != dataset(seed=4).digest
+
+
+def test_rows_are_the_data_sets_with_returns_of_n_steps():
+    data = dataset()
+    algorithm = build("dqn", data, n_step=3, gamma=0.5)
+    rows = algorithm.replay.gather(torch.arange(data.size))
+    rewards = data.transitions["rewards"]
+    assert rows["returns"][0] == pytest.approx(float(rewards[0] + 0.5 * rewards[1] + 0.25 * rewards[2]))
+    assert rows["returns"][8] == pytest.approx(float(rewards[8] + 0.5 * rewards[9]))
+    assert rows["discounts"][[0, 8, 9, 18, 19]].tolist() == [0.125, 0.0, 0.0, 0.25, 0.5]
+    # Another algorithm on the same data set leaves this one's rows as they are.
+    build("dqn", data, n_step=1, gamma=0.9)
+    assert torch.equal(algorithm.replay.gather(torch.arange(data.size))["returns"], rows["returns"])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_goes_on_to_the_bit_from_its_folder_alone(name, tmp_path):
+    dataset().save(tmp_path / "data")
+
+    def made():
+        return build(name, str(tmp_path / "data"), normalize_observations=True)
+
+    whole = Trainer(made(), tracker=NullTracker())
+    expected = [whole.step() for _ in range(6)][3:]
+    first = Trainer(made(), tracker=NullTracker(), checkpoints=Checkpoints(tmp_path / "run"))
+    for _ in range(3):
+        first.step()
+    first.save()
+    second = Trainer.resume(tmp_path / "run", tracker=NullTracker())
+    for row in expected:
+        again = second.step()
+        assert [again[each] for each in whole.algorithm.numbers] == [row[each] for each in whole.algorithm.numbers]
+    assert torch.equal(weights(second.algorithm), weights(whole.algorithm))
+    assert second.algorithm.counters == whole.algorithm.counters
+
+
+def test_another_data_set_under_the_same_path_is_refused(tmp_path):
+    dataset().save(tmp_path / "data")
+    first = Trainer(
+        build("bc", str(tmp_path / "data")), tracker=NullTracker(), checkpoints=Checkpoints(tmp_path / "run")
+    )
+    first.step()
+    first.save()
+    (tmp_path / "data").rename(tmp_path / "before")
+    dataset(seed=4).save(tmp_path / "data")
+    with pytest.raises(ValueError, match=r"learned from a data set of the digest .* Give the same transitions"):
+        Trainer.resume(tmp_path / "run", tracker=NullTracker()).step()
+
+
+@pytest.mark.parametrize(
+    ("name", "env_class"), [("bc", CartPole), ("iql", CartPole), ("iql", Pendulum), ("dqn", CartPole)]
+)
+def test_traced_updates_have_the_bits_of_eager_ones(name, env_class, monkeypatch):
+    traced_only(monkeypatch)
+    algorithms = [build(name, dataset(env_class), execution=mode) for mode in ("eager", "compile")]
+    rows = [[dict(algorithm.step()) for _ in range(3)] for algorithm in algorithms]
+    assert rows[0] == rows[1]
+    assert torch.equal(*map(weights, algorithms))
+
+
+def test_observations_are_normalised_by_the_moments_of_the_data():
+    data = dataset()
+    algorithm = build("bc", data, normalize_observations=True)
+    (moments,) = algorithm.policy.obs_moments.values()
+    torch.testing.assert_close(moments.mean.float(), data.transitions["obs"].mean(0))
+    assert moments.count.item() == 120
+
+
+def test_evaluations_play_where_a_name_says(tmp_path):
+    trainer = Trainer(build(), tracker=NullTracker(), eval_env="CartPole", num_eval_envs=3, checkpoints=tmp_path)
+    stats = trainer.run(max_steps=2, steps_per_eval=2, progress="none")
+    assert stats["eval/episodes/ended"] == 3
+    with pytest.raises(ValueError, match="must have the training environment's spaces"):
+        Trainer(build(), tracker=NullTracker(), eval_env="Pendulum")
+
+
+def test_what_does_not_fit_is_refused():
+    data = dataset()
+    unknown = Dataset(data.transitions)
+    with pytest.raises(ValueError, match="does not say what its spaces are"):
+        build("bc", unknown)
+    with pytest.raises(ValueError, match="BC learns from recorded transitions: give `dataset`"):
+        BCConfig().build()
+    with pytest.raises(TypeError, match=r"without an environment; got .* give it as `eval_env`"):
+        BCConfig(dataset=data).build("CartPole")
+    with pytest.raises(TypeError, match="without an environment"):
+        DQNConfig().build(CartPole, dataset=data)
+    with pytest.raises(ValueError, match="give `env`, such as CartPole, or `dataset`"):
+        DQNConfig().build()
+    with pytest.raises(ValueError, match="`prioritized` draws from a replay"):
+        build("dqn", prioritized=True)
+    with pytest.raises(ValueError, match="DQN needs a Discrete action space"):
+        build("dqn", dataset(Pendulum))
+    with pytest.raises(ValueError, match="no data set in 'nothing'"):
+        BCConfig(dataset="nothing").build()
+    with pytest.raises(TypeError, match="`dataset` must be a path"):
+        BCConfig(dataset=3)
+    with pytest.raises(ValueError, match="Unknown metric 'returns/mean'"):
+        Trainer(build(), tracker=NullTracker()).run(max_steps=1, stop_conditions=[HitsUpperBound("returns/mean", 1)])
+
+
+def test_an_algorithm_without_an_offline_form_says_how_to_declare_one():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class MineConfig(DQNConfig):
+        pass
+
+    MineConfig.offline_algorithm = None
+    with pytest.raises(TypeError, match=r"DQN has no offline form: declare one by `class \.\.\.\(OfflineAlgorithm"):
+        MineConfig().build(dataset=dataset())
+    assert issubclass(DQNConfig.offline_algorithm, OfflineAlgorithm)
+    assert OffPolicyConfig.offline_algorithm is None
+
+
+# -- spaces of a data set
+
+
+SPACES = [
+    CartPole(1).single_observation_space,
+    gymnasium.spaces.Box(0, 255, (3, 8, 8), dtype=np.uint8),
+    gymnasium.spaces.Discrete(5, start=-2),
+    gymnasium.spaces.MultiDiscrete([3, 4], start=[1, -1]),
+    gymnasium.spaces.MultiBinary([2, 3]),
+    gymnasium.spaces.Dict(
+        {"b": gymnasium.spaces.Discrete(2), "a": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3)])}
+    ),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_spaces_come_back_equal_from_json(space):
+    back = space_from_plain(json.loads(json.dumps(space_to_plain(space))))
+    assert back == space
+    if isinstance(space, gymnasium.spaces.Dict):
+        assert list(back.spaces) == list(space.spaces)
+
+
+def test_a_folder_knows_its_spaces(tmp_path):
+    data = dataset(Pendulum)
+    data.save(tmp_path / "data")
+    back = Dataset.load(tmp_path / "data")
+    assert (back.observation_space, back.action_space) == (data.observation_space, data.action_space)
+    assert back.digest == data.digest
+    (tmp_path / "data" / "spaces.json").write_text('{"observation_space": {"kind": "Sphere"}, "action_space": {}}')
+    with pytest.raises(ValueError, match="does not say the spaces of a data set"):
+        Dataset.load(tmp_path / "data")
+
+
+def test_rows_that_are_no_elements_of_the_spaces_are_refused():
+    rows, space = dataset().transitions, CartPole(1).single_observation_space
+    for options, message in (
+        (
+            {"observation_space": Pendulum(1).single_observation_space},
+            r"`obs` must be elements of Box\(\[3\], float32\)",
+        ),
+        ({"action_space": gymnasium.spaces.Discrete(1)}, r"`actions` must be from 0 to 0, .* got 0 to 1"),
+        ({"action_space": Pendulum(1).single_action_space}, "`actions` must be elements of Box"),
+        ({"observation_space": gymnasium.spaces.Dict({"x": space})}, "needs `obs/x`; there are obs, actions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Dataset(rows, **options)
+
+
+# -- the command line
+
+
+def test_a_run_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    dataset().save("data")
+    small = ["--device", "cpu", "--batch-size", "8", "--updates-per-step", "2", "--progress", "none", "--no-tracking"]
+    words = ["train", "--dataset", "data", *small, "--max-steps", "2", "model_config.hidden_sizes=[8]"]
+    for name in CONFIGS:
+        assert (
+            main(
+                [*words, "--algorithm", name, "--eval-env", "CartPole", "--num-eval-envs", "2", "--steps-per-eval", "2"]
+            )
+            == 0
+        )
+        assert "evaluated   return" in capsys.readouterr().out
+    for wrong, message in (
+        (["train", "--algorithm", "bc", *small], "give `dataset`"),
+        (["train", "CartPole", "--dataset", "data", "--algorithm", "bc", *small], "give it as `eval_env`"),
+        (["train", "--dataset", "nowhere", "--algorithm", "bc", *small], "no data set in 'nowhere'"),
+        ([*words, "--algorithm", "bc", "--eval-env", "CartPol"], "no built-in environment 'CartPol'. Did you mean"),
+    ):
+        assert main(wrong) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1

@@ -1,0 +1,112 @@
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tests.algorithms.off_policy.test_offline import dataset
+
+from rl8x import NullTracker, Trainer, keys
+from rl8x.algorithms import BCConfig
+from rl8x.envs import CartPole, Pendulum
+from rl8x.policy import Policy
+from rl8x.replay.dataset import Dataset
+
+SMALL = {"seed": 1, "device": "cpu", "batch_size": 16, "execution": "eager", "model_config": {"hidden_sizes": [16]}}
+
+
+def build(data, **options):
+    return BCConfig(**{**SMALL, **options}).build(dataset=data)
+
+
+def features(policy, obs):
+    """The policy's features row by row, in NumPy, from the weights by name."""
+    weights = {name: value.detach().double().numpy() for name, value in policy.model.state_dict().items()}
+    hidden = np.maximum(weights["actor.0.weight"] @ obs.double().numpy() + weights["actor.0.bias"], 0)
+    return weights["policy_head.weight"] @ hidden + weights["policy_head.bias"]
+
+
+def log_density(x, mean, std):
+    return -0.5 * ((x - mean) / std) ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
+
+
+def plain_logp(policy, obs, action, kind):
+    found = features(policy, obs)
+    if kind == "categorical":
+        return found[action] - math.log(np.exp(found).sum())
+    u = np.arctanh(action / 2) if kind == "squashed_normal" else action  # the box is [-2, 2]
+    std = math.exp(found[1]) if kind == "squashed_normal" else math.exp(policy.distribution.log_std.item())
+    change = math.log(2 * (1 - math.tanh(u) ** 2)) if kind == "squashed_normal" else 0.0
+    return log_density(u, found[0], std) - change
+
+
+@pytest.mark.parametrize("kind", ["categorical", "normal", "squashed_normal"])
+def test_the_loss_is_the_mean_of_the_actions_negative_log_probabilities(kind):
+    data = dataset(CartPole if kind == "categorical" else Pendulum)
+    algorithm = build(data, distribution=kind)
+    with torch.no_grad():
+        algorithm.policy.model.policy_head.weight.mul_(50)
+    batch = algorithm.replay.gather(torch.arange(6))
+    expected = [
+        plain_logp(algorithm.policy, obs, action.item(), kind)
+        for obs, action in zip(batch[keys.OBS], batch[keys.ACTIONS], strict=True)
+    ]
+    numbers, _ = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    assert np.std(expected) > 0.05
+    assert numbers["losses/bc"].item() == pytest.approx(-np.mean(expected), rel=1e-4)
+
+
+def clones(policy, obs, actions, env):
+    rows = {"obs": obs, "actions": actions, "rewards": torch.zeros(len(obs)), "next_obs": obs}
+    flags = {"terminated": torch.zeros(len(obs)), "truncated": torch.ones(len(obs))}
+    data = Dataset.from_tensors(
+        rows | flags, observation_space=env.single_observation_space, action_space=env.single_action_space
+    )
+    algorithm = build(data, batch_size=128, lr=1e-2, lr_schedule=[[0, 1e-2], [600, 1e-3]], updates_per_step=200)
+    trainer = Trainer(algorithm, tracker=NullTracker())
+    for _ in range(5):
+        trainer.step()
+    return algorithm.policy
+
+
+def test_a_known_policy_is_recovered_by_its_probabilities():
+    env, generator = CartPole(1), torch.Generator().manual_seed(2)
+    obs = torch.randn(4000, 4, generator=generator)
+    wanted = torch.sigmoid(2 * obs[:, 0])  # of action 1
+    actions = (torch.rand(4000, generator=generator) < wanted).long()
+    policy = clones(None, obs, actions, env)
+    fresh = torch.randn(500, 4, generator=generator)
+    with torch.no_grad():
+        found = policy.predict(fresh[None], {}, torch.zeros(1, 500, dtype=torch.bool)).features[0].softmax(-1)[:, 1]
+    assert (found - torch.sigmoid(2 * fresh[:, 0])).abs().mean() < 0.06
+
+
+def test_a_known_gaussian_policy_is_recovered_by_mean_and_deviation():
+    env, generator = Pendulum(1), torch.Generator().manual_seed(2)
+    obs = torch.randn(4000, 3, generator=generator)
+    actions = 0.7 * obs[:, :1] + 0.2 * torch.randn(4000, 1, generator=generator)
+    policy = clones(None, obs, actions, env)
+    fresh = torch.randn(500, 3, generator=generator)
+    with torch.no_grad():
+        found = policy.predict(fresh[None], {}, torch.zeros(1, 500, dtype=torch.bool)).features[0, :, 0]
+    assert (found - 0.7 * fresh[:, 0]).abs().mean() < 0.07
+    assert policy.distribution.log_std.exp().item() == pytest.approx(0.2, rel=0.15)
+
+
+def test_actions_of_several_parts_are_cloned():
+    space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(3), "b": gymnasium.spaces.Box(-1, 1, (2,))})
+    generator, env = torch.Generator().manual_seed(1), CartPole(1)
+    parts = {"a": torch.randint(3, (60,), generator=generator), "b": torch.rand(60, 2, generator=generator)}
+    base = dataset(size=60).transitions
+    data = Dataset.from_tensors(
+        {**{name: base[name] for name in base if name != "actions"}, "actions": parts},
+        observation_space=env.single_observation_space,
+        action_space=space,
+    )
+    algorithm = build(data, updates_per_step=3)
+    batch = algorithm.replay.gather(torch.arange(20))
+    policy: Policy = algorithm.policy
+    both = {"a": batch["actions/a"][None], "b": batch["actions/b"][None]}
+    expected = -policy.evaluate(batch["obs"][None], both, {}, torch.zeros(1, 20, dtype=torch.bool)).logp.mean().item()
+    numbers, _ = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    assert numbers["losses/bc"].item() == pytest.approx(expected)

@@ -1,0 +1,166 @@
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.algorithms.off_policy.test_offline import dataset
+
+from rl8x import keys
+from rl8x.algorithms import IQLConfig
+from rl8x.algorithms.iql import expectile_loss
+from rl8x.algorithms.off_policy.learner import SHARE
+from rl8x.envs import CartPole, Pendulum
+from rl8x.replay.dataset import Dataset
+
+SMALL = {"seed": 1, "device": "cpu", "batch_size": 6, "execution": "eager", "critic_hidden_sizes": [8]}
+
+
+def build(data, **options):
+    return IQLConfig(**{**SMALL, "model_config": {"hidden_sizes": [8]}, **options}).build(dataset=data)
+
+
+def test_expectile_losses_by_hand():
+    errors = torch.tensor([2.0, -2.0, 0.0, 1.0, -3.0])
+    assert expectile_loss(errors, 0.7).tolist() == pytest.approx([0.7 * 4, 0.3 * 4, 0, 0.7, 0.3 * 9])
+    assert expectile_loss(errors, 0.5).tolist() == pytest.approx([2, 2, 0, 0.5, 4.5])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(0.05, 0.95))
+def test_the_loss_is_least_at_the_expectile(values, expectile):
+    samples = torch.tensor(values, dtype=torch.float64)
+    estimates = torch.linspace(-5, 5, 2001, dtype=torch.float64)
+    losses = expectile_loss(samples - estimates[:, None], expectile).mean(1)
+    m = estimates[losses.argmin()]
+    # At the expectile, what lies above weighs as much as what lies below.
+    above = expectile * (samples - m).clamp(min=0).sum()
+    below = (1 - expectile) * (m - samples).clamp(min=0).sum()
+    assert abs(above - below) < 0.006 * len(values)
+
+
+def perceptron(weights, x, *layers):
+    for i, (weight, bias) in enumerate(layers):
+        x = weights[weight] @ x + weights[bias]
+        x = np.maximum(x, 0) if i < len(layers) - 1 else x
+    return x
+
+
+def plain(tensor):
+    return tensor.detach().double().numpy().copy()
+
+
+class Plain:
+    """Networks row by row, in NumPy, from the weights by name, as they are now."""
+
+    def __init__(self, algorithm):
+        self.discrete = isinstance(algorithm.action_space, gymnasium.spaces.Discrete)
+        self.model = {name: plain(each) for name, each in algorithm.policy.model.state_dict().items()}
+        if not self.discrete:
+            self.std = algorithm.policy.distribution.log_std.exp().item()
+        followed, vector = algorithm.nets.targets["target"]
+        optimizer = algorithm.nets.trained[followed].optimizer
+        self.critics = [
+            dict(zip(optimizer.names, map(plain, optimizer.split(each)), strict=True))
+            for each in (optimizer.weights, vector)
+        ]
+
+    def value(self, obs):
+        names = [("critic.0.weight", "critic.0.bias"), ("value_head.weight", "value_head.bias")]
+        return perceptron(self.model, obs, *names)[0]
+
+    def logp(self, obs, action):
+        names = [("actor.0.weight", "actor.0.bias"), ("policy_head.weight", "policy_head.bias")]
+        found = perceptron(self.model, obs, *names)
+        if self.discrete:
+            return found[action] - math.log(np.exp(found).sum())
+        return -0.5 * ((action - found[0]) / self.std) ** 2 - math.log(self.std) - 0.5 * math.log(2 * math.pi)
+
+    def q(self, i, obs, action, *, target):
+        weights = self.critics[target]
+        x = obs if self.discrete else np.append(obs, action)
+        hidden = np.maximum(x @ weights["hidden.0.weight"][i] + weights["hidden.0.bias"][i, 0], 0)
+        values = hidden @ weights["head.weight"][i] + weights["head.bias"][i, 0]
+        return values[action if self.discrete else 0]
+
+
+@pytest.mark.parametrize("env_class", [CartPole, Pendulum])
+@pytest.mark.parametrize("temperature", [3.0, 200.0])
+def test_the_losses_are_those_of_the_papers_row_by_row(env_class, temperature):
+    algorithm = build(dataset(env_class), temperature=temperature, lr=1e-9, expectile=0.8)
+    generator = torch.Generator().manual_seed(8)
+    for net in algorithm.nets.trained.values():
+        for view in net.optimizer.views:
+            view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
+    batch = algorithm.replay.gather(torch.tensor([0, 3, 9, 19, 25, 70])) | {SHARE: torch.tensor(0.25)}
+    nets = Plain(algorithm)
+    policy, value, q = [], [], []
+    weights = []
+    for i in range(6):
+        obs, after = (batch[key][i].double().numpy() for key in (keys.OBS, keys.NEXT_OBS))
+        action = batch[keys.ACTIONS][i].item()
+        advantage = min(nets.q(j, obs, action, target=True) for j in (0, 1)) - nets.value(obs)
+        weights.append(min(math.exp(min(temperature * advantage, 700)), 100.0))
+        policy.append(-weights[-1] * nets.logp(obs, action))
+        value.append((0.8 if advantage > 0 else 0.2) * advantage**2)
+        goal = batch[keys.RETURNS][i].item() + batch[keys.DISCOUNTS][i].item() * nets.value(after)
+        q.append(sum((nets.q(j, obs, action, target=False) - goal) ** 2 for j in (0, 1)))
+    assert batch[keys.DISCOUNTS].tolist() == pytest.approx([0.99, 0.99, 0.0, 0.99, 0.99, 0.99])
+    assert (100.0 in weights) == (temperature == 200.0)
+    numbers, errors = algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    assert errors is None
+    assert numbers["losses/policy"].item() == pytest.approx(np.mean(policy), rel=1e-4)
+    assert numbers["losses/value"].item() == pytest.approx(np.mean(value), rel=1e-4)
+    assert numbers["losses/q"].item() == pytest.approx(np.mean(q), rel=1e-4)
+    assert numbers["monitors/weight"].item() == pytest.approx(np.mean(weights), rel=1e-4)
+    moved = Plain(algorithm).critics
+    for name in moved[0]:
+        np.testing.assert_allclose(moved[1][name], 0.75 * nets.critics[1][name] + 0.25 * moved[0][name], atol=1e-6)
+
+
+def bandit(rewards, counts):
+    """A data set of one observation and steps that end: each action with its reward, so many times."""
+    actions = torch.cat([torch.full((count,), action) for action, count in enumerate(counts)])
+    obs = torch.zeros(len(actions), 4)
+    env = CartPole(1)
+    return Dataset.from_tensors(
+        {
+            "obs": obs,
+            "actions": actions,
+            "rewards": torch.tensor(rewards)[actions],
+            "terminated": torch.ones(len(actions)),
+            "truncated": torch.zeros(len(actions)),
+            "next_obs": obs,
+        },
+        observation_space=env.single_observation_space,
+        action_space=env.single_action_space,
+    )
+
+
+def test_it_prefers_the_better_action_though_it_is_rare_and_by_how_much_the_temperature_says():
+    data = bandit([0.0, 1.0], [90, 10])
+    options = {"batch_size": 64, "lr": 3e-3, "tau": 0.05, "expectile": 0.7, "temperature": 3.0}
+    algorithm = build(data, updates_per_step=1500, execution="eager", **options)
+    algorithm.step()
+    starts = torch.zeros(1, 1, dtype=torch.bool)
+    with torch.no_grad():
+        found = algorithm.policy.predict(torch.zeros(1, 1, 4), {}, starts)
+    # V = v with 0.7 * 0.1 * (1 - v) = 0.3 * 0.9 * v; pi(a) is proportional to data(a) exp(3 (r(a) - v)).
+    v = 0.07 / (0.07 + 0.27)
+    odds = 0.1 / 0.9 * math.exp(3.0)
+    assert found.values.item() == pytest.approx(v, abs=0.05)
+    assert found.features[0, 0].softmax(-1)[1].item() == pytest.approx(odds / (1 + odds), abs=0.06)
+
+
+def test_other_action_spaces_are_refused():
+    rows = dataset().transitions
+    env = CartPole(1)
+    data = Dataset(
+        {**rows, "actions": rows["actions"].unsqueeze(1)},
+        observation_space=env.single_observation_space,
+        action_space=gymnasium.spaces.MultiBinary(1),
+    )
+    with pytest.raises(ValueError, match=r"IQL needs a Box or Discrete action space; got MultiBinary.* Use BC"):
+        build(data)
