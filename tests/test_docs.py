@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 from rl8x import keys
-from rl8x.algorithms import DQNConfig, OnlineConfig, PPOConfig, PQNConfig
+from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, OnlineConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.checkpoint import Checkpoints
 
 DOCS = Path(__file__).parents[1] / "docs"
-SECTIONS = {"PPO": PPOConfig, "PQN": PQNConfig, "DQN": DQNConfig}
+SECTIONS = {
+    "PPO": PPOConfig,
+    "PQN": PQNConfig,
+    "DQN": DQNConfig,
+    "SAC": SACConfig,
+    "TD3": TD3Config,
+    "BC": BCConfig,
+    "IQL": IQLConfig,
+}
 
 PARAMS = """
 max_epochs epoch_num_steps test_collector test_step_num_episodes training_fn test_fn stop_fn compute_score_fn

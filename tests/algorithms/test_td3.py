@@ -496,7 +496,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_the_preset_has_the_papers_values():
     config = FastTD3Config()
-    assert config.updates_per_step == 2
+    assert config.updates_per_collect == 2
     assert (config.num_envs, config.batch_size, config.buffer_size) == (1024, 32768, 1024 * 10240)
     assert (config.gamma, config.tau, config.lr, config.policy_delay, config.target_interval) == (0.97, 0.1, 3e-4, 2, 1)
     assert (config.exploration_noise_min, config.exploration_noise) == (0.001, 0.4)

@@ -31,7 +31,7 @@ from rl8x.algorithms.off_policy.nets import Net, Nets
 from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, block_size
 from rl8x.algorithms.optimizer import make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
-from rl8x.envs import Env
+from rl8x.envs import Env, validate
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
@@ -91,6 +91,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.observation_space, self.action_space = self.find_spaces()
         self.metrics = (*self.numbers, *self.metrics)
         self.check_spaces()
+        if env is not None:
+            validate(env)  # before networks are made for it
         self.generator = self._generator("minibatches")
         self._make_networks()
         if config.precision == "bf16":

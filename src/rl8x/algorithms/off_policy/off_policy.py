@@ -27,7 +27,7 @@ from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.online import OnlineAlgorithm, ResetSchedule
-from rl8x.envs import Env, validate
+from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.policy import Act
 from rl8x.replay.nstep import NStep
@@ -79,8 +79,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.updates_owed = Fraction(0)
 
     def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-        """Return those of one copy of the environment, which is tried before networks are made for it."""
-        validate(self.env)
+        """Return those of one copy of the environment."""
         return self.env.single_observation_space, self.env.single_action_space
 
     def explore(self, *, warms_up: bool) -> dict[str, Number]:
