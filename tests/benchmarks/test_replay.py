@@ -22,7 +22,7 @@ def test_a_job_comes_back_with_its_work():
 def test_the_config_is_the_works():
     config = make_config(Job(work=REPLAY_WORKS["dqn-256"], execution="compile", threads=1))
     assert isinstance(config, DQNConfig)
-    assert config.updates_per_step == REPLAY_WORKS["dqn-256"].updates_per_block == 32
+    assert config.updates_per_collect == REPLAY_WORKS["dqn-256"].updates_per_block == 32
     assert (config.double, config.model_config, config.execution) == (False, {"hidden_sizes": [256, 256]}, "compile")
     config = make_config(Job(work=WORKS["small"]))
     assert isinstance(config, PPOConfig)

@@ -20,7 +20,7 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor
-from rl8x.algorithms.off_policy.config import OffPolicyConfig
+from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.critics import Critics, expectation, project
 from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
@@ -42,33 +42,17 @@ SCALE: Final = "return_scale"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SACConfig(OffPolicyConfig):
+class SACConfig(ActorCriticConfig):
     """Hyperparameters of SAC."""
 
     distribution_config: dict[str, Any] = option(
         {}, "Keyword arguments of the squashed normal distribution, such as initial_std; none for discrete actions."
     )
-    num_critics: int = option(2, "Critics, of which targets and policy take the smallest value.", low=1)
-    critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
-    critic_layer_norm: bool = option(
-        False, "Whether the outputs of the critics' hidden layers are normalised before their activations."
-    )
-    num_atoms: int = option(
-        1,
-        "Atoms of the categorical distribution that a critic gives for the return, from v_min to v_max; 1: its mean "
-        "alone. For continuous actions.",
-        low=1,
-    )
-    v_min: float = option(-5.0, "The lowest atom.")
-    v_max: float = option(5.0, "The highest atom.")
     return_bound: float | None = option(
         None,
         "Rewards are divided in updates so that discounted returns lie within plus and minus this, and atoms from -5 "
         "to 5 fit any task. None leaves them as they are.",
         above=0.0,
-    )
-    policy_delay: int = option(
-        1, "Updates of the critics from one update of policy and temperature to the next.", low=1
     )
     alpha: float | None = option(None, "Temperature: the weight of the entropy. None learns it.", low=0.0)
     initial_alpha: float = option(1.0, "What a learned temperature starts from.", above=0.0)
@@ -80,12 +64,6 @@ class SACConfig(OffPolicyConfig):
     target_entropy_frac: float = option(
         0.98, "Share of the largest entropy that is the target for discrete actions.", low=0.0, high=1.0
     )
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
-        super().__post_init__()
-        if not self.v_min < self.v_max:
-            raise ValueError(f"`v_min` must be less than `v_max`; got {self.v_min} and {self.v_max}.")
 
 
 class Temperature(nn.Module):

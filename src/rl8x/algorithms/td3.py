@@ -19,7 +19,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor
-from rl8x.algorithms.off_policy.config import OffPolicyConfig
+from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.critics import Critics, expectation, project
 from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
@@ -39,10 +39,9 @@ NEXT_ACTIONS: Final = "next_actions"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Config(OffPolicyConfig, defaults={"target_interval": 2}):
+class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay": 2}):
     """Hyperparameters of TD3. Noise is in units of half the range of an action, so that 1 reaches from 0 to a bound."""
 
-    policy_delay: int = option(2, "Updates of the critics for each of the policy.", low=1)
     exploration_noise: float = option(
         0.1, "Standard deviation of the noise on collected actions, in half ranges.", above=0.0
     )
@@ -56,19 +55,6 @@ class TD3Config(OffPolicyConfig, defaults={"target_interval": 2}):
         0.2, "Standard deviation of the noise on the target policy's actions, in half ranges.", low=0.0
     )
     target_noise_clip: float = option(0.5, "Where that noise is clipped, in half ranges.", low=0.0)
-    num_critics: int = option(2, "Critics; the smallest of their values makes a target.", low=1)
-    critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
-    critic_layer_norm: bool = option(
-        False, "Whether the outputs of the critics' hidden layers are normalised before their activations."
-    )
-    num_atoms: int = option(
-        1,
-        "Atoms of the categorical distribution that a critic gives for the return, from v_min to v_max; 1: its mean "
-        "alone.",
-        low=1,
-    )
-    v_min: float = option(-5.0, "The lowest atom.")
-    v_max: float = option(5.0, "The highest atom.")
     actor_bc_coeff: float | None = option(
         None,
         "Weight, in the policy's loss, of squared distances to the actions of the data, in half ranges and summed over "
@@ -82,12 +68,6 @@ class TD3Config(OffPolicyConfig, defaults={"target_interval": 2}):
         "beta_2); needs a data set.",
         low=0.0,
     )
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
-        super().__post_init__()
-        if not self.v_min < self.v_max:
-            raise ValueError(f"`v_min` must be less than `v_max`; got {self.v_min} and {self.v_max}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

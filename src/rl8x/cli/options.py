@@ -18,7 +18,7 @@ import click
 
 from rl8x.algorithms import AlgorithmConfig, OffPolicyConfig, OnlineConfig
 from rl8x.algorithms.hyperparameters import kind_of
-from rl8x.algorithms.off_policy.config import LearnerConfig, ValueConfig
+from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, ValueConfig
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
@@ -37,6 +37,7 @@ _OWNERS: Final[dict[type, str]] = {
     LearnerConfig: "Every algorithm that learns from stored transitions",
     ValueConfig: "Every algorithm that learns values from them",
     OffPolicyConfig: "Every algorithm with a replay",
+    ActorCriticConfig: "Every algorithm with a policy and critics",
 }
 
 

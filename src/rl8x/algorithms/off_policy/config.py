@@ -226,3 +226,29 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     def replay_bytes(self, observation: Space, action: Space) -> int:
         """Return the memory that a full replay takes, for the spaces of one copy."""
         return self.buffer_size * row_bytes(observation, action)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorCriticConfig(OffPolicyConfig):
+    """Hyperparameters of every algorithm that trains a policy by critics, Q(s, a), from a replay."""
+
+    policy_delay: int = option(1, "Updates of the critics for each of the policy, and of what goes with it.", low=1)
+    num_critics: int = option(2, "Critics, of which the smallest value counts.", low=1)
+    critic_hidden_sizes: list[int] | None = option(None, "Widths of the critics' hidden layers. None: [256, 256].")
+    critic_layer_norm: bool = option(
+        False, "Whether the outputs of the critics' hidden layers are normalised before their activations."
+    )
+    num_atoms: int = option(
+        1,
+        "Atoms of the categorical distribution that a critic gives for the return, from v_min to v_max; 1: its mean "
+        "alone. For continuous actions.",
+        low=1,
+    )
+    v_min: float = option(-5.0, "The lowest atom.")
+    v_max: float = option(5.0, "The highest atom.")
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        if not self.v_min < self.v_max:
+            raise ValueError(f"`v_min` must be less than `v_max`; got {self.v_min} and {self.v_max}.")
