@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # glibc unmaps blocks over 32 MB when they are freed, and the next ones page-fault again; with these it keeps them.
@@ -101,18 +101,36 @@ class Work:
         return {**dataclasses.asdict(self), "flops": self.flops, "activations": self.activations}
 
 
+class Products:
+    """The matrix products of a perceptron on a batch, `[m, k] x [k, n]` as (m, k, n), for each layer from the first.
+
+    Attributes:
+        forward: Of the outputs.
+        by_weights: Of the gradients of the weights.
+        by_inputs: Of the gradients of what goes into each layer.
+    """
+
+    def __init__(self, batch_size: int, widths: Sequence[int]) -> None:
+        layers = list(itertools.pairwise(widths))
+        self.forward = [(batch_size, inputs, outputs) for inputs, outputs in layers]
+        self.by_weights = [(outputs, batch_size, inputs) for inputs, outputs in layers]
+        self.by_inputs = [(batch_size, outputs, inputs) for inputs, outputs in layers]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayWork:
     """What an iteration of an algorithm with a replay does, the same for every library.
 
     Attributes:
-        algorithm: `"dqn"`, without the options of later papers.
+        algorithm: `"dqn"`, without the options of later papers, or `"sac"`, with two critics and a learned temperature.
         env: As `Work` has it.
         num_envs: Copies of the environment.
         horizon: Steps of each copy before the updates that are due for them.
         hidden: Width of the two hidden layers of each network.
         batch_size: Transitions of an update.
         updates_per_sample: Updates for each transition.
+        max_grad_norm: DQN's largest norm of a gradient; SAC clips none.
+        tau: Share of the way that SAC's targets go in each update.
         blocks: Times that an iteration collects and updates.
         iterations: Iterations that are timed, at least.
     """
@@ -130,6 +148,7 @@ class ReplayWork:
     buffer_size: int = 100_000
     warmup_steps: int = 1024
     updates_per_target: int = 250
+    tau: float = 0.005
     epsilon: float = 0.05
     blocks: int = 32
     iterations: int = 8
@@ -148,15 +167,19 @@ class ReplayWork:
     def products(self) -> list[tuple[int, int, int]]:
         """The matrix products of one update, `[m, k] x [k, n]` as (m, k, n).
 
-        A network goes forward on a batch; its gradient is a product for each layer's weight and, but for the first
-        layer, one for what went into it. The target network goes forward once.
+        DQN's network goes forward and back on a batch, the target network forward once. SAC's targets take the policy
+        and both target critics forward; both critics go forward and back for their loss, and for the policy's forward
+        and back again, now for the gradient of the actions and not of the weights.
         """
-        widths = [OBSERVATIONS[self.env], self.hidden, self.hidden, OUTPUTS[self.env]]
-        layers = list(itertools.pairwise(widths))
-        forward = [(self.batch_size, inputs, outputs) for inputs, outputs in layers]
-        by_weights = [(outputs, self.batch_size, inputs) for inputs, outputs in layers]
-        by_inputs = [(self.batch_size, outputs, inputs) for inputs, outputs in layers[1:]]
-        return 2 * forward + by_weights + by_inputs
+        d, h, a = OBSERVATIONS[self.env], self.hidden, OUTPUTS[self.env]
+        if self.algorithm == "dqn":
+            network = Products(self.batch_size, (d, h, h, a))
+            return 2 * network.forward + network.by_weights + network.by_inputs[1:]
+        policy, critic = Products(self.batch_size, (d, h, h, 2 * a)), Products(self.batch_size, (d + a, h, h, 1))
+        targets = policy.forward + 2 * critic.forward
+        of_critics = 2 * (critic.forward + critic.by_weights + critic.by_inputs[1:])
+        of_policy = policy.forward + policy.by_weights + policy.by_inputs[1:] + 2 * (critic.forward + critic.by_inputs)
+        return targets + of_critics + of_policy
 
     def described(self) -> dict[str, Any]:
         """Return the fields and what is computed of them, for the result."""
@@ -164,16 +187,28 @@ class ReplayWork:
 
 
 REPLAY_WORKS = {
-    f"dqn-{hidden}": ReplayWork(
-        algorithm="dqn",
-        env="cartpole",
-        num_envs=64,
-        horizon=2,
-        hidden=hidden,
-        batch_size=64,
-        updates_per_sample=0.25,
-    )
-    for hidden in (64, 256)
+    **{
+        f"dqn-{hidden}": ReplayWork(
+            algorithm="dqn",
+            env="cartpole",
+            num_envs=64,
+            horizon=2,
+            hidden=hidden,
+            batch_size=64,
+            updates_per_sample=0.25,
+        )
+        for hidden in (64, 256)
+    },
+    "sac-256": ReplayWork(
+        algorithm="sac",
+        env="pendulum",
+        num_envs=16,
+        horizon=4,
+        hidden=256,
+        batch_size=256,
+        updates_per_sample=1.0,
+        blocks=2,
+    ),
 }
 
 WORKS = {

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from benchmarks.learning_envs import Catch, MaskedCartPole, Traps
-from rl8x.algorithms import DQNConfig, OnlineConfig, PPOConfig, PQNConfig
+from rl8x.algorithms import DQNConfig, OnlineConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
 from rl8x.envs import Acrobot, AlgoTrading, CartPole, Env, GymnasiumEnv, Pendulum
 
 
@@ -93,6 +93,17 @@ MUJOCO = {
     "model_config": {**SMALL, "activation": "tanh"},
     "distribution_config": {"initial_std": 0.6},
 }
+# Of SAC and TD3: an update for each transition, after every 32.
+SWINGS = {
+    "num_envs": 16,
+    "horizon": 2,
+    "batch_size": 256,
+    "warmup_steps": 1_000,
+    "gamma": 0.98,
+    "tau": 0.01,
+    "max_grad_norm": None,
+    "model_config": {"hidden_sizes": [256, 256]},
+}
 TRADING = {
     "num_envs": 256,
     "horizon": 32,
@@ -162,6 +173,26 @@ TASKS = {
             "model_config": SMALL,
             "distribution_config": {"initial_std": 2.0},
         },
+    ),
+    "pendulum-sac": Task(
+        env=Pendulum,
+        algorithm=SACConfig,
+        transitions=12_000,
+        lr=2e-3,
+        bound=-200.0,
+        first_within=10_000,
+        steps_per_eval=16,
+        config=SWINGS,
+    ),
+    "pendulum-td3": Task(
+        env=Pendulum,
+        algorithm=TD3Config,
+        transitions=12_000,
+        lr=2e-3,
+        bound=-200.0,
+        first_within=10_000,
+        steps_per_eval=16,
+        config=SWINGS,
     ),
     "acrobot": Task(
         env=Acrobot,
@@ -273,6 +304,24 @@ TASKS = {
     ),
     "half-cheetah": Task(
         env="HalfCheetah-v5", transitions=1_000_000, lr=6e-4, bound=3000.0, config=MUJOCO, seeds=3, episodes=64
+    ),
+    "half-cheetah-sac": Task(
+        env="HalfCheetah-v5",
+        algorithm=SACConfig,
+        transitions=300_000,
+        lr=6e-4,
+        bound=5000.0,
+        config={
+            "num_envs": 4,
+            "horizon": 4,
+            "batch_size": 256,
+            "updates_per_sample": 1.0,
+            "warmup_steps": 5_000,
+            "max_grad_norm": None,
+            "model_config": {"hidden_sizes": [256, 256]},
+        },
+        seeds=1,
+        episodes=64,
     ),
     "hopper": Task(env="Hopper-v5", transitions=1_000_000, lr=6e-4, bound=1800.0, config=MUJOCO, seeds=3, episodes=64),
 }

@@ -59,6 +59,9 @@ PEERS = {
         requirements=(TORCH, "stable-baselines3==2.9.2"),
         variants=AS_IT_COMES,
     ),
+    "tianshou": Peer(
+        module="tianshou", title="Tianshou", requirements=(TORCH, "tianshou==2.0.1"), variants=AS_IT_COMES
+    ),
     "rejax": Peer(module="rejax", title="rejax (JAX)", requirements=("rejax==0.1.3",), variants=AS_IT_COMES),
 }
 

@@ -6,7 +6,7 @@
 
 Every measurement is a fresh process, and the libraries take turns within a pass. Beside them stands how often a second
 the matrix products of an update could be done if there were nothing else. `untracked` leaves MLflow out, to which rl8x
-gives a row after each block of updates; the other library writes one a few episodes.
+gives a row after each block of updates; the other libraries write one a few episodes, or none.
 """
 
 from __future__ import annotations
@@ -34,9 +34,21 @@ UNTRACKED = "untracked"
 VARIANTS: dict[str, Mapping[str, Mapping[str, Any]]] = {
     "rl8x": {**OWN_MODES, f"compile fp32 {UNTRACKED}": {"execution": "compile", "tracks": False}},
     "sb3": {"as it comes": {}},
+    "tianshou": {"as it comes": {}},
 }
-# How many times as many transitions a second as Stable-Baselines3 rl8x is to make, in its fastest mode in float32.
-GOALS = {"dqn-64": 11.0, "dqn-256": 3.5}
+# The libraries beside which a work is measured: Tianshou's file has its SAC alone.
+BESIDE = {"dqn": ("rl8x", "sb3"), "sac": ("rl8x", "sb3", "tianshou")}
+# How many times as many transitions a second as another library a variant of rl8x is to make.
+GOALS = {
+    "dqn-64": (("compile fp32", "sb3", 11.0),),
+    "dqn-256": (("compile fp32", "sb3", 3.5),),
+    "sac-256": (
+        ("eager fp32", "sb3", 1.4),
+        ("compile fp32", "sb3", 3.0),
+        ("compile bf16", "sb3", 4.0),
+        ("compile fp32", "tianshou", 3.0),
+    ),
+}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -76,7 +88,7 @@ def measure(args: argparse.Namespace) -> Row:
     }
     for index in range(args.passes):
         for name, work in works.items():
-            for peer, variant, fields in cells(args):
+            for peer, variant, fields in cells(args, work.algorithm):
                 timed = {"warmup_s": 0.0, "timed_s": 0.0} if args.quick else {}
                 job = Job(work=work, threads=args.threads, seed=index, **timed, **fields)
                 row = {"work": name, "peer": peer, "variant": variant, **run(PEERS[peer], job, {}, args.timeout)}
@@ -87,9 +99,9 @@ def measure(args: argparse.Namespace) -> Row:
     return result
 
 
-def cells(args: argparse.Namespace) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Go through the libraries and their variants."""
-    for peer in args.peers:
+def cells(args: argparse.Namespace, algorithm: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Go through the libraries that are measured with an algorithm, and their variants."""
+    for peer in (peer for peer in args.peers if peer in BESIDE[algorithm]):
         for variant, fields in VARIANTS[peer].items():
             if args.variants is None or variant in args.variants:
                 yield peer, variant, fields
@@ -114,8 +126,8 @@ def render(result: Row) -> str:
         parts.append("**A quick run: tiny sizes, the rates mean nothing.**")
     for name in names(result["rows"], "work"):
         parts += [f"### {name}", work_table(result, name)]
-        if (goal := ratio(result, name)) is not None and not settings["quick"]:
-            parts.append(f"{goal:.1f} times Stable-Baselines3's; wanted: {GOALS[name]:g}.")
+        if not settings["quick"]:
+            parts.append(goals_table(result, name))
     return "\n\n".join(parts) + "\n"
 
 
@@ -137,16 +149,16 @@ def work_table(result: Row, name: str) -> str:
     return table(["library", "variant", "env steps/s", "range", "updates/s", "of the products' rate"], lines)
 
 
-def ratio(result: Row, name: str) -> float | None:
-    """Return how many times as many transitions a second rl8x made as Stable-Baselines3; None without either."""
-    counted = [row for row in result["rows"] if precision_of(row["variant"]) == "fp32" and row["work"] == name]
-    medians: dict[tuple[str, str], float] = {}
-    for peer, variant in {(row["peer"], row["variant"]): None for row in counted}:
-        rates = select(counted, "transitions_per_s", peer=peer, variant=variant)
-        if rates and not variant.endswith(UNTRACKED):
-            medians[peer, variant] = statistics.median(rates)
-    best = {peer: max((rate for key, rate in medians.items() if key[0] == peer), default=None) for peer in VARIANTS}
-    return None if None in best.values() else best["rl8x"] / best["sb3"]
+def goals_table(result: Row, name: str) -> str:
+    """Return how many times as many transitions a second rl8x made as other libraries, beside what is wanted."""
+    rows, lines = [row for row in result["rows"] if row["work"] == name], []
+    for variant, peer, goal in GOALS[name]:
+        own = select(rows, "transitions_per_s", peer="rl8x", variant=variant)
+        other = select(rows, "transitions_per_s", peer=peer)
+        if own and other:
+            ratio = statistics.median(own) / statistics.median(other)
+            lines.append([variant, PEERS[peer].title, f"{ratio:.1f}", f"{goal:g}"])
+    return table(["rl8x", "beside", "times", "wanted"], lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -12,16 +12,12 @@ import numpy as np
 import torch
 
 from benchmarks.common import Job, Recorder, ReplayWork, Work, main
-from rl8x.algorithms import DQNConfig, OffPolicyConfig, OnlineConfig, PPOConfig
+from rl8x.algorithms import DQNConfig, OffPolicyConfig, OnlineConfig, PPOConfig, SACConfig
 from rl8x.envs import CartPole, Pendulum
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
 
 ENVS = {"cartpole": CartPole, "pendulum": Pendulum}
-# By the name of a work's algorithm: the config, and what is its own in it.
-REPLAY: dict[str, tuple[type[OffPolicyConfig], dict[str, Any]]] = {
-    "dqn": (DQNConfig, {"double": False, "huber_delta": 1.0}),
-}
 
 
 def make_config(job: Job) -> OnlineConfig:
@@ -39,14 +35,13 @@ def make_config(job: Job) -> OnlineConfig:
         elif value != default:
             raise SystemExit(f"unsupported: {name}={value}")
     if isinstance(work, ReplayWork):
-        config, own = REPLAY[work.algorithm]
-        return config(**replay_settings(work), **own, **shared)
+        return replay_config(work, shared)
     return PPOConfig(**settings(work), **shared)
 
 
-def replay_settings(work: ReplayWork) -> dict[str, Any]:
-    """Return what a config with a replay has of a work."""
-    return {
+def replay_config(work: ReplayWork, shared: dict[str, Any]) -> OffPolicyConfig:
+    """Return the hyperparameters of a work with a replay."""
+    fields: dict[str, Any] = {
         "num_envs": work.num_envs,
         "horizon": work.horizon,
         "model_config": {"hidden_sizes": [work.hidden, work.hidden]},
@@ -54,12 +49,21 @@ def replay_settings(work: ReplayWork) -> dict[str, Any]:
         "updates_per_sample": work.updates_per_sample,
         "buffer_size": work.buffer_size,
         "warmup_steps": work.warmup_steps,
-        "target_interval": work.updates_per_target,
-        "epsilon": work.epsilon,
         "gamma": work.gamma,
         "lr": work.lr,
-        "max_grad_norm": work.max_grad_norm,
+        **shared,
     }
+    if work.algorithm == "sac":
+        widths = [work.hidden, work.hidden]
+        return SACConfig(**fields, tau=work.tau, critic_hidden_sizes=widths, max_grad_norm=None)
+    return DQNConfig(
+        **fields,
+        target_interval=work.updates_per_target,
+        epsilon=work.epsilon,
+        max_grad_norm=work.max_grad_norm,
+        double=False,
+        huber_delta=1.0,
+    )
 
 
 def settings(work: Work) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: its PPO and DQN on a numpy vector environment, logging to a CSV file."""
+"""Stable-Baselines3: its PPO, DQN and SAC on a numpy vector environment, logging to a CSV file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import DQN, PPO
+from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
@@ -144,13 +144,32 @@ def dqn(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
     )
 
 
+def sac(job: Job, work: ReplayWork, env: VecEnv) -> BaseAlgorithm:
+    """Make the `SAC` of a work."""
+    return SAC(
+        "MlpPolicy",
+        env,
+        learning_rate=work.lr,
+        buffer_size=work.buffer_size,
+        learning_starts=work.warmup_steps,
+        batch_size=work.batch_size,
+        gamma=work.gamma,
+        tau=work.tau,
+        train_freq=work.horizon,
+        gradient_steps=work.updates_per_block,
+        policy_kwargs={"net_arch": [work.hidden, work.hidden], "activation_fn": torch.nn.ReLU},
+        seed=job.seed,
+        device=job.device,
+    )
+
+
 def train(job: Job, recorder: Recorder) -> None:
     """Train with `learn`."""
     work = job.work
     torch.set_num_threads(job.threads)
     env: VecEnv = Adapter(work.env, work.num_envs, job.seed)
     if isinstance(work, ReplayWork):
-        model, rollouts = {"dqn": dqn}[work.algorithm](job, work, env), work.blocks
+        model, rollouts = {"dqn": dqn, "sac": sac}[work.algorithm](job, work, env), work.blocks
     else:
         if work.normalize_rewards:
             env = VecNormalize(env, norm_obs=False, clip_reward=np.inf, gamma=work.gamma)

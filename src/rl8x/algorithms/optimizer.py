@@ -89,7 +89,7 @@ class Adam(Rule):
         first, second, first_total, second_total = self._advance(weights, gradient, moments, lr)
         unbias = second_total.sqrt()
         root = second.sqrt().add_(self.eps * unbias)
-        weights.sub_(first / root * (lr * unbias / first_total))
+        weights.sub_((first / root).mul_(lr * unbias / first_total))
 
     def _advance(
         self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor
@@ -257,8 +257,10 @@ class FlatWeights:
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return a vector's parts in the shapes of the weights, as views."""
-        parts = torch.split(vector, self.sizes)
-        return [part[: view.numel()].view(view.shape) for part, view in zip(parts, self.views, strict=True)]
+        parts = zip(torch.split(vector, self.sizes), self.views, strict=True)
+        # A slice of all of a part would have a gradient of its own, which is filled with 0 and copied into.
+        whole = (part if len(part) == view.numel() else part[: view.numel()] for part, view in parts)
+        return [part.view(view.shape) for part, view in zip(whole, self.views, strict=True)]
 
     @torch.no_grad()
     def joined(self, parts: Iterable[Tensor]) -> Tensor:
