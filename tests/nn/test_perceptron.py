@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
 import pytest
 import torch
+from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.probes import described
@@ -12,20 +14,22 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rl8x.algorithms.off_policy.critics import Critics
 from rl8x.execution import matmul as products
 from rl8x.execution.lowering import fused
 from rl8x.nn import MLP, perceptron
+from rl8x.nn.stacks import LinearStack
 
 
 def both_ways(module, x, *, create_graph=False):
     """Differentiate the same function of a module's result by `perceptron` and by autograd through its layers."""
     found = []
-    for layers in (perceptron.trained_layers(module, x), None):
+    for layers in (perceptron.plain_layers(module, x), None):
         result = perceptron.perceptron(x, layers) if layers else nn.Sequential.forward(module, x)
         inputs = [tensor for tensor in (x, *module.parameters()) if tensor.requires_grad]
         weighted = (result * torch.linspace(-1.0, 1.0, result.numel()).view_as(result)).square().sum()
         found.append((result, torch.autograd.grad(weighted, inputs, create_graph=create_graph)))
-    assert perceptron.trained_layers(module, x)
+    assert perceptron.plain_layers(module, x)
     return found
 
 
@@ -50,10 +54,38 @@ def test_results_and_gradients_are_those_of_autograd(sizes, activation, activate
     torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_can_be_differentiated_again():
+def stack(*sizes, size=3, activation=nn.Tanh):
+    """Perceptrons side by side, with biases that differ."""
+    layers = [LinearStack(size, *ends, 1.5) for ends in itertools.pairwise(sizes)]
+    for layer in layers:
+        nn.init.normal_(layer.bias)
+    return nn.Sequential(*(each for layer in layers for each in (layer, activation())))
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("trained", ["all", "weights", "input", "second layer"])
+def test_a_stack_has_the_results_and_gradients_of_autograd(activation, trained):
     torch.manual_seed(0)
-    mlp = MLP([3, 8, 8, 2], activation="tanh")
-    x = torch.randn(5, 3, requires_grad=True)
+    module, rows = stack(4, 8, 6, 2, activation=activation), torch.randn(5, 4)
+    for i, weight in enumerate(module.parameters()):
+        weight.requires_grad_(trained in ("all", "weights") or (trained == "second layer" and i in (2, 3)))
+    x = rows.expand(3, 5, 4).requires_grad_(trained in ("all", "input"))
+    (ours, gradients), (autograds, expected) = both_ways(module, x)
+    torch.testing.assert_close(ours, autograds)
+    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
+    for i in range(3):  # each is a perceptron by itself
+        alone = rows
+        for linear, function in zip(module[::2], module[1::2], strict=True):
+            alone = function(alone @ linear.weight[i] + linear.bias[i])
+        torch.testing.assert_close(ours[i], alone)
+
+
+@pytest.mark.parametrize("make", [lambda: MLP([3, 8, 8, 2], activation="tanh"), lambda: stack(3, 8, 2)])
+def test_gradients_can_be_differentiated_again(make):
+    torch.manual_seed(0)
+    mlp = make()
+    x = torch.randn(3, 5, 3) if isinstance(mlp[0], LinearStack) else torch.randn(5, 3)
+    x.requires_grad_()
     ours, autograds = [
         torch.autograd.grad(gradients[0].square().sum(), [x, *mlp.parameters()], allow_unused=True)
         for _, gradients in both_ways(mlp, x, create_graph=True)
@@ -67,7 +99,7 @@ def test_nothing_of_the_callers_is_written_to():
     mlp = MLP([3, 8, 8], activate_last=True)
     x = torch.randn(5, 3, requires_grad=True)
     x_before = x.detach().clone()
-    result = perceptron.perceptron(x, perceptron.trained_layers(mlp, x))
+    result = perceptron.perceptron(x, perceptron.plain_layers(mlp, x))
     result_before, gradient = result.detach().clone(), torch.randn(5, 8)
     gradient_before = gradient.clone()
     first = torch.autograd.grad(result, [x, *mlp.parameters()], gradient, retain_graph=True)
@@ -79,14 +111,12 @@ def test_nothing_of_the_callers_is_written_to():
 
 
 def calls_modules(mlp, x):
-    return perceptron.trained_layers(mlp, x) is None
+    return perceptron.plain_layers(mlp, x) is None
 
 
 def test_modules_are_called_where_more_than_plain_training_is_meant():
     mlp, x = MLP([3, 4, 2]), torch.randn(5, 3)
     assert not calls_modules(mlp, x)
-    with torch.no_grad():
-        assert calls_modules(mlp, x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert calls_modules(mlp, x)
     assert calls_modules(MLP([3, 4, 2]).double(), x.double())
@@ -140,6 +170,10 @@ def test_many_rows_are_differentiated_at_once_and_few_by_autograd():
     name = "_PerceptronBackward"
     assert type(mlp(torch.randn(1024, 3)).grad_fn.next_functions[0][0]).__name__ == name
     assert type(mlp(torch.randn(1023, 3)).grad_fn.next_functions[0][0]).__name__ != name
+    critics = Critics(Box(-1, 1, (3,)), Box(-1, 1, (1,)), hidden_sizes=(64, 64))
+    obs, actions = torch.randn(1024, 3), torch.randn(1024, 1)
+    assert type(critics(obs, actions).grad_fn.next_functions[0][0]).__name__ == name
+    assert type(critics(obs[:500], actions[:500]).grad_fn.next_functions[0][0]).__name__ != name
 
 
 def test_wide_layers_do_not_import_the_compiler():

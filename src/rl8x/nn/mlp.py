@@ -7,15 +7,16 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from rl8x.nn.activations import activation as make_activation
-from rl8x.nn.perceptron import perceptron, trained_layers
+from rl8x.nn.perceptron import perceptron, plain_layers
 
 HIDDEN_GAIN = math.sqrt(2.0)
 
 # Activations of all layers from which `perceptron` saves more time than its Python takes: what a core's cache holds.
-_MANY_ACTIVATIONS: Final = 2**17
+MANY_ACTIVATIONS: Final = 2**17
 
 
 def linear(
@@ -74,7 +75,8 @@ class MLP(nn.Sequential):
         """Return the output for every row of `[..., sizes[0]]`, as `[..., sizes[-1]]`."""
         # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
         flat = x.reshape(-1, x.shape[-1])
-        layers = trained_layers(self, flat) if len(flat) * self.num_activations >= _MANY_ACTIVATIONS else None
+        trains = torch.is_grad_enabled() and len(flat) * self.num_activations >= MANY_ACTIVATIONS
+        layers = plain_layers(self, flat) if trains else None
         rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
         return rows.view(*x.shape[:-1], rows.shape[-1])
 

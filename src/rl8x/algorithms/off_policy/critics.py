@@ -14,46 +14,12 @@ from typing import Any
 import gymnasium
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rl8x.models.observations import FlatObservations
 from rl8x.nn.activations import activation as make_activation
-from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
-
-
-class LinearStack(nn.Module):
-    """Linear layers side by side, of which each has its own rows: `[size, rows, inputs]` to `[size, rows, outputs]`.
-
-    Args:
-        size: How many.
-        num_inputs: Width of the input of each.
-        num_outputs: Width of the output of each.
-        gain: Gain of their orthogonal weights; biases are 0, as in `nn.mlp.linear`.
-    """
-
-    def __init__(self, size: int, num_inputs: int, num_outputs: int, gain: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, num_inputs, num_outputs))
-        self.bias = nn.Parameter(torch.zeros(size, 1, num_outputs))
-        for weight in self.weight.data:
-            nn.init.orthogonal_(weight.T, gain)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply all rows in one batched product."""
-        return torch.baddbmm(self.bias, x, self.weight)
-
-
-class LayerNormStack(nn.Module):
-    """Layer normalisations side by side, of `[size, rows, width]`, each with its own scales and shifts."""
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size, 1, width))
-        self.bias = nn.Parameter(torch.zeros(size, 1, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise each row."""
-        return F.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+from rl8x.nn.mlp import HIDDEN_GAIN, MANY_ACTIVATIONS, check_sizes
+from rl8x.nn.perceptron import perceptron, plain_layers
+from rl8x.nn.stacks import LayerNormStack, LinearStack
 
 
 class Critics(nn.Module):
@@ -105,6 +71,7 @@ class Critics(nn.Module):
             layers.append(make_activation(activation))
         self.hidden = nn.Sequential(*layers)
         num_heads = int(torch.Size(self.shape).numel())
+        self.num_activations = sum(hidden_sizes) + num_heads
         self.head = LinearStack(num_critics, [width, *hidden_sizes][-1], num_heads, 1.0)
 
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
@@ -121,9 +88,12 @@ class Critics(nn.Module):
         x = self.flat(obs)
         if self.flat_actions is not None:
             x = torch.cat([x, self.flat_actions(actions)], -1)
+        x = x.expand(self.num_critics, *x.shape)
+        many = x.shape[0] * x.shape[1] * self.num_activations >= MANY_ACTIVATIONS
         with self.autocast():
-            x = self.hidden(x.expand(self.num_critics, *x.shape))
-        values: Tensor = self.head(x.float())
+            layers = plain_layers([*self.hidden, self.head], x) if many else None
+            x = x if layers else self.hidden(x)
+        values: Tensor = perceptron(x, layers) if layers else self.head(x.float())
         return values.view(*values.shape[:-1], *self.shape)
 
 
