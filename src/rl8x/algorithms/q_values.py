@@ -101,7 +101,7 @@ class GreedyInMeans(EpsilonGreedy):
             features: What the model gives, `[..., num_features]`.
             mask: True where an action is legal, `[..., num_actions]`, bool; None: all are.
         """
-        outputs = features.unflatten(-1, (-1, self.num_outputs))
+        outputs = features.reshape(*features.shape[:-1], -1, self.num_outputs)
         if not self.dueling:
             return outputs
         among = None if mask is None else mask.unsqueeze(-2)

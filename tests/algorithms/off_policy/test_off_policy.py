@@ -287,13 +287,11 @@ SITUATIONS = {
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_run_goes_on_to_the_bit(situation, tmp_path):
-    options, steps = copy.copy(SITUATIONS[situation][0]), SITUATIONS[situation][1]
-    folders = (str(tmp_path / f"replay {i}") for i in range(3))  # where a replay is on a disk: each has its own
+    options, steps = SITUATIONS[situation]
 
-    def made():
-        if "buffer_path" in options:
-            options["buffer_path"] = next(folders)
-        return build(**{"n_step": 1, "updates_per_sample": 0.5, **options})
+    def made(folder="replay"):
+        path = {"buffer_path": str(tmp_path / folder)} if "buffer_path" in options else {}
+        return build(**{"n_step": 1, "updates_per_sample": 0.5, **options, **path})
 
     def run(trainer, upto):
         rows = []
@@ -301,7 +299,7 @@ def test_a_run_goes_on_to_the_bit(situation, tmp_path):
             rows.append({name: value for name, value in trainer.step().items() if name.split("/")[0] not in _TIMES})
         return rows
 
-    whole = Trainer(made(), tracker=NullTracker(), eval_env=False)
+    whole = Trainer(made("another"), tracker=NullTracker(), eval_env=False)
     run(whole, steps)
     expected = run(whole, steps + 6)
     first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path / "checkpoints")
