@@ -8,6 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.off_policy.test_offline import build as build_offline
 from tests.algorithms.test_dqn import PROBES, OneLegal, Surprise, batch_of, build, learned, q_of
 from tests.probes import Forever
 
@@ -232,6 +233,14 @@ def test_one_number_is_the_plain_algorithm_and_the_head_is_as_wide_as_it_must_be
     assert build(**ATOMS).policy.atoms.tolist() == [-3, -2, -1, 0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_it_learns_from_a_data_set_too(name):
+    algorithm = build_offline("dqn", cql_coeff=0.5, n_step=2, **KINDS[name])
+    before = algorithm.nets.state[0].clone()
+    assert math.isfinite(algorithm.step()["losses/q"])
+    assert not torch.equal(algorithm.nets.state[0], before)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -239,7 +248,7 @@ def test_one_number_is_the_plain_algorithm_and_the_head_is_as_wide_as_it_must_be
         ({"num_atoms": 51, "v_min": 1.0, "v_max": 1.0}, "`v_min` must be less than `v_max`, both finite; got 1.0"),
         ({"num_atoms": 51, "v_max": float("inf")}, "both finite; got -10.0 and inf"),
         ({"num_atoms": 51, "huber_delta": 1.0}, "`huber_delta` has no meaning with `num_atoms`"),
-        ({"num_atoms": 0}, "`num_atoms` must be at least 1"),
+        ({"num_atoms": 0}, "`num_atoms` must be at least 1 and at most 1000; got 0"),
         ({"num_quantiles": -1}, "`num_quantiles` must be at least 1"),
     ],
 )

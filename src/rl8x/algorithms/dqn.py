@@ -74,16 +74,18 @@ class DQNConfig(OffPolicyConfig):
     num_atoms: int = option(
         1,
         "Atoms of a categorical distribution of the return after each action, from v_min to v_max, whose mean is its "
-        "value (C51 has 51); 1: the value alone.",
+        "value (C51 has 51); 1: the value alone. An update has batch_size * num_atoms^2 numbers.",
         low=1,
+        high=1000,
     )
     v_min: float = option(-10.0, "The lowest atom: the least return, discounted as by gamma.")
     v_max: float = option(10.0, "The highest atom: the largest return, discounted as by gamma.")
     num_quantiles: int = option(
         1,
         "Quantiles of the return after each action, whose mean is its value (QR-DQN has 200, with huber_delta 1); 1: "
-        "the value alone. They need no bounds.",
+        "the value alone. They need no bounds. An update has batch_size * num_quantiles^2 numbers.",
         low=1,
+        high=1000,
     )
     cql_coeff: float = option(
         0.0,
