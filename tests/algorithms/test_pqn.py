@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import gymnasium
 import numpy as np
 import pytest
@@ -309,6 +311,24 @@ def test_rows_have_the_metrics_that_are_announced():
     assert algorithm.params["model.layer_norm"] is True
     with pytest.raises(RuntimeError, match="collect"):
         algorithm.step()
+
+
+class Pixels(probes.ActionDecides):
+    single_observation_space = Box(0, 255, (6, 6, 1), dtype=np.uint8)
+
+    def observe(self, state, parameters):
+        return state["x"].view(-1, 1, 1, 1).expand(-1, 6, 6, 1).to(torch.uint8)
+
+
+def test_images_are_read_by_normalised_layers_unless_it_is_said_otherwise():
+    algorithm = tiny(Pixels, model_config={"hidden_sizes": [8], "convolutions": [(2, 3, 2)]})
+    kinds = [type(module).__name__ for module in algorithm.policy.modules()]
+    assert (kinds.count("GroupNorm"), kinds.count("LayerNorm")) == (1, 1)
+    algorithm.collect()
+    assert math.isfinite(algorithm.step()["losses/q"])
+    plain = tiny(Pixels, model_config={"hidden_sizes": [8], "convolutions": [(2, 3, 2)], "layer_norm": False})
+    assert plain.params["model.layer_norm"] is False
+    assert not any("Norm" in type(module).__name__ for module in plain.policy.modules())
 
 
 def test_actions_may_count_from_another_number():

@@ -467,7 +467,7 @@ def test_a_run_goes_on_to_the_bit(case, tmp_path):
     env, options = CASES[case]
 
     def made():
-        return build(env, **{"updates_per_sample": 0.3, **options})
+        return build(env, **{"updates_per_sample": 0.3, "buffer_size": 60, **options})
 
     def run(trainer, upto):
         rows = []
@@ -482,6 +482,8 @@ def test_a_run_goes_on_to_the_bit(case, tmp_path):
     first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path)
     run(first, 5)
     first.save()
+    assert first.algorithm.replay.total > 60  # full, with a fraction of an update owed
+    assert 0 < first.algorithm.updates_owed < 1
     second = Trainer.resume(tmp_path, algorithm=made(), tracker=NullTracker(), eval_env=False)
     assert run(second, 9) == expected
     assert all(map(torch.equal, second.algorithm.nets.state, whole.algorithm.nets.state))

@@ -437,7 +437,7 @@ def test_compiled_updates_are_those_of_eager_ones():
 @pytest.mark.parametrize("stop", [1, 4])
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 def test_a_resumed_run_has_the_same_bits(mode, stop, monkeypatch):
-    """In the warm-up, and with a fraction of an update owed between two updates of the policy."""
+    """In the warm-up, and in a full replay with a fraction of an update owed between two updates of the policy."""
     traced_only(monkeypatch)
     options = {
         "execution": mode,
@@ -447,6 +447,8 @@ def test_a_resumed_run_has_the_same_bits(mode, stop, monkeypatch):
         "n_step": 2,
         "exploration_noise_min": 0.01,
         "normalize_observations": True,
+        "prioritized": True,
+        "buffer_size": 40,
     }
 
     def run(algorithm, steps):
@@ -455,6 +457,7 @@ def test_a_resumed_run_has_the_same_bits(mode, stop, monkeypatch):
     whole = run(build(Pendulum, **options), 8)
     first = build(Pendulum, **options)
     rows = run(first, stop)
+    assert (first.replay.total > 40) == (stop == 4)
     state = copy.deepcopy(clone(first.state_dict()))
     resumed = build(Pendulum, **options)
     resumed.load_state_dict(state)

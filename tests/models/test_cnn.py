@@ -34,6 +34,29 @@ def test_the_arithmetic_is_convolutions_and_a_perceptron(shared):
     assert features.shape == (2, 3, 4)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_layers_are_normalised_before_their_activations(shared):
+    options = {"convolutions": [(5, 3, 2), (4, 2, 1)], "hidden_sizes": (6,), "shared": shared, "policy_gain": 1.0}
+    model = CNNModel(IMAGE, 4, layer_norm=True, **options)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
+    obs = images(2, 3, 8, 9, 3)
+    x = obs.float().flatten(0, 1).permute(0, 3, 1, 2) / 255
+    first, norm, _, second, other, _ = model.actor[0].parts[0].convolutions
+    for layer, scale, stride in ((first, norm, 2), (second, other, 1)):
+        x = functional.conv2d(x, layer.weight, layer.bias, stride=stride)
+        mean, variance = x.mean((1, 2, 3), keepdim=True), x.var((1, 2, 3), correction=0, keepdim=True)
+        x = (x - mean) / (variance + 1e-5).sqrt() * scale.weight.view(-1, 1, 1) + scale.bias.view(-1, 1, 1)
+        x = torch.relu(x)
+    linear, normal, _ = model.actor[1]
+    x = torch.relu(functional.layer_norm(linear(x.flatten(1)), (6,), normal.weight, normal.bias))
+    features = model(obs, {}, STARTS)[0]
+    torch.testing.assert_close(features.flatten(0, 1), model.policy_head(x), atol=1e-5, rtol=1e-5)
+    plain = CNNModel(IMAGE, 4, **options)
+    assert not any("Norm" in type(module).__name__ for module in plain.modules())
+
+
 def test_channels_first_last_and_by_their_number():
     obs = images(2, 3, 8, 9, 3)
     last = CNNModel(IMAGE, 4)

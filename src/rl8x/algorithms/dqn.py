@@ -2,15 +2,18 @@
 
 Source: Mnih et al. 2015, "Human-level control through deep reinforcement learning", algorithm 1; `double`: van Hasselt
 et al. 2016, arXiv:1509.06461; `dueling`: Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016,
-arXiv:1511.05952; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
+arXiv:1511.05952; `num_atoms`: Bellemare et al. 2017, arXiv:1707.06887, algorithm 1; `num_quantiles`: Dabney et al.
+2017, arXiv:1710.10044, algorithm 1; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +21,7 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
+from rl8x.algorithms.off_policy.critics import project
 from rl8x.algorithms.off_policy.learner import SHARE, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
@@ -64,8 +68,24 @@ class DQNConfig(OffPolicyConfig):
     huber_delta: float | None = option(
         None,
         "Errors beyond it have a gradient of constant size; 1 is the paper's. None: half the squared error, "
-        "which learns faster from the rare large errors where an episode ends.",
+        "which learns faster from the rare large errors where an episode ends; with num_quantiles their plain size.",
         above=0.0,
+    )
+    num_atoms: int = option(
+        1,
+        "Atoms of a categorical distribution of the return after each action, from v_min to v_max, whose mean is its "
+        "value (C51 has 51); 1: the value alone. An update has batch_size * num_atoms^2 numbers.",
+        low=1,
+        high=1000,
+    )
+    v_min: float = option(-10.0, "The lowest atom: the least return, discounted as by gamma.")
+    v_max: float = option(10.0, "The highest atom: the largest return, discounted as by gamma.")
+    num_quantiles: int = option(
+        1,
+        "Quantiles of the return after each action, whose mean is its value (QR-DQN has 200, with huber_delta 1); 1: "
+        "the value alone. They need no bounds. An update has batch_size * num_quantiles^2 numbers.",
+        low=1,
+        high=1000,
     )
     cql_coeff: float = option(
         0.0,
@@ -78,6 +98,16 @@ class DQNConfig(OffPolicyConfig):
         """Check what can be checked without an environment."""
         super().__post_init__()
         self.check_shares("epsilon")
+        if not -math.inf < self.v_min < self.v_max < math.inf:
+            raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
+        if self.num_atoms > 1 and self.num_quantiles > 1:
+            given = f"{self.num_atoms} and {self.num_quantiles}"
+            raise ValueError(f"`num_atoms` and `num_quantiles` exclude each other; got {given}. Leave one at 1.")
+        if self.num_atoms > 1 and self.huber_delta is not None:
+            raise ValueError(
+                f"`huber_delta` has no meaning with `num_atoms`, whose loss is a cross-entropy; got {self.huber_delta} "
+                f"and {self.num_atoms}. Leave it out."
+            )
 
 
 class QLearning(Learner[DQNConfig]):
@@ -100,6 +130,8 @@ class QLearning(Learner[DQNConfig]):
             model=config.model,
             model_config=config.model_config,
             dueling=config.dueling,
+            num_outputs=max(config.num_atoms, config.num_quantiles),
+            support=(config.v_min, config.v_max) if config.num_atoms > 1 else None,
             normalize_observations=config.normalize_observations,
         )
 
@@ -114,28 +146,32 @@ class QLearning(Learner[DQNConfig]):
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
             L = mean of w huber(Q(s, a) - y) + cql_coeff mean of (log sum_b exp Q(s, b) - Q(s, a))
 
-        w is 1, or the importance weight with `prioritized`.
+        w is 1, or the importance weight with `prioritized`, whose priorities are |Q(s, a) - y|.
 
         R is the sum of n discounted rewards, d = gamma^n, or 0 where the episode terminated, s' what followed them.
+        Where the network gives distributions of returns, Q is their mean, and in place of huber there is the distance
+        of that of (s, a) from the one of R + d Z'(s', a'), Z' being the target's; see `losses`.
         """
         q, target = nets["q"], nets["target"]
         after = observed(batch, keys.NEXT_OBS)
-        next_values = target(*after)[0]  # [batch_size, num_actions]
-        best = (q(*after)[0] if self.config.double else next_values).argmax(-1, keepdim=True)
-        goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * next_values.gather(-1, best).squeeze(-1)
-        actions = self.policy.indices(batch[keys.ACTIONS]).unsqueeze(-1)
+        next_values, next_outputs = (found[0] for found in target(*after, True))  # [batch_size, num_actions, ...]
+        best = (q(*after)[0] if self.config.double else next_values).argmax(-1)
+        following = of_actions(next_outputs, best)
+        actions = self.policy.indices(batch[keys.ACTIONS])
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            table = q(*observed(batch, keys.OBS))[0]
-            values = table.gather(-1, actions).squeeze(-1)
-            error = weighted_mean(q_loss(values, goals, self.config.huber_delta), batch)
+            table, outputs = (found[0] for found in q(*observed(batch, keys.OBS), True))
+            taken = of_actions(outputs, actions)
+            values = self.policy.means(taken)
+            losses, goals = self.losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
+            error = weighted_mean(losses, batch)
             gap = (table.logsumexp(-1) - values).mean()
             total = error + self.config.cql_coeff * gap if self.config.cql_coeff else error
-            return total, {"losses/q": error, "values": values}
+            return total, {"losses/q": error, "values": values, "goals": goals}
 
         found, norm = q.minimise(loss)
         target.follow(q, batch[SHARE])
-        errors = (found["values"] - goals).abs()
+        errors = (found["values"] - found["goals"]).abs()
         numbers = {
             "losses/q": found["losses/q"],
             "monitors/q": found["values"].mean(),
@@ -143,6 +179,27 @@ class QLearning(Learner[DQNConfig]):
             "monitors/grad_norm": norm,
         }
         return Figures(numbers, errors)
+
+    def losses(self, outputs: Tensor, following: Tensor, returns: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses of a batch's rows and the expectations of their targets y, `[batch_size]` each.
+
+        Args:
+            outputs: What the trained network gives for the actions taken, `[batch_size]`, or
+                `[batch_size, num_outputs]` where it gives distributions.
+            following: What the target network gives for the best actions after them, of the same shape.
+            returns: R, `[batch_size]`.
+            discounts: d, `[batch_size]`.
+        """
+        config, atoms = self.config, self.policy.atoms
+        if outputs.dim() == 1:
+            goals = returns + discounts * following
+            return q_loss(outputs, goals, config.huber_delta), goals
+        if atoms is None:
+            goals = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * following
+            return quantile_loss(outputs, goals, config.huber_delta), goals.mean(-1)
+        goals = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * atoms
+        probs = project(following.softmax(-1), goals, atoms)
+        return -(probs * outputs.log_softmax(-1)).sum(-1), probs @ atoms
 
 
 class DQN(QLearning, OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
@@ -178,3 +235,34 @@ def q_loss(values: Tensor, goals: Tensor, huber_delta: float | None) -> Tensor:
     if huber_delta is None:
         return 0.5 * F.mse_loss(values, goals, reduction="none")
     return F.huber_loss(values, goals, reduction="none", delta=huber_delta)
+
+
+def quantile_loss(quantiles: Tensor, goals: Tensor, huber_delta: float | None) -> Tensor:
+    """Return how far quantiles of returns are from the distributions of their targets, `[batch_size]`.
+
+        sum over i of the mean over j of |tau_i - [u < 0]| huber(u) / delta,    u = y_j - theta_i, tau_i = (i + 1/2) / N
+
+    with |u| in place of huber(u) / delta where there is no delta, as which a small delta ends.
+
+    Args:
+        quantiles: theta, the quantiles at tau, `[batch_size, N]`.
+        goals: y, draws of the target that are equally likely, `[batch_size, any number]`.
+        huber_delta: delta, which the source calls kappa.
+
+    Source: Dabney et al. 2017, arXiv:1710.10044, eq. 9 and 10; the division by delta: Dabney et al. 2018,
+    arXiv:1806.06923, eq. 3.
+    """
+    num_quantiles = quantiles.shape[-1]
+    shares = (torch.arange(num_quantiles, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / num_quantiles
+    errors = goals.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [batch_size, quantile, goal]
+    if huber_delta is None:
+        sizes = errors.abs()
+    else:
+        sizes = F.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=huber_delta) / huber_delta
+    return ((shares.unsqueeze(-1) - (errors < 0).to(errors.dtype)).abs() * sizes).mean(-1).sum(-1)
+
+
+def of_actions(table: Tensor, actions: Tensor) -> Tensor:
+    """Return what a table `[batch_size, num_actions, ...]` has for an action of each row, `[batch_size, ...]`."""
+    index = actions.reshape(-1, *[1] * (table.dim() - 1)).expand(-1, 1, *table.shape[2:])
+    return table.gather(1, index).squeeze(1)

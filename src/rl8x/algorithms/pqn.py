@@ -46,7 +46,9 @@ class PQNConfig(OnPolicyConfig):
     num_envs: int = option(32, "Copies of the environment, stepped together; the paper's tasks have 32 to 1024.", low=1)
     horizon: int = option(64, "Steps taken by each copy in one collect.", low=1)
     model_config: dict[str, Any] = option(
-        {}, "Keyword arguments of the model's class. The model 'mlp' has layer_norm=true unless this says otherwise."
+        {},
+        "Keyword arguments of the model's class. The models 'mlp' and 'cnn' have layer_norm=true unless this says "
+        "otherwise.",
     )
     gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
     q_lambda: float = option(
@@ -98,7 +100,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         config, env = self.config, self.env
         check_discrete("PQN", env.single_action_space, "PPO")
         name = default_model(env.single_observation_space) if config.model is None else config.model
-        layer_norm = {"layer_norm": True} if name == "mlp" else {}
+        layer_norm = {"layer_norm": True} if name in ("mlp", "cnn") else {}
         return QPolicy(
             env.single_observation_space,
             env.single_action_space,

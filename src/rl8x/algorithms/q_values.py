@@ -1,4 +1,4 @@
-"""Values of actions from a policy's model, for the algorithms that learn those."""
+"""Values of actions, or distributions of the returns after them, from a policy's model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import gymnasium
 import torch
 from torch import Tensor
 
+from rl8x.algorithms.off_policy.critics import expectation
 from rl8x.distributions import EpsilonGreedy
+from rl8x.distributions.epsilon_greedy import EpsilonGreedyParams
 from rl8x.models import Model
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_mean
@@ -36,11 +38,82 @@ def q_values(features: Tensor, values: Tensor, mask: Tensor | None = None, *, du
 
     Source: Wang et al. 2016, arXiv:1511.06581, eq. 9.
     """
-    legal = None if mask is None else mask | ~mask.any(-1, keepdim=True)
     if dueling:
-        mean = features.mean(-1) if legal is None else masked_mean(features, legal, -1)
-        features = features + (values - mean).unsqueeze(-1)
-    return features if legal is None else torch.where(legal, features, -torch.inf)
+        features = _around(values, features, mask)
+    return _legal_only(features, mask)
+
+
+def _legal(mask: Tensor) -> Tensor:
+    return mask | ~mask.any(-1, keepdim=True)
+
+
+def _around(values: Tensor, advantages: Tensor, mask: Tensor | None) -> Tensor:
+    """Move numbers of actions `[..., num_actions]` so that the mean of the legal ones is `values`, `[...]`."""
+    mean = advantages.mean(-1) if mask is None else masked_mean(advantages, _legal(mask), -1)
+    return advantages + (values - mean).unsqueeze(-1)
+
+
+def _legal_only(values: Tensor, mask: Tensor | None) -> Tensor:
+    return values if mask is None else torch.where(_legal(mask), values, -torch.inf)
+
+
+class GreedyInMeans(EpsilonGreedy):
+    """Epsilon-greedy in the means of the returns that actions lead to; a model gives a distribution for each action.
+
+    Features are `num_outputs` numbers for each action, one action after the other: logits of atoms, or quantiles. With
+    `dueling` those of the state come before them, and an action's outputs are the state's and what the action adds, as
+    `q_values` has it.
+
+    Args:
+        space: The `Discrete` space; actions count from its `start`.
+        num_outputs: Numbers for each action, at least 2.
+        support: The lowest and the highest atom; None: outputs are quantiles.
+        dueling: Whether outputs of the state are among the features.
+
+    Attributes:
+        atoms: The returns that have the probabilities, `[num_outputs]`; None where outputs are quantiles.
+
+    Source: Bellemare et al. 2017, arXiv:1707.06887 (atoms); Dabney et al. 2017, arXiv:1710.10044 (quantiles); Hessel et
+    al. 2018, arXiv:1710.02298 (dueling).
+    """
+
+    atoms: Tensor | None
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        *,
+        num_outputs: int,
+        support: tuple[float, float] | None = None,
+        dueling: bool = False,
+    ) -> None:
+        super().__init__(space)
+        self.num_outputs = num_outputs
+        self.dueling = dueling
+        self.num_features = (self.num_features + dueling) * num_outputs
+        atoms = None if support is None else torch.linspace(*support, num_outputs)
+        self.register_buffer("atoms", atoms, persistent=False)
+
+    def outputs(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return what stands for the return after each action, `[..., num_actions, num_outputs]`.
+
+        Args:
+            features: What the model gives, `[..., num_features]`.
+            mask: True where an action is legal, `[..., num_actions]`, bool; None: all are.
+        """
+        outputs = features.reshape(*features.shape[:-1], -1, self.num_outputs)
+        if not self.dueling:
+            return outputs
+        among = None if mask is None else mask.unsqueeze(-2)
+        return _around(outputs[..., 0, :], outputs[..., 1:, :].transpose(-1, -2), among).transpose(-1, -2)
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """Return the expected returns `[...]` that outputs `[..., num_outputs]` stand for."""
+        return outputs.mean(-1) if self.atoms is None else expectation(outputs, self.atoms)
+
+    def from_features(self, features: Tensor, mask: Tensor | None = None) -> EpsilonGreedyParams:  # type: ignore[override]
+        """Make the mixture from what the model gives, `[..., num_features]`; the mask is `[..., num_actions]`."""
+        return super().from_features(self.means(self.outputs(features, mask)), mask)
 
 
 class QPolicy(Policy):
@@ -52,10 +125,12 @@ class QPolicy(Policy):
     Args:
         observation_space: Space of one copy's observation.
         action_space: Space of one copy's action, a `Discrete`.
-        model: As `Policy` has it; its features are Q(s, a), or A(s, a) with `dueling`.
+        model: As `Policy` has it; its features are Q(s, a), or A(s, a) with `dueling`, or those of `GreedyInMeans`.
         model_config: Keyword arguments of the model's class. In built-in models features and value share their layers,
             unless this says otherwise: a critic apart would be computed for nothing, or be no dueling network.
         dueling: See `q_values`.
+        num_outputs: Numbers that the model gives for the return after each action; 1: its value.
+        support: See `GreedyInMeans`; where there are several.
         normalize_observations: As `Policy` has it.
     """
 
@@ -69,29 +144,45 @@ class QPolicy(Policy):
         model: str | type[Model] | Model | None = None,
         model_config: Mapping[str, Any] | None = None,
         dueling: bool = False,
+        num_outputs: int = 1,
+        support: tuple[float, float] | None = None,
         normalize_observations: bool = False,
     ) -> None:
+        several = {"num_outputs": num_outputs, "support": support, "dueling": dueling} if num_outputs > 1 else None
         built_in = model is None or (isinstance(model, str) and model in BUILTIN)
         super().__init__(
             observation_space,
             action_space,
             model=model,
             model_config={**({"shared": True} if built_in else {}), **(model_config or {})},
-            distribution=EpsilonGreedy,
+            distribution=EpsilonGreedy if several is None else GreedyInMeans,
+            distribution_config=several,
             normalize_observations=normalize_observations,
         )
         self.dueling = dueling
 
-    def forward(self, obs: Tree, state: State, starts: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, obs: Tree, state: State, starts: Tensor, with_outputs: bool = False) -> Any:  # type: ignore[override]
         """Return the values of actions, `[seq_len, batch, num_actions]`, -inf where they are illegal.
 
         Args:
             obs: Observations, `[seq_len, batch, *obs]` or a dict of such.
             state: The policy's state before each sequence, each `[batch, *]`; empty when feedforward.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
+            with_outputs: Whether to return a pair instead: values, and what the model gives for the return after each
+                action, `[seq_len, batch, num_actions, num_outputs]`, or the values again where that is one number.
         """
         features, values, mask = self.predict(obs, state, starts)
-        return q_values(features, values, mask, dueling=self.dueling)
+        q, outputs = self._values_and_outputs(features, values, mask)
+        return (q, outputs) if with_outputs else q
+
+    @property
+    def atoms(self) -> Tensor | None:
+        """The atoms of categorical distributions of returns, `[num_outputs]`; None where the model gives none."""
+        return self.distribution.atoms if isinstance(self.distribution, GreedyInMeans) else None
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """Return the values that outputs of `forward` stand for, `[...]` for `[..., num_outputs]`."""
+        return self.distribution.means(outputs) if isinstance(self.distribution, GreedyInMeans) else outputs
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
         """Return max_a Q(s, a) over legal actions, `[num_envs]`; arguments are those of `Policy.values`."""
@@ -100,7 +191,14 @@ class QPolicy(Policy):
         return best
 
     def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
-        return q_values(features, values, mask, dueling=self.dueling).amax(-1)
+        return self._values_and_outputs(features, values, mask)[0].amax(-1)
+
+    def _values_and_outputs(self, features: Tensor, values: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(self.distribution, GreedyInMeans):
+            outputs = self.distribution.outputs(features, mask)
+            return _legal_only(self.distribution.means(outputs), mask), outputs
+        q = q_values(features, values, mask, dueling=self.dueling)
+        return q, q
 
     def indices(self, actions: Tensor) -> Tensor:
         """Return the numbers, from 0, of actions of the space, int64 `[...]`, which may count from another."""

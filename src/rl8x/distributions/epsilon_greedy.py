@@ -68,7 +68,7 @@ class EpsilonGreedy(Categorical):
         greedy = torch.where(legal, features, -torch.inf).argmax(-1)
         epsilon = self.epsilon.to(features.dtype)
         explored = legal * (epsilon / legal.sum(-1, keepdim=True))
-        is_greedy = torch.arange(self.num_features, device=features.device) == greedy.unsqueeze(-1)
+        is_greedy = torch.arange(features.shape[-1], device=features.device) == greedy.unsqueeze(-1)
         probs = explored + (1.0 - epsilon) * is_greedy
         # Finite where the probability is 0: 0 * -inf in the entropy would be NaN.
         return EpsilonGreedyParams(masked_logits(probs.log(), probs > 0), greedy)

@@ -25,6 +25,8 @@ class CNNModel(ActorCritic):
         convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
             36 x 36, two of 3 x 3 for smaller ones.
         hidden_sizes: Widths of the layers after the convolutions.
+        layer_norm: Whether the outputs of convolutions and hidden layers are normalised before their activations, those
+            of a convolution over the whole image.
         channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
         options: The others are those of `ActorCritic`.
 
@@ -38,6 +40,7 @@ class CNNModel(ActorCritic):
         *,
         convolutions: Sequence[Convolution] | None = None,
         hidden_sizes: Sequence[int] = (512,),
+        layer_norm: bool = False,
         activation: str = "relu",
         channels: Channels = "auto",
         shared: bool = True,
@@ -49,9 +52,10 @@ class CNNModel(ActorCritic):
         check_sizes("hidden_sizes", hidden_sizes)
 
         def trunk(space: gymnasium.Space[Any]) -> tuple[nn.Sequential, int]:
-            encoder = ObservationEncoder(space, convolutions=convolutions, activation=activation, channels=channels)
+            options: Any = {"activation": activation, "layer_norm": layer_norm}
+            encoder = ObservationEncoder(space, convolutions=convolutions, channels=channels, **options)
             sizes = [encoder.width, *hidden_sizes]
-            return nn.Sequential(encoder, MLP(sizes, activation=activation, activate_last=True)), sizes[-1]
+            return nn.Sequential(encoder, MLP(sizes, activate_last=True, **options)), sizes[-1]
 
         self.actor, width = trunk(actor_space(observation_space, critic_obs, shared))
         self.critic: nn.Sequential | None = None

@@ -43,6 +43,10 @@ class ImageEncoder(nn.Module):
             36 x 36, two of 3 x 3 for smaller ones.
         activation: Name of the activation after each.
         channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
+        layer_norm: Whether what a convolution gives is normalised before its activation, over channels and places of
+            an image, with a scale and a shift for each channel.
+
+    Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class ImageEncoder(nn.Module):
         convolutions: Sequence[Convolution] | None,
         activation: str,
         channels: Channels,
+        *,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3):
@@ -75,7 +81,8 @@ class ImageEncoder(nn.Module):
             nn.init.orthogonal_(layer.weight, HIDDEN_GAIN)
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
-            layers += [layer, make_activation(activation)]
+            norms = [nn.GroupNorm(1, size)] if layer_norm else []  # one group is the whole layer
+            layers += [layer, *norms, make_activation(activation)]
             num_channels = size
         self.convolutions = nn.Sequential(*layers)
 
@@ -105,6 +112,7 @@ class ObservationEncoder(nn.Module):
         convolutions: As for `ImageEncoder`.
         activation: As for `ImageEncoder`.
         channels: As for `ImageEncoder`.
+        layer_norm: As for `ImageEncoder`.
     """
 
     def __init__(
@@ -114,11 +122,14 @@ class ObservationEncoder(nn.Module):
         convolutions: Sequence[Convolution] | None = None,
         activation: str = "relu",
         channels: Channels = "auto",
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.paths = [path for path, _ in leaves(space)]
         parts = [
-            ImageEncoder(leaf, convolutions, activation, channels) if is_image(leaf) else FlatObservations(leaf)
+            ImageEncoder(leaf, convolutions, activation, channels, layer_norm=layer_norm)
+            if is_image(leaf)
+            else FlatObservations(leaf)
             for _, leaf in leaves(space)
         ]
         self.parts = nn.ModuleList(parts)

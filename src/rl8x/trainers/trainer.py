@@ -180,7 +180,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         if run.evaluation_is_due:
                             row |= self.eval() | self.state
                         stats = self._finish_row(row)
-                        run.judge(stats, self._eval_row)
+                        evaluation = self._eval_row
+                        run.judge(stats, evaluation)
+                        if self._eval_row is not evaluation:  # a condition evaluated; the best goes by that too
+                            stats.add(self._eval_row)
                         reporter.update(stats, run.total_steps(self.state))
                         self._save_where_due(run, stats, signals, reporter)
                     self.stop_reason = stats.stop_reason

@@ -230,7 +230,7 @@ class PoisonedFinalObs(PoisonedObs):
 @pytest.mark.parametrize("env", [Poisoned, PoisonedObs, PoisonedFinalObs])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_a_block_with_nan_is_dropped_and_never_trained_on(env, n_step):
-    algorithm = build(env, n_step=n_step, horizon=10, buffer_size=1000)
+    algorithm = build(env, n_step=n_step, horizon=10, buffer_size=1000, normalize_observations=True)
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=False, on_non_finite="skip")
     for _ in range(4):
         trainer.step()
@@ -278,6 +278,10 @@ SITUATIONS = {
     "resets": ({"horizons_per_env_reset": 3, "n_step": 2}, 4),
     "normalised": ({"normalize_observations": True, "updates_per_sample": 1.0}, 5),
     "prioritised": ({"prioritized": True, "buffer_size": 70, "priority_beta": 0.7}, 7),
+    "all at once": ({"prioritized": True, "buffer_size": 60, "n_step": 3, "updates_per_sample": 0.3}, 9),
+    "on a disk": ({"buffer_path": "replay", "buffer_size": 60, "n_step": 3, "updates_per_sample": 0.3}, 9),
+    "atoms": ({"num_atoms": 5, "dueling": True, "prioritized": True}, 4),
+    "quantiles": ({"num_quantiles": 3, "tau": 0.1, "target_interval": 1}, 4),
 }
 
 
@@ -285,8 +289,9 @@ SITUATIONS = {
 def test_a_run_goes_on_to_the_bit(situation, tmp_path):
     options, steps = SITUATIONS[situation]
 
-    def made():
-        return build(**{"n_step": 1, "updates_per_sample": 0.5, **options})
+    def made(folder="replay"):
+        path = {"buffer_path": str(tmp_path / folder)} if "buffer_path" in options else {}
+        return build(**{"n_step": 1, "updates_per_sample": 0.5, **options, **path})
 
     def run(trainer, upto):
         rows = []
@@ -294,19 +299,19 @@ def test_a_run_goes_on_to_the_bit(situation, tmp_path):
             rows.append({name: value for name, value in trainer.step().items() if name.split("/")[0] not in _TIMES})
         return rows
 
-    whole = Trainer(made(), tracker=NullTracker(), eval_env=False)
+    whole = Trainer(made("another"), tracker=NullTracker(), eval_env=False)
     run(whole, steps)
     expected = run(whole, steps + 6)
-    first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path)
+    first = Trainer(made(), tracker=NullTracker(), eval_env=False, checkpoints=tmp_path / "checkpoints")
     run(first, steps)
     first.save()
-    if situation == "full replay":
+    if situation in ("full replay", "all at once", "on a disk"):
         assert first.algorithm.replay.size == 60 < first.algorithm.replay.total
-    if situation == "a fraction owed":
+    if situation in ("a fraction owed", "all at once", "on a disk"):
         assert 0 < first.algorithm.updates_owed < 1
     if situation == "warm-up":
         assert first.algorithm.counters["algorithm/updates"] == 0
-    second = Trainer.resume(tmp_path, algorithm=made(), tracker=NullTracker(), eval_env=False)
+    second = Trainer.resume(tmp_path / "checkpoints", algorithm=made(), tracker=NullTracker(), eval_env=False)
     assert run(second, steps + 6) == expected
     assert all(map(torch.equal, second.algorithm.nets.state, whole.algorithm.nets.state))
     assert second.algorithm.counters["algorithm/updates"] > 0

@@ -1,0 +1,44 @@
+"""How a run stops that was solved by an evaluation: at once, at the right place, with its checkpoint."""
+
+from rl8x import keys
+from rl8x.algorithms import PPOConfig
+from rl8x.checkpoint import Checkpoints, listed, read
+from rl8x.conditions import Confirmed, HitsUpperBound
+from rl8x.envs import CartPole
+from rl8x.tracking import MemoryTracker
+from rl8x.trainers import Trainer
+
+SMALL = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+SOLVED = HitsUpperBound("eval/returns/mean", 1)
+
+
+def make(**options):
+    algorithm = PPOConfig(**SMALL, num_sgd_iters=1).build(CartPole)
+    return Trainer(algorithm, tracker=MemoryTracker(), num_eval_envs=2, **options)
+
+
+def test_the_first_evaluation_ends_a_run_that_is_solved_already():
+    trainer = make()
+    stats = trainer.run(steps_per_eval=1, stop_conditions=[SOLVED], max_steps=5, progress="none")
+    assert (stats[keys.STEPS], stats.fresh >= {"eval/returns/mean"}) == (1, True)
+    assert "eval/returns/mean" in stats.stop_reason
+
+
+def test_an_evaluation_before_the_run_counts_as_its_first():
+    trainer = make()
+    before = trainer.eval()["eval/returns/mean"]
+    stats = trainer.run(steps_per_eval=3, stop_conditions=[SOLVED], max_steps=5, progress="none")
+    assert stats[keys.STEPS] == 1
+    assert stats["eval/returns/mean"] == before
+
+
+def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_best(tmp_path):
+    trainer = make(checkpoints=Checkpoints(tmp_path, every_steps=100, best="eval/returns/mean"))
+    confirmed = Confirmed(HitsUpperBound(keys.STEPS, 3), by=SOLVED)
+    stats = trainer.run(stop_conditions=[confirmed], max_steps=9, progress="none")
+    ((clock, value),) = trainer.tracker.history("eval/returns/mean")
+    assert clock == stats[keys.ENV_STEPS] == 3 * 32
+    assert stats["eval/returns/mean"] == value
+    last = read(listed(tmp_path)[-1])
+    assert last.metadata["counters"][keys.STEPS] == 3
+    assert last.state["best"] == {"metric": "eval/returns/mean", "mode": "max", "value": value, "steps": 3}
