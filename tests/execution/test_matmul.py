@@ -33,6 +33,42 @@ def test_a_product_equals_the_usual_one(rows, terms, columns, transposed, biased
     assert result.is_contiguous()
 
 
+@settings(max_examples=100, deadline=None)
+@given(SIZE, SIZE, SIZE, st.sampled_from(["", "left", "right"]), st.booleans(), st.booleans())
+def test_a_product_of_batches_equals_that_of_each(rows, terms, columns, transposed, biased, expanded):
+    """As recorded of `baddbmm` and `bmm`; the left one may be the same for all, as what critics see is."""
+    left, right, bias = random_pair(rows, terms, columns, transposed == "left")
+    left = left.expand(3, *left.shape) if expanded else torch.stack([left, -left, left * 2])
+    right = torch.stack([right, right + 1, right * 3])
+    right = right.transpose(1, 2).contiguous().transpose(1, 2) if transposed == "right" else right
+    biases = torch.stack([bias, bias * 2, -bias]).unsqueeze(1)
+
+    def batched(left, right, biases):
+        return torch.baddbmm(biases, left, right) if biased else torch.bmm(left, right)
+
+    record = make_fx(batched, decomposition_table=products.DECOMPOSITIONS)(left, right, biases)
+    names = [str(node.target) for node in record.graph.nodes]
+    assert ("aten.bmm.default" in names) == (products._thin_product(left, right) is None)
+    assert "aten.baddbmm.default" not in names
+    result = record(left, right, biases)
+    exact = [
+        (one.double() @ two.double()) + (add.double() if biased else 0)
+        for one, two, add in zip(left, right, biases, strict=True)
+    ]
+    torch.testing.assert_close(result, torch.stack(exact).float(), atol=2e-5, rtol=1e-5)
+    assert result.is_contiguous()
+
+
+def test_a_sum_with_another_batch_keeps_the_usual_product():
+    whole, left, right = torch.ones(2, 8, 8), torch.ones(2, 8, 8), torch.ones(2, 8, 8)
+    for scales in ({}, {"beta": 0.5}):
+        record = make_fx(
+            lambda *given, s=scales: torch.baddbmm(*given, **s), decomposition_table=products.DECOMPOSITIONS
+        )
+        first = whole if not scales else whole[:, :1]
+        assert "aten.baddbmm.default" in [str(node.target) for node in record(first, left, right).graph.nodes]
+
+
 def multiplications(rows, terms, columns, monkeypatch, fast):
     monkeypatch.setattr(products, "has_fast_linear", lambda: fast)
     left, right, bias = random_pair(rows, terms, columns, False)
@@ -79,6 +115,8 @@ def test_products_of_bfloat16_are_sums_in_float32(shape, biased, has_bfloat16, m
         assert result is NotImplemented
         return
     exact = left.double() @ right.double() + (bias.double() if biased else 0.0)
+    batched = products.product(left[None], right[None], bias[None, None] if biased else None)
+    torch.testing.assert_close(batched[0], result, atol=0.0, rtol=0.0)
     assert result.dtype == torch.bfloat16
     # Rounded to 8 bits, by half of the last one: once, but where bfloat16 is multiplied, before the bias and after it.
     span, roundings = exact.abs() + (bias.double().abs() if biased else 0.0), 2 if usual else 1

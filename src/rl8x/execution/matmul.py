@@ -44,19 +44,20 @@ _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
-    """Multiply matrices of float32 or bfloat16 numbers on the CPU.
+    """Multiply matrices of float32 or bfloat16 numbers on the CPU, or a batch of such.
 
     Args:
-        left: `[rows, terms]`.
-        right: `[terms, columns]`.
-        bias: Added to every row, `[columns]`.
+        left: `[rows, terms]` or `[batch, rows, terms]`.
+        right: `[terms, columns]` or `[batch, terms, columns]`.
+        bias: Added to every row, `[columns]` or `[batch, 1, columns]`.
 
     Returns:
-        `[rows, columns]`, contiguous; or NotImplemented where the usual way is the best, or none of these is meant.
+        `[rows, columns]` or `[batch, rows, columns]`, contiguous; or NotImplemented where the usual way is the best, or
+        none of these is meant.
     """
     if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
-    dtype, work = left.dtype, left.shape[0] * right.numel()
+    dtype, work = left.dtype, left.shape[-2] * right.shape[-2] * right.shape[-1]
     result = _thin_product(left.float(), right.float())
     if result is None:
         # Sums of bfloat16 numbers are taken in float32 either way.
@@ -64,11 +65,12 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
         if widened:
             left, right = left.float(), right.float()
         least = _LARGE if left.is_contiguous() else _LARGE_TRANSPOSED
-        if left.dtype == torch.float32 and work >= least and has_fast_linear() and lower_linear():
+        one = left.dim() == 2
+        if one and left.dtype == torch.float32 and work >= least and has_fast_linear() and lower_linear():
             return LINEAR(left.contiguous(), right.t(), bias if bias is None else bias.float()).to(dtype)
         if bias is None and not widened:
             return NotImplemented
-        result = torch.mm(left, right)
+        result = torch.mm(left, right) if one else torch.bmm(left, right)
     if bias is not None:
         # Minus the negative: Inductor would take a sum back to a product that begins with a copy of the bias to every
         # row, where this fuses with what comes after it.
@@ -77,17 +79,17 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _thin_product(left: Tensor, right: Tensor) -> Tensor | None:
-    (rows, terms), columns = left.shape, right.shape[1]
+    (rows, terms), columns = left.shape[-2:], right.shape[-1]
     few = _THIN if rows * terms * columns <= _SMALL else 1
     if terms <= few:
-        return functools.reduce(torch.add, [left[:, k : k + 1] * right[k : k + 1] for k in range(terms)])
+        return functools.reduce(torch.add, [left[..., k : k + 1] * right[..., k : k + 1, :] for k in range(terms)])
     if rows <= few:
-        return (left.t().unsqueeze(2) * right.unsqueeze(1)).sum(0).contiguous()
+        return (left.mT.unsqueeze(-1) * right.unsqueeze(-2)).sum(-3).contiguous()
     if columns > _THIN:
         return None
-    if left.stride(0) == 1:  # a transposed matrix is summed along its rows
-        return (right.unsqueeze(2) * left.t().unsqueeze(1)).sum(0).t().contiguous()
-    return (left.unsqueeze(1) * right.t().unsqueeze(0)).sum(2).contiguous()
+    if left.stride(-2) == 1:  # a transposed matrix is summed along its rows
+        return (right.unsqueeze(-1) * left.mT.unsqueeze(-2)).sum(-3).mT.contiguous()
+    return (left.unsqueeze(-2) * right.mT.unsqueeze(-3)).sum(-1).contiguous()
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -120,6 +122,10 @@ DECOMPOSITIONS: Final[dict[Any, Callable[..., Any]]] = {
     torch.ops.aten.mm.default: product,
     torch.ops.aten.addmm.default: lambda bias, left, right, **scales: (
         NotImplemented if scales or bias.dim() != 1 else product(left, right, bias)
+    ),
+    torch.ops.aten.bmm.default: product,
+    torch.ops.aten.baddbmm.default: lambda bias, left, right, **scales: (
+        NotImplemented if scales or bias.shape[-2:-1] != (1,) else product(left, right, bias)
     ),
 }
 
