@@ -463,9 +463,8 @@ CONFIGS = {"ppo": ppo, "pqn": pqn, "dqn": dqn, "sac": sac, "td3": td3, "bc": bc,
 
 
 @st.composite
-def cases(draw: Any, *, compiled_one_in: int, algorithms: tuple[str, ...] = tuple(ALGORITHMS)) -> Case:
-    """A run; where something about it must be refused, `Case.refusal` says so."""
-    algorithm = draw(st.sampled_from(algorithms))
+def cases(draw: Any, algorithm: str, *, compiled_one_in: int) -> Case:
+    """A run of an algorithm; where something about it must be refused, `Case.refusal` says so."""
     modes = (*["eager"] * (compiled_one_in - 1), "compile")
     kind = draw(st.sampled_from(["tensors", "logged", "gymnasium"]))
     fitting = [name for name, space in ACTIONS.items() if fits(algorithm, space)]

@@ -336,7 +336,8 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
 
 def check_best(case: Case, trainer: Trainer, directory: Path) -> None:
     """The best checkpoint of a resumed run has the best value of all its rows, the first of equal ones."""
-    if case.best is None or case.bad or not isinstance(trainer.tracker, MemoryTracker):
+    # A simulator plays something else after a resume: rows of before the kill are then not this run's.
+    if case.best is None or case.bad or case.kind == "gymnasium" or not isinstance(trainer.tracker, MemoryTracker):
         return
     metric, mode = case.best
     points = [(row[keys.STEPS], row[metric]) for _, row in trainer.tracker.rows if metric in row]
@@ -388,14 +389,8 @@ def test_features_combined(half, database, monkeypatch):
     compile_really = CompiledProgram._compile
     traced_only(monkeypatch)
     if not MINUTES:
-        seen: set[str] = set()
-
-        def look(case: Case) -> None:
-            seen.add(case.algorithm)
-            check(case, database)
-
-        drawn(half, EXAMPLES, look)()
-        assert seen == set(ALGORITHMS)
+        for algorithm in ALGORITHMS:
+            drawn(half, EXAMPLES // len(ALGORITHMS), algorithm, lambda case: check(case, database))()
         return
     faults: dict[str, str] = {}
     begin, count = time.monotonic(), 0
@@ -417,15 +412,15 @@ def test_features_combined(half, database, monkeypatch):
                 print(f"\n{fault}\n{case!r}", flush=True)
 
     while time.monotonic() - begin < MINUTES * 60:
-        drawn(random.randrange(2**62), 50, collect)()
+        drawn(random.randrange(2**62), 10, random.choice(list(ALGORITHMS)), collect)()
     print(f"\n{count} runs, {len(faults)} faults")
     assert not faults, f"{len(faults)} faults in {count} runs: {faults}"
 
 
-def drawn(seed: int, examples: int, function: Callable[[Case], None]) -> Callable[[], None]:
+def drawn(seed: int, examples: int, algorithm: str, function: Callable[[Case], None]) -> Callable[[], None]:
     """Return a test that calls a function for so many random cases; the first that fails is not made smaller."""
     # A program takes seconds to record, and a run has a dozen.
-    given = hypothesis.given(cases(compiled_one_in=20 if MINUTES else 100))(function)
+    given = hypothesis.given(cases(algorithm, compiled_one_in=20 if MINUTES else 100))(function)
     checks = list(HealthCheck)
     phases = [Phase.generate]
     chosen = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=checks, phases=phases)
