@@ -194,7 +194,8 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
             "dtype": np.dtype(space.dtype).name,
         }
     if isinstance(space, spaces.MultiBinary):
-        return kind | {"n": list(space.shape)}
+        # To Gymnasium one of 2 bits is another than one of [2].
+        return kind | {"n": list(space.n) if isinstance(space.n, tuple) else int(space.n)}
     assert isinstance(space, spaces.Box)
     bounds = {"low": _plain_bound(space.low), "high": _plain_bound(space.high)}
     return kind | bounds | {"shape": list(space.shape), "dtype": np.dtype(space.dtype).name}

@@ -253,3 +253,25 @@ def test_dqn_trains_by_its_name_in_small_letters(capsys):
     assert "48 env steps" in capsys.readouterr().out
     assert main(["train", "Pendulum", "--algorithm", "dqn", *SMALL, *options]) == 2
     assert "DQN needs a Discrete action space" in capsys.readouterr().err
+
+
+def test_mistakes_about_where_transitions_are_kept_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "minari", None)  # as where it is not installed
+    (tmp_path / "file").touch()
+    dqn = ["train", "CartPole", "--algorithm", "dqn", *SMALL, "model_config.hidden_sizes=[8]", "--max-steps", "1"]
+    assert main([*dqn, "--buffer-size", "100", "checkpoints.directory=run"]) == 0
+    for words, message in (
+        (
+            [*dqn, "--buffer-path", "file"],
+            "`buffer_path` must be a folder that can be written to; got 'file': File exists",
+        ),
+        ([*dqn, "--buffer-path", "b", "--buffer-size", "9e12"], "Lower `buffer_size`, or give another `buffer_path`"),
+        (["resume", "run", "dataset=file"], "DQNConfig learns from a data set, without an environment"),
+        (["train", "--algorithm", "bc", "--dataset", "pen/human-v2"], "needs Minari: pip install"),
+    ):
+        capsys.readouterr()
+        assert main(words) == 2, words
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1, error

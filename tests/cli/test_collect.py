@@ -154,6 +154,7 @@ def test_what_cannot_be_recorded_is_one_line(run, capsys):
         ([run], "Missing option '--transitions'"),
         (["nothing", "--transitions", "5"], "there is no run 'nothing'"),
         ([run, "--transitions", "5", "--output", run], "runs is there already: give another --output"),
+        ([run, "--transitions", "5", "--output", "/proc/x"], "nothing can be written to /proc: "),
         ([run, "--transitions", "5", "--epsilon", "2"], "2.0 is not in the range"),
         ([run, "--transitions", "5", "--random", "--deterministic"], "--random leaves nothing for"),
         ([run, "--transitions", "5", "--env", "Pendulum"], "the policy was trained for other spaces"),

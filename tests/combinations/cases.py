@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from gymnasium.spaces import Discrete
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AutoresetMode
 from hypothesis import strategies as st
 from tests.combinations.tasks import LoggedWalk, Simulator, Walk, mask_width
 from tests.test_round_trip import ACTIONS, OBSERVATIONS
 
-from rl8x.algorithms import DQNConfig, OnlineConfig, PPOConfig, PQNConfig
+from rl8x import keys
+from rl8x.algorithms import (
+    AlgorithmConfig,
+    BCConfig,
+    DQNConfig,
+    IQLConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+    TD3Config,
+)
 from rl8x.checkpoint import Checkpoints
+from rl8x.cli.collect import record
 from rl8x.conditions import (
     Condition,
     Confirmed,
@@ -25,20 +41,50 @@ from rl8x.conditions import (
     StopsIncreasing,
     WallTime,
 )
-from rl8x.envs import GymnasiumEnv
+from rl8x.envs import Env, GymnasiumEnv
+from rl8x.policy import Policy
 from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
+from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
 
 STEPS = 4
-ALGORITHMS: dict[str, type[OnlineConfig]] = {"ppo": PPOConfig, "pqn": PQNConfig, "dqn": DQNConfig}
-DISCRETE = ("pqn", "dqn")
-WITH_A_REPLAY = ("dqn",)
+ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
+    "ppo": PPOConfig,
+    "pqn": PQNConfig,
+    "dqn": DQNConfig,
+    "sac": SACConfig,
+    "td3": TD3Config,
+    "bc": BCConfig,
+    "iql": IQLConfig,
+    "cql": DQNConfig,
+}
+WITH_A_REPLAY = ("dqn", "sac", "td3")
+OFFLINE = ("bc", "iql", "cql")
+LOSSES = {"ppo": "losses/total", "bc": "losses/bc"}
+
+
+def is_bounded(space: Space[Any]) -> bool:
+    """Whether it is a box with finite bounds."""
+    return isinstance(space, Box) and bool(np.isfinite([space.low, space.high]).all())
+
+
+def fits(algorithm: str, space: Space[Any]) -> bool:
+    """Whether an algorithm can have such actions."""
+    if algorithm in ("ppo", "bc"):
+        return True
+    if algorithm == "iql":
+        return isinstance(space, Box | Discrete)
+    bounded, discrete = is_bounded(space), isinstance(space, Discrete)
+    return {"sac": bounded or discrete, "td3": bounded}.get(algorithm, discrete)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One run. `config` has the hyperparameters, `trainer` the trainer's arguments, `run` those of `run()`."""
+    """One run. `config` has the hyperparameters, `trainer` the trainer's arguments, `run` those of `run()`.
+
+    `recorded` are the transitions of its data set, `best` the metric and the mode by which a policy is the best.
+    """
 
     algorithm: str
     kind: str
@@ -50,6 +96,13 @@ class Case:
     conditions: tuple[str, ...]
     killed_at: int
     mlflow: bool
+    recorded: int = 0
+    in_a_folder: bool = False
+    best: tuple[str, str] | None = None
+
+    @property
+    def offline(self) -> bool:
+        return self.algorithm in OFFLINE
 
     @property
     def time_limit(self) -> int | None:
@@ -67,42 +120,77 @@ class Case:
 
     @property
     def own_evaluation(self) -> bool:
-        return self.trainer["eval_env"] is True or (self.trainer["eval_env"] == "auto" and self.episodic)
+        auto = self.trainer["eval_env"] == "auto" and self.episodic and not self.offline
+        return self.trainer["eval_env"] is True or auto
 
     @property
     def refusal(self) -> str | None:
         """Words of the refusal that this run must meet before its first step; None where it must train."""
         if self.trainer["eval_env"] is True and not self.episodic:
             return "never ends"
+        if self.offline:
+            return "|".join(self._without_an_environment) or None
         never = self.reset_every < 0 and not self.own_evaluation
         if never and self.run["eval_env_config"] is not None:
             return "would never apply"
         return None
 
-    def build(self) -> Any:
-        """Make the algorithm."""
-        options, config = dict(self.task), ALGORITHMS[self.algorithm](**self.config)
+    @property
+    def _without_an_environment(self) -> list[str]:
+        """Words of the refusals of what a run on a data set is asked for in vain."""
+        found = ["`env_config` would never apply"] if self.run["env_config"] is not None else []
+        found += ["Unknown metric"] if set(self.conditions) & set(ON_REWARDS) else []
+        found += ["no evaluation of this trainer measures"] if set(self.conditions) & set(CONFIRMED) else []
+        if self.own_evaluation:
+            return found
+        found += ["`eval_env_config` would never apply"] if self.run["eval_env_config"] is not None else []
+        found += ["nothing to evaluate in"] if self.run["steps_per_eval"] is not None else []
+        found += ["Unknown metric"] if set(self.conditions) & set(ON_EVALUATIONS) else []
+        return found
+
+    @property
+    def env(self) -> functools.partial[Env]:
+        """What makes the environment, given a number of copies."""
+        return env_of(self.kind, self.task)
+
+    @property
+    def recording(self) -> tuple[Path, Dataset]:
+        """The data set that it learns from: its folder, and the transitions."""
+        return recording(self.kind, tuple(self.task.items()), self.recorded)
+
+    def build(self, buffer_path: Path | None = None) -> Any:
+        """Make the algorithm; a replay that is on a disk lies in a folder of its own, or the one given."""
+        options = dict(self.config)
+        if options.get("buffer_path") is not None:
+            options["buffer_path"] = str(buffer_path or tempfile.mkdtemp(dir=folder()))
+        config = ALGORITHMS[self.algorithm](**options)
+        if self.offline:
+            path, dataset = self.recording
+            return config.build(dataset=str(path) if self.in_a_folder else dataset)
+        env = self.env
         if self.kind == "gymnasium":
-            limit, mode = options.pop("time_limit"), AutoresetMode[options.pop("autoreset")]
-            env = functools.partial(
-                GymnasiumEnv,
-                Simulator,
-                time_limit=limit,
-                vector_kwargs={"autoreset_mode": mode},
-                limit=limit,
-                **options,
-            )
             return config.build(env)
-        algorithm = config.build(Walk if self.kind == "tensors" else LoggedWalk, **options)
+        algorithm = config.build(env.func, **env.keywords)
         algorithm.env.bad = self.bad
         return algorithm
 
-    def make_trainer(self, *, tracker=None, checkpoints=False, callbacks=()) -> Trainer:
+    def make_trainer(self, *, algorithm=None, tracker=None, checkpoints=False, callbacks=()) -> Trainer:
         """Make the trainer of the run; `checkpoints` is a folder."""
         if checkpoints:
-            checkpoints = Checkpoints(checkpoints, every_steps=1, every_minutes=None)
-        tracker = MemoryTracker() if tracker is None else tracker
-        return Trainer(self.build(), tracker=tracker, checkpoints=checkpoints, callbacks=callbacks, **self.trainer)
+            best = {} if self.best is None else dict(zip(("best", "mode"), self.best, strict=True))
+            checkpoints = Checkpoints(checkpoints, every_steps=1, every_minutes=None, **best)
+        return Trainer(
+            self.build() if algorithm is None else algorithm,
+            tracker=MemoryTracker() if tracker is None else tracker,
+            checkpoints=checkpoints,
+            callbacks=callbacks,
+            **{**self.trainer, "eval_env": self.eval_env},
+        )
+
+    @property
+    def eval_env(self) -> Any:
+        """What the trainer is given: without an environment to train in, what makes one."""
+        return self.env if self.offline and self.own_evaluation else self.trainer["eval_env"]
 
     def run_options(self) -> dict[str, Any]:
         """The arguments of `run()`, with conditions of their own, since those remember."""
@@ -110,7 +198,7 @@ class Case:
 
     def make_conditions(self) -> list[Condition]:
         """Make the conditions; each looks at a loss that the algorithm has."""
-        loss = "losses/total" if self.algorithm == "ppo" else "losses/q"
+        loss = LOSSES.get(self.algorithm, "losses/q")
         return [CONDITIONS[name](loss) for name in self.conditions]
 
 
@@ -126,6 +214,40 @@ CONDITIONS = {
     "evaluations stall": lambda loss: Plateau("eval/rewards/mean", patience=2, rtol=0.1),
 }
 ON_EVALUATIONS = ("evaluated", "evaluations stall")
+CONFIRMED = ("confirmed", "confirmed twice")
+ON_REWARDS = ("stalled", *CONFIRMED)
+
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="rl8x-combinations-")
+
+
+def folder() -> Path:
+    """Return a folder that is there until the process ends."""
+    return Path(_FOLDER.name)
+
+
+def env_of(kind: str, task: Mapping[str, Any]) -> functools.partial[Env]:
+    """Return what makes an environment of a kind, given a number of copies."""
+    options = dict(task)
+    if kind != "gymnasium":
+        return functools.partial(Walk if kind == "tensors" else LoggedWalk, **options)
+    limit, mode = options.pop("time_limit"), AutoresetMode[options.pop("autoreset")]
+    vector = {"autoreset_mode": mode}
+    return functools.partial(GymnasiumEnv, Simulator, time_limit=limit, vector_kwargs=vector, limit=limit, **options)
+
+
+@functools.lru_cache(maxsize=4)
+def recording(kind: str, task: tuple[tuple[str, Any], ...], transitions: int) -> tuple[Path, Dataset]:
+    """Record what a policy does in a task, half of it at random; returns the folder and the data set."""
+    env = env_of(kind, dict(task))(2, seed=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sizes = {"hidden_sizes": [8]}
+        policy = Policy(env.single_observation_space, env.single_action_space, model="mlp", model_config=sizes)
+    dataset = record(policy, env, transitions, epsilon=0.5).dataset
+    path = Path(tempfile.mkdtemp(dir=folder())) / "recorded"
+    dataset.save(path)
+    return path, dataset
 
 
 def values_of_scale(num_envs: int) -> st.SearchStrategy[Any]:
@@ -154,13 +276,10 @@ def common(draw: Any, modes: tuple[str, ...], models: list[str | None]) -> dict[
     }.get(model, {"hidden_sizes": [8]})
     optimizer = draw(st.sampled_from(["adam", "adamw", "sgd", "radam"]))
     return {
-        "num_envs": draw(st.sampled_from([4, 1, 2, 3, 6])),
-        "horizon": draw(st.sampled_from([4, 1, 2, 6, 8])),
         "seed": draw(st.integers(0, 3)),
         "device": "cpu",
         "model": model,
         "model_config": {**sizes, "shared": draw(st.booleans())},
-        "horizons_per_env_reset": draw(st.sampled_from([None, 1, 2, -1])),
         "optimizer": optimizer,
         "optimizer_config": {"momentum": 0.9} if optimizer == "sgd" and draw(st.booleans()) else {},
         "normalize_observations": draw(st.booleans()),
@@ -172,9 +291,19 @@ def common(draw: Any, modes: tuple[str, ...], models: list[str | None]) -> dict[
 
 
 @st.composite
+def online(draw: Any, modes: tuple[str, ...], models: list[str | None]) -> dict[str, Any]:
+    """Hyperparameters of what has an environment."""
+    return draw(common(modes, models)) | {
+        "num_envs": draw(st.sampled_from([4, 1, 2, 3, 6])),
+        "horizon": draw(st.sampled_from([4, 1, 2, 6, 8])),
+        "horizons_per_env_reset": draw(st.sampled_from([None, 1, 2, -1])),
+    }
+
+
+@st.composite
 def on_rollouts(draw: Any, modes: tuple[str, ...]) -> dict[str, Any]:
     """Hyperparameters of what learns from a rollout in epochs."""
-    config = draw(common(modes, [None, "lstm", "gru", "attention", "mlp"]))
+    config = draw(online(modes, [None, "lstm", "gru", "attention", "mlp"]))
     num_envs, horizon = config["num_envs"], config["horizon"]
     seq_len = draw(st.sampled_from(divisors(horizon)))
     recurrent = config["model"] in ("lstm", "gru", "attention")
@@ -220,19 +349,35 @@ def pqn(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
 
 
 @st.composite
-def dqn(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
-    """DQN's hyperparameters, with replays that are full after a step or two among them."""
-    return draw(common(modes, [None, "mlp"])) | {
-        "buffer_size": draw(st.sampled_from([1000, 30, 7])),
+def on_targets(draw: Any) -> dict[str, Any]:
+    """Hyperparameters of what learns values towards targets."""
+    return {
         "batch_size": draw(st.sampled_from([4, 1, 9])),
+        "n_step": draw(st.sampled_from([1, 2, 3, 11])),
+        "tau": draw(st.sampled_from([1.0, 0.1])),
+        "target_interval": draw(st.sampled_from([1, 3])),
+    }
+
+
+@st.composite
+def on_replay(draw: Any, modes: tuple[str, ...]) -> dict[str, Any]:
+    """Hyperparameters of what learns from a replay, which is full after a step or two in some."""
+    config = draw(online(modes, [None, "mlp"])) | draw(on_targets())
+    return config | {
+        "buffer_size": draw(st.sampled_from([1000, 30, 7])),
+        "buffer_path": draw(st.sampled_from([None, None, "of its own"])),
         "updates_per_sample": draw(st.sampled_from([0.25, 1 / 3, 0.07, 1.0, 1.7])),
         "warmup_steps": draw(st.sampled_from([0, 10, 20, 1000])),
         "prioritized": draw(st.booleans()),
         "priority_alpha": draw(st.sampled_from([0.6, 0.0, 1.0])),
         "priority_beta_schedule": draw(st.sampled_from([None, {"kind": "interp", "points": [[0, 0.4], [40, 1.0]]}])),
-        "n_step": draw(st.sampled_from([1, 2, 3, 11])),
-        "tau": draw(st.sampled_from([1.0, 0.1])),
-        "target_interval": draw(st.sampled_from([1, 3])),
+    }
+
+
+@st.composite
+def of_q(draw: Any) -> dict[str, Any]:
+    """Hyperparameters of deep Q-learning, from a replay or a data set."""
+    return {
         "epsilon_schedule": draw(st.sampled_from(EPSILONS)),
         "double": draw(st.booleans()),
         "dueling": draw(st.booleans()),
@@ -240,16 +385,89 @@ def dqn(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-CONFIGS = {"ppo": ppo, "pqn": pqn, "dqn": dqn}
+@st.composite
+def dqn(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """DQN's hyperparameters."""
+    return draw(on_replay(modes)) | draw(of_q())
 
 
 @st.composite
-def cases(draw: Any, *, compiled_one_in: int, algorithms: tuple[str, ...] = tuple(ALGORITHMS)) -> Case:
-    """A run; where something about it must be refused, `Case.refusal` says so."""
-    algorithm = draw(st.sampled_from(algorithms))
+def with_critics(draw: Any, modes: tuple[str, ...], *, atoms: bool) -> dict[str, Any]:
+    """Hyperparameters of a policy that critics train."""
+    return draw(on_replay(modes)) | {
+        "policy_delay": draw(st.sampled_from([1, 2, 3])),
+        "num_critics": draw(st.sampled_from([2, 1, 3])),
+        "critic_hidden_sizes": [8],
+        "critic_layer_norm": draw(st.booleans()),
+        "num_atoms": draw(st.sampled_from([1, 5])) if atoms else 1,
+    }
+
+
+@st.composite
+def sac(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """SAC's hyperparameters, for actions in a box or numbered ones."""
+    return draw(with_critics(modes, atoms=not isinstance(ACTIONS[actions], Discrete))) | {
+        "return_bound": draw(st.sampled_from([None, 5.0])),
+        "alpha": draw(st.sampled_from([None, None, 0.1, 0.0])),
+        "target_entropy": draw(st.sampled_from([None, 0.2])),
+    }
+
+
+@st.composite
+def td3(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """TD3's hyperparameters."""
+    return draw(with_critics(modes, atoms=True)) | {
+        "exploration_noise": draw(st.sampled_from([0.1, 2.0])),
+        "exploration_noise_min": draw(st.sampled_from([None, 0.01])),
+        "target_noise": draw(st.sampled_from([0.2, 0.0])),
+        "actor_bc_coeff": draw(st.sampled_from([None, None, 0.5])),
+    }
+
+
+@st.composite
+def offline(draw: Any, modes: tuple[str, ...]) -> dict[str, Any]:
+    """Hyperparameters of what learns from a data set."""
+    updates = {"updates_per_step": draw(st.sampled_from([3, 1, 20]))}
+    return draw(common(modes, [None, "mlp"])) | {"batch_size": draw(st.sampled_from([4, 1, 9]))} | updates
+
+
+@st.composite
+def bc(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """Behaviour cloning's hyperparameters."""
+    squashed = actions == "bounded" and draw(st.booleans())
+    return draw(offline(modes)) | {"distribution": "squashed_normal" if squashed else None}
+
+
+@st.composite
+def iql(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """IQL's hyperparameters."""
+    return (
+        draw(bc(actions, modes))
+        | draw(on_targets())
+        | {
+            "expectile": draw(st.sampled_from([0.7, 0.5])),
+            "temperature": draw(st.sampled_from([3.0, 0.0])),
+            "critic_hidden_sizes": [8],
+            "critic_layer_norm": draw(st.booleans()),
+        }
+    )
+
+
+@st.composite
+def cql(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """Discrete CQL's hyperparameters."""
+    return draw(offline(modes)) | draw(on_targets()) | draw(of_q()) | {"cql_coeff": draw(st.sampled_from([1.0, 0.0]))}
+
+
+CONFIGS = {"ppo": ppo, "pqn": pqn, "dqn": dqn, "sac": sac, "td3": td3, "bc": bc, "iql": iql, "cql": cql}
+
+
+@st.composite
+def cases(draw: Any, algorithm: str, *, compiled_one_in: int) -> Case:
+    """A run of an algorithm; where something about it must be refused, `Case.refusal` says so."""
     modes = (*["eager"] * (compiled_one_in - 1), "compile")
     kind = draw(st.sampled_from(["tensors", "logged", "gymnasium"]))
-    fitting = [name for name, space in ACTIONS.items() if algorithm not in DISCRETE or isinstance(space, Discrete)]
+    fitting = [name for name, space in ACTIONS.items() if fits(algorithm, space)]
     actions, observations = draw(st.sampled_from(fitting)), draw(st.sampled_from(list(OBSERVATIONS)))
     task = {
         "observations": observations,
@@ -265,7 +483,8 @@ def cases(draw: Any, *, compiled_one_in: int, algorithms: tuple[str, ...] = tupl
     config = draw(CONFIGS[algorithm](actions, modes))
     if "image" in observations and config["model"] is None:
         config["model_config"] = {"shared": config["model_config"]["shared"], "hidden_sizes": [8]}
-    bad = kind != "gymnasium" and non_finite != "stop" and draw(st.booleans())
+    off = algorithm in OFFLINE
+    bad = kind != "gymnasium" and non_finite != "stop" and not off and draw(st.booleans())
     case = Case(
         algorithm, kind, task, bad, config, {}, {}, (), draw(st.integers(1, STEPS)), draw(st.integers(0, 19)) == 0
     )
@@ -276,14 +495,28 @@ def cases(draw: Any, *, compiled_one_in: int, algorithms: tuple[str, ...] = tupl
         "on_non_finite": non_finite,
     }
     case = dataclasses.replace(case, trainer=trainer)
-    chosen = tuple(draw(st.lists(st.sampled_from(list(CONDITIONS)), max_size=2, unique=True)))
-    every = max(1, case.reset_every) * draw(st.sampled_from([1, 2]))
+    if off:
+        recorded, in_a_folder = draw(st.sampled_from([30, 3, 1])), draw(st.booleans())
+        case = dataclasses.replace(case, recorded=recorded, in_a_folder=in_a_folder)
+    # What such a run cannot be asked for is asked for in a few, to be refused.
+    fair = not off or draw(st.integers(0, 7)) > 0
+    chosen = draw(st.lists(st.sampled_from(list(CONDITIONS)), max_size=2, unique=True))
+    if off and fair:
+        left_out = {*ON_REWARDS, *(() if case.own_evaluation else ON_EVALUATIONS)}
+        chosen = [name for name in chosen if name not in left_out]
+    every = 1 if off else max(1, case.reset_every) * draw(st.sampled_from([1, 2]))
+    evaluates = case.own_evaluation or not (off and fair)
     per_eval = draw(st.sampled_from([every, None])) if not set(chosen) & set(ON_EVALUATIONS) else every
-    run = {"max_steps": STEPS, "steps_per_eval": per_eval, "env_config": None, "eval_env_config": None}
+    run = {"max_steps": STEPS, "steps_per_eval": per_eval if evaluates else None}
+    run |= {"env_config": None, "eval_env_config": None}
     if kind != "gymnasium":
-        copies = num_eval_envs if case.own_evaluation else config["num_envs"]
-        run["env_config"] = draw(st.none() | st.fixed_dictionaries({"scale": values_of_scale(config["num_envs"])}))
-        run["eval_env_config"] = draw(
+        num_envs = config.get("num_envs", 1)
+        copies = num_eval_envs if case.own_evaluation else num_envs
+        env_config = draw(st.none() | st.fixed_dictionaries({"scale": values_of_scale(num_envs)}))
+        eval_env_config = draw(
             st.none() | st.just({}) | st.fixed_dictionaries({"scale": values_of_scale(copies), "drift": st.just(0.5)})
         )
-    return dataclasses.replace(case, run=run, conditions=chosen)
+        run["env_config"] = None if off and fair else env_config
+        run["eval_env_config"] = eval_env_config if evaluates else None
+    best = draw(st.sampled_from([None, (LOSSES.get(algorithm, "losses/q"), "min"), (keys.UPDATES, "max")]))
+    return dataclasses.replace(case, run=run, conditions=tuple(chosen), best=best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ import torch
 from gymnasium import spaces
 from tests.test_round_trip import ACTIONS, OBSERVATIONS, from_uniform
 
+from rl8x import keys
 from rl8x.envs import Env, Parameter
 from rl8x.spaces import named_parts
 from rl8x.trees import flatten_tree
@@ -100,10 +102,11 @@ def leaves_of(tree: Any) -> list[torch.Tensor]:
 
 @dataclasses.dataclass
 class Log:
-    """What a simulator itself saw: transitions, and the episodes that ended."""
+    """What a simulator itself saw: transitions, the episodes that ended, and each step of all copies."""
 
     transitions: int = 0
     episodes: int = 0
+    steps: list[dict[str, torch.Tensor]] = dataclasses.field(default_factory=list)
 
 
 class LoggedWalk(Walk):
@@ -113,13 +116,34 @@ class LoggedWalk(Walk):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.log = Log()
+        self.log, self.elapsed = Log(), torch.zeros(self.num_envs)
 
     def advance(self, carry, actions, noise):
         carry, step = super().advance(carry, actions, noise)
         self.log.transitions += self.num_envs
         self.log.episodes += int((step.terminated | step.truncated).sum())
         return carry, step
+
+    def restart(self, noise):
+        self.elapsed = torch.zeros(self.num_envs)
+        return super().restart(noise)
+
+    def transition(self, state, actions, parameters, noise):
+        later, rewards, terminated = super().transition(state, actions, parameters, noise)
+        self.elapsed = self.elapsed + 1
+        truncated = self.elapsed >= (self.time_limit or math.inf)
+        self.elapsed = self.elapsed.masked_fill(terminated | truncated, 0)
+        self.log.steps.append(
+            {
+                **flatten_tree(keys.OBS, self.observe(state, parameters)),
+                **flatten_tree(keys.ACTIONS, actions),
+                keys.REWARDS: rewards,
+                keys.TERMINATED: terminated,
+                keys.TRUNCATED: truncated,
+                **flatten_tree(keys.NEXT_OBS, self.observe(later, parameters)),
+            }
+        )
+        return later, rewards, terminated
 
 
 class Simulator(gymnasium.Env):

@@ -22,11 +22,13 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
-from tests.combinations.cases import WITH_A_REPLAY, Case, cases
+from tests.combinations.cases import ALGORITHMS, WITH_A_REPLAY, Case, cases
+from tests.combinations.ledger import Horizon, check_rows_of_dataset, check_rows_of_replay
 from tests.probes import traced_only
 from tests.trainers.test_resume import Killed, killed_at
 
 from rl8x import keys
+from rl8x.checkpoint import listed, read
 from rl8x.checkpoint.tree import encode
 from rl8x.envs import GymnasiumEnv
 from rl8x.envs.parameters import resolve_config
@@ -36,6 +38,7 @@ from rl8x.trainers import NonFiniteError, Trainer
 
 EXAMPLES = 120
 MINUTES = float(os.environ.get("RL8X_FUZZ_MINUTES", "0"))
+LEARNED = ("losses/", "coefficients/", "monitors/q", "monitors/td_error", "monitors/grad_norm", "replay/")
 DOCUMENTED_WARNINGS = (
     "a Gymnasium simulator's state cannot be saved",
     "evaluation episodes had not ended",
@@ -50,9 +53,12 @@ def check(case: Case, database: Path) -> None:
             trained(case, callbacks=[fails])
         return
     straight = trained(case)
-    check_rows(straight)
+    check_rows(case, straight)
     check_params(case, straight)
-    check_counters(case, straight)
+    if case.offline:
+        check_offline(case, straight)
+    else:
+        check_counters(case, straight)
     if case.algorithm in WITH_A_REPLAY:
         check_replay(case, straight)
     check_untouched_by_evaluation(case, straight)
@@ -87,36 +93,61 @@ def trained(case: Case, trainer: Trainer | None = None, callbacks: Sequence[obje
 
 
 def watch_parameters(case: Case, trainer: Trainer) -> None:
-    """Check after each collect that copies had the training's physics; count what Gymnasium's simulators did in it."""
-    algorithm, collect = trainer.algorithm, trainer.algorithm.collect
+    """Look at each collect: copies have the training's physics; keep what simulators counted, and what was given."""
+    algorithm, collect, evaluate = (
+        trainer.algorithm,
+        trainer.algorithm.collect,
+        getattr(trainer.algorithm, "evaluate", 0),
+    )
     config = case.run["env_config"] or {}
-
-    def collect_and_count(**options):
-        before = logged_transitions(algorithm.env)
-        stats = collect(**options)
-        algorithm.collected += logged_transitions(algorithm.env) - before
-        return stats
+    algorithm.collected, algorithm.horizons, algorithm.evaluated = 0, [], False
+    if case.offline:
+        return
 
     def collect_and_look(**options):
+        env, begins = algorithm.env, algorithm.collector.cursor is None
+        follows = not (begins or algorithm.reset_is_due() or algorithm.evaluated)
+        warms_up = trainer.state[keys.ENV_STEPS] < case.config.get("warmup_steps", 0)
+        before = logged_transitions(env) if case.kind == "gymnasium" else 0
         stats = collect(**options)
-        env = algorithm.env
-        expected = resolve_config(
-            config, env.parameters, owner="expected", num_envs=env.num_envs, device=torch.device("cpu")
-        )
-        actual = env.carry["parameters"]
-        for name, value in expected.fixed.items():
-            assert torch.equal(actual[name].expand(env.num_envs), value.expand(env.num_envs)), (
-                name,
-                actual[name],
-                value,
-            )
-        for name, distribution in expected.drawn.items():
-            low, high = distribution.support
-            assert bool(((actual[name] >= low - 1e-6) & (actual[name] <= high + 1e-6)).all()), (name, actual[name])
+        algorithm.evaluated = False
+        slots = logged_slots(case, algorithm)
+        algorithm.horizons.append(Horizon(trainer.state[keys.STEPS], slots, follows=follows, warms_up=warms_up))
+        if case.kind == "gymnasium":
+            algorithm.collected += logged_transitions(env) - before
+        else:
+            check_physics(env, config)
         return stats
 
-    algorithm.collected = 0
-    algorithm.collect = collect_and_count if case.kind == "gymnasium" else collect_and_look
+    def evaluate_and_note(**options):
+        algorithm.evaluated = True
+        return evaluate(**options)
+
+    algorithm.collect, algorithm.evaluate = collect_and_look, evaluate_and_note
+
+
+def logged_slots(case: Case, algorithm) -> dict[str, torch.Tensor]:
+    """Return the last horizon, as the environment logged it where it does so, else as the rollout has it."""
+    horizon = algorithm.config.horizon
+    if case.kind == "logged" and case.algorithm in WITH_A_REPLAY:
+        steps = algorithm.env.log.steps[-horizon:]
+        return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+    kept = (keys.OBS, keys.ACTIONS, keys.REWARDS, keys.TERMINATED, keys.TRUNCATED, keys.NEXT_OBS, keys.VALID)
+    found = algorithm.rollout.tensors.items()
+    return {name: part[:horizon].clone() for name, part in found if name.split("/")[0] in kept}
+
+
+def check_physics(env, config: dict) -> None:
+    """Check that copies have the physics of a config."""
+    expected = resolve_config(
+        config, env.parameters, owner="expected", num_envs=env.num_envs, device=torch.device("cpu")
+    )
+    actual = env.carry["parameters"]
+    for name, value in expected.fixed.items():
+        assert torch.equal(actual[name].expand(env.num_envs), value.expand(env.num_envs)), (name, actual[name], value)
+    for name, distribution in expected.drawn.items():
+        low, high = distribution.support
+        assert bool(((actual[name] >= low - 1e-6) & (actual[name] <= high + 1e-6)).all()), (name, actual[name])
 
 
 def logged_transitions(env: GymnasiumEnv) -> int:
@@ -145,7 +176,7 @@ def same(left: object, right: object) -> bool:
     return repr(left) == repr(right)
 
 
-def check_rows(trainer: Trainer) -> None:
+def check_rows(case: Case, trainer: Trainer) -> None:
     """Metrics have names that the trainer foretold, the clock goes forward, and what is finite says so."""
     tracker = trainer.tracker
     told = {name for _, row in tracker.rows for name in row}
@@ -153,6 +184,9 @@ def check_rows(trainer: Trainer) -> None:
     steps = [step for step, _ in tracker.history("algorithm/steps")]
     assert steps == sorted(steps)
     points = rows(tracker)
+    for (_, name), values in points.items():
+        if name.startswith(LEARNED) and not case.bad:
+            assert all(map(math.isfinite, values)), (name, values)
     for (step, name), means in points.items():
         group = name.removesuffix("/mean")
         low, high = (points.get((step, f"{group}/{figure}"), [math.nan])[-1] for figure in ("min", "max"))
@@ -165,10 +199,15 @@ def check_params(case: Case, trainer: Trainer) -> None:
     """The params are the hyperparameters and the physics that were trained with."""
     params = trainer.tracker.params
     for name, value in case.config.items():
-        if isinstance(value, str | int | float) and name != "execution":
+        if isinstance(value, str | int | float) and name not in ("execution", "buffer_path"):
             assert params[name] == value, name
     for name, value in case.config["model_config"].items():
         assert params[f"model_config.{name}"] == value, name
+    if case.offline:
+        path, dataset = case.recording
+        assert params["dataset"] == (str(path) if case.in_a_folder else "given")
+        assert (params["dataset.transitions"], params["dataset.digest"]) == (case.recorded, dataset.digest)
+        return
     assert params["env.time_limit"] == case.time_limit
     if case.kind != "gymnasium":
         scale = (case.run["env_config"] or {}).get("scale", 1.0)
@@ -202,38 +241,36 @@ def check_counters(case: Case, trainer: Trainer, before: dict[str, int] | None =
             assert gone[keys.ENV_EPISODES] == log.episodes
 
 
-def check_replay(case: Case, trainer: Trainer) -> None:
-    """The replay has finite rows, as many as there were transitions, and updates were made for them."""
-    config, replay, state = case.config, trainer.algorithm.replay, trainer.state
-    stored = replay.as_tensordict()
-    for name, tensor in stored.items(include_nested=True, leaves_only=True):
-        assert bool(torch.isfinite(tensor.float()).all()), name
-    if replay.size:
-        discounts = stored[keys.DISCOUNTS].double()
-        powers = [config.get("gamma", 0.99) ** steps for steps in range(1, config["n_step"] + 1)]
-        known = torch.tensor([0.0, *powers], dtype=torch.float64)
-        assert bool(((discounts[:, None] - known).abs().amin(1) < 1e-6).all()), discounts
-    assert replay.size == min(replay.total, config["buffer_size"])
-    if case.bad:
-        assert replay.total <= state[keys.ENV_STEPS]
-        return
-    if case.kind == "gymnasium":
-        # What waits for its return are at most n - 1 slots of each copy.
-        waiting = (config["n_step"] - 1) * config["num_envs"]
-        evaluated = (state[keys.COLLECTS] - state[keys.STEPS]) * config["num_envs"]
-        assert state[keys.ENV_STEPS] - waiting - evaluated <= replay.total <= state[keys.ENV_STEPS]
-        return
-    block = config["num_envs"] * config["horizon"]
-    assert replay.total == max(0, state[keys.ENV_STEPS] - config["num_envs"] * (config["n_step"] - 1))
-    warm = -(-config["warmup_steps"] // block)
-    due = trainer.algorithm.config.update_ratio * block * max(0, state[keys.STEPS] - warm)
-    assert state[keys.UPDATES] == (int(due) if replay.size else 0)
-    assert state[keys.UPDATES] + trainer.algorithm.updates_owed == due
+def check_offline(case: Case, trainer: Trainer) -> None:
+    """Updates were made and nothing else, on the rows that must be made of what was recorded."""
+    state, config = trainer.state, trainer.algorithm.config
+    assert state[keys.UPDATES] == state[keys.STEPS] * config.updates_per_step
+    assert state[keys.ENV_STEPS] == state[keys.ENV_EPISODES] == state[keys.COLLECTS] == 0
+    check_rows_of_dataset(trainer.algorithm.replay, *config.returns)
+
+
+def check_replay(case: Case, trainer: Trainer, horizons: Sequence[Horizon] | None = None) -> None:
+    """The replay has the rows of what the environment gave, finite ones, and updates were made for them."""
+    algorithm, config, replay = trainer.algorithm, trainer.algorithm.config, trainer.algorithm.replay
+    horizons = algorithm.horizons if horizons is None else horizons
+    check_rows_of_replay(replay, horizons, *config.returns)
+    due = config.update_ratio * sum(horizon.samples for horizon in horizons)
+    assert trainer.state[keys.UPDATES] == (int(due) if replay.size else 0)
+    assert trainer.state[keys.UPDATES] + algorithm.updates_owed == due
+    if config.prioritized and replay.size:
+        index = torch.arange(replay.size)[None]
+        weights, powers = replay.weights(index, 1.0), replay.state_dict()["powers"].view(-1)
+        assert bool(
+            (powers[: replay.size] > 0).all() and torch.isfinite(powers).all() and torch.isfinite(weights).all()
+        )
+        assert not powers[replay.size :].any()
+        torch.testing.assert_close(replay.state_dict()["sums"].sum(), powers.double().sum())
 
 
 def check_untouched_by_evaluation(case: Case, trainer: Trainer) -> None:
     """An evaluation in an environment of its own leaves no trace in training."""
-    if not case.own_evaluation or not trainer.state[keys.STEPS]:
+    evaluates = case.run["steps_per_eval"] is not None or {"confirmed", "confirmed twice"} & set(case.conditions)
+    if not case.own_evaluation or not trainer.state[keys.STEPS] or not evaluates:
         return
     options = case.run_options() | {
         "stop_conditions": None,
@@ -253,26 +290,37 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
         uri = f"sqlite:///{database}"
         tracker = MLflowTracker(experiment_name=uuid.uuid4().hex, tracking_uri=uri, spool_dir=folder / "spool")
     first = case.make_trainer(
-        tracker=tracker, checkpoints=folder / "checkpoints", callbacks=[killed_at(case.killed_at)]
+        algorithm=case.build(folder / "replay"),
+        tracker=tracker,
+        checkpoints=folder / "checkpoints",
+        callbacks=[killed_at(case.killed_at)],
     )
     with contextlib.suppress(Killed):
         trained(case, first)
     second_tracker = tracker
     if database is not None:
         second_tracker = MLflowTracker(tracking_uri=uri, spool_dir=folder / "spool")
+    by_file = case.in_a_folder if case.offline else not (case.kind == "gymnasium" or case.bad)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         second = Trainer.resume(
             folder / "checkpoints",
-            algorithm=case.build() if case.kind == "gymnasium" or case.bad else None,
+            algorithm=None if by_file else case.build(folder / "replay"),
             tracker=second_tracker,
+            eval_env=case.eval_env if case.offline else ...,
         )
     before = dict(second.state)
     trained(case, second, progress="none")
+    check_best(case, second, folder / "checkpoints")
     assert same(second.stop_reason, straight.stop_reason) or case.kind == "gymnasium", second.stop_reason
     if case.kind == "gymnasium":
-        if second.state[keys.STEPS] > before[keys.STEPS]:
+        if second.state[keys.STEPS] > before[keys.STEPS] and not case.offline:
             check_counters(case, second, before)
+        if case.algorithm in WITH_A_REPLAY:
+            kept = [horizon for horizon in first.algorithm.horizons if horizon.step < before[keys.STEPS]]
+            check_replay(case, second, kept + second.algorithm.horizons)
+        if case.offline and not case.conditions:
+            assert torch.equal(learned(second), learned(straight))
         return
     assert second.state == straight.state
     assert torch.equal(learned(second), learned(straight))
@@ -284,6 +332,22 @@ def check_resumed(case: Case, straight: Trainer, folder: Path, database: Path | 
         assert same(sorted(rows(tracker).items()), sorted(rows(straight.tracker).items()))
     else:
         check_in_mlflow(second, straight, database)
+
+
+def check_best(case: Case, trainer: Trainer, directory: Path) -> None:
+    """The best checkpoint of a resumed run has the best value of all its rows, the first of equal ones."""
+    # A simulator plays something else after a resume: rows of before the kill are then not this run's.
+    if case.best is None or case.bad or case.kind == "gymnasium" or not isinstance(trainer.tracker, MemoryTracker):
+        return
+    metric, mode = case.best
+    points = [(row[keys.STEPS], row[metric]) for _, row in trainer.tracker.rows if metric in row]
+    saved = [path for path in listed(directory) if read(path).metadata["is_best"]]
+    if not points:
+        assert not saved
+        return
+    steps, value = (max if mode == "max" else min)(points, key=lambda point: point[1])
+    assert trainer.checkpoints.best == {"metric": metric, "mode": mode, "value": value, "steps": steps}
+    assert read(saved[-1]).metadata["counters"][keys.STEPS] == steps
 
 
 def check_in_mlflow(trainer: Trainer, straight: Trainer, database: Path) -> None:
@@ -325,7 +389,8 @@ def test_features_combined(half, database, monkeypatch):
     compile_really = CompiledProgram._compile
     traced_only(monkeypatch)
     if not MINUTES:
-        drawn(half, EXAMPLES, lambda case: check(case, database))()
+        for algorithm in ALGORITHMS:
+            drawn(half, EXAMPLES // len(ALGORITHMS), algorithm, lambda case: check(case, database))()
         return
     faults: dict[str, str] = {}
     begin, count = time.monotonic(), 0
@@ -347,15 +412,15 @@ def test_features_combined(half, database, monkeypatch):
                 print(f"\n{fault}\n{case!r}", flush=True)
 
     while time.monotonic() - begin < MINUTES * 60:
-        drawn(random.randrange(2**62), 50, collect)()
+        drawn(random.randrange(2**62), 10, random.choice(list(ALGORITHMS)), collect)()
     print(f"\n{count} runs, {len(faults)} faults")
     assert not faults, f"{len(faults)} faults in {count} runs: {faults}"
 
 
-def drawn(seed: int, examples: int, function: Callable[[Case], None]) -> Callable[[], None]:
+def drawn(seed: int, examples: int, algorithm: str, function: Callable[[Case], None]) -> Callable[[], None]:
     """Return a test that calls a function for so many random cases; the first that fails is not made smaller."""
     # A program takes seconds to record, and a run has a dozen.
-    given = hypothesis.given(cases(compiled_one_in=20 if MINUTES else 100))(function)
+    given = hypothesis.given(cases(algorithm, compiled_one_in=20 if MINUTES else 100))(function)
     checks = list(HealthCheck)
     phases = [Phase.generate]
     chosen = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=checks, phases=phases)

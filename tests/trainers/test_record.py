@@ -291,6 +291,9 @@ def test_what_only_the_script_defines_is_resumed_in_the_script(tmp_path, monkeyp
     run(trainer, max_steps=1)
     assert trainer.ending == [f"to train on: Trainer.resume({str(tmp_path)!r}).run(max_steps=N), N above 1"]
     assert Trainer.resume(tmp_path).run(max_steps=2, progress="none")[keys.STEPS] == 2
+    late = Trainer.resume(tmp_path)
+    run(late, max_steps=1)  # it is beyond that already
+    assert late.ending[-1].endswith(", N above 2")
 
 
 @pytest.mark.parametrize("spool_dir", [None, "elsewhere"])

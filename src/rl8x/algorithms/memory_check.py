@@ -8,6 +8,7 @@ and more elsewhere.
 from __future__ import annotations
 
 import math
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from torch import nn
 
 from rl8x.execution.memory import give_back_freed_memory
 from rl8x.policy import Policy
+from rl8x.replay.columns import free_disk
 from rl8x.spaces import leaves
 
 Space = gymnasium.Space[Any]
@@ -67,6 +69,22 @@ def check_evaluation(num_envs: int, device: torch.device, policy: Policy, observ
 def check_replay(buffer_size: int, device: torch.device, need: int) -> None:
     """Refuse a replay of so many transitions and bytes that does not fit; raises as `check_training`."""
     _check(need, device, f"buffer_size={buffer_size:,} needs", "`buffer_size`, or set `buffer_path`", warn=True)
+
+
+def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
+    """Refuse a replay in a folder that cannot be written to, or whose disk has less than so many bytes left."""
+    try:
+        free = free_disk(Path(path))
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ValueError(
+            f"`buffer_path` must be a folder that can be written to; got {path!r}: {error.strerror}."
+        ) from None
+    if need > free:
+        raise ValueError(
+            f"buffer_size={buffer_size:,} needs at least {need / 1e9:,.1f} GB in {path!r}, and {free / 1e9:,.1f} GB "
+            "are free. Lower `buffer_size`, or give another `buffer_path`."
+        )
 
 
 def row_bytes(observation: Space, action: Space) -> int:

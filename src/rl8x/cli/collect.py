@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,6 +82,7 @@ def collect(
         folder = Path("datasets") / f"{Path(run).name}-{count}" if output is None else Path(output)
         if folder.exists():
             raise UserError(f"{folder} is there already: give another --output.")
+        _make_parent(folder)
         find_modules_here(trust)
         algorithm = _load(run, auto=auto, trust=trust)
         maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
@@ -90,7 +92,6 @@ def collect(
         _check_spaces(made, algorithm.policy)
         how["epsilon"] = 1.0 if is_random else how["epsilon"]
         found = record(algorithm.policy, made, count, state_reset_every=algorithm.state_reset_every, **how)
-        folder.parent.mkdir(parents=True, exist_ok=True)
         found.dataset.save(folder)
     mean = f", mean return {found.returns.mean():.4g}" if len(found.returns) else ""
     say(f"wrote       {folder}: {found.dataset.size:,} transitions, {len(found.returns):,} whole episodes{mean}")
@@ -192,6 +193,17 @@ def _load(run: str, *, auto: bool, trust: bool) -> GenericAlgorithmBase[Any]:
     algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust)
     algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
     return algorithm
+
+
+def _make_parent(folder: Path) -> None:
+    """Make the folder that a new folder is to lie in, before anything is recorded for it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder.parent).close()
+    except OSError as error:
+        raise UserError(
+            f"nothing can be written to {folder.parent}: {error.strerror}. Give another --output."
+        ) from None
 
 
 def _check_spaces(env: Env, policy: Policy) -> None:

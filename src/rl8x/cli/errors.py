@@ -28,7 +28,9 @@ def is_users_mistake(error: BaseException) -> bool:
     Refusals are raised on purpose, by rl8x itself: what comes out of torch or out of a user's own environment needs its
     traceback to be understood.
     """
-    if not isinstance(error, ValueError | TypeError):
+    # An import that fails by itself has a name; ours says what to install.
+    missing = type(error) is ImportError and error.name is None
+    if not (missing or isinstance(error, ValueError | TypeError)):
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_PACKAGE)

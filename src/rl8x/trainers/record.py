@@ -286,7 +286,7 @@ class Record:
             word = None if where is None else where.resume_word
             call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
             call += " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
-        lines.append(f"{what}: {call}" + ("" if limit is None else f", N above {limit}"))
+        lines.append(f"{what}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}"))
         return lines
 
     @property

@@ -88,8 +88,10 @@ def prepare(
             raise CheckpointError("the evaluation environment was an instance or a factory: pass `eval_env=`")
     except CheckpointError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise CheckpointError(f"cannot resume from {checkpoint.path}: it does not say {error}") from None
+    except TypeError as error:
+        raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
     if not known or known[0].parent.resolve() != folder.resolve():  # a run's name or ID
         known = [path for path in listed(folder) if path.name <= checkpoint.path.name]
     named = Path(source).resolve() == checkpoint.path.resolve()

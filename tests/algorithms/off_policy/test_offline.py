@@ -198,6 +198,8 @@ SPACES = [
     gymnasium.spaces.Discrete(5, start=-2),
     gymnasium.spaces.MultiDiscrete([3, 4], start=[1, -1]),
     gymnasium.spaces.MultiBinary([2, 3]),
+    gymnasium.spaces.MultiBinary([2]),
+    gymnasium.spaces.MultiBinary(2),
     gymnasium.spaces.Dict(
         {"b": gymnasium.spaces.Discrete(2), "a": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3)])}
     ),

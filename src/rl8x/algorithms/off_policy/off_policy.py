@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
-from rl8x.algorithms.memory_check import available_bytes, check_replay, check_training
+from rl8x.algorithms.memory_check import available_bytes, check_replay, check_replay_on_disk, check_training
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.updates import WEIGHTS
@@ -96,6 +96,8 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         check_training(config.num_envs, config.horizon, self.device, config.rollout_bytes(*spaces), policy=self.policy)
         if config.buffer_path is None:
             check_replay(config.buffer_size, self.device, config.replay_bytes(*spaces))
+        else:
+            check_replay_on_disk(config.buffer_size, config.buffer_path, config.replay_bytes(*spaces))
 
     def _make_replay(self) -> Replay:
         config = self.config
