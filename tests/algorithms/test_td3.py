@@ -10,9 +10,10 @@ from tests.probes import Forever, ObservationDecides, OneStep, Probe, traced_onl
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastTD3Config, TD3Config
+from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY
 from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.algorithms.td3 import NEXT_ACTIONS, NOISE, TRAINS_POLICY
+from rl8x.algorithms.td3 import NEXT_ACTIONS, NOISE
 from rl8x.checkpoint.tree import clone
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
@@ -469,15 +470,23 @@ class Unbounded(TwoJoints):
     single_action_space = Box(-np.inf, np.inf, (2,), dtype=np.float32)
 
 
+class Counts(TwoJoints):
+    single_action_space = Box(0, 5, (2,), dtype=np.int64)
+
+
 class Switches(TwoJoints):
     single_action_space = MultiDiscrete([2, 3])
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space; got Discrete\(2\)\. Use DQN\."):
+    with pytest.raises(
+        ValueError, match=r"TD3 needs a Box action space of floats; got Discrete\(2\)\. Use DQN or SAC\."
+    ):
         build(CartPole)
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space; got MultiDiscrete.*Use PPO\."):
+    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got MultiDiscrete.*Use PPO\."):
         build(Switches)
+    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got Box"):
+        build(Counts)
     with pytest.raises(ValueError, match=r"finite bounds; got Box.*RescaleAction.*or use PPO"):
         build(Unbounded)
     with pytest.raises(ValueError, match=r"`critic_bc_coeff` compares next actions with those of a data set.*got 0\.1"):
@@ -501,7 +510,7 @@ def test_the_preset_has_the_papers_values():
     assert (config.gamma, config.tau, config.lr, config.policy_delay, config.target_interval) == (0.97, 0.1, 3e-4, 2, 1)
     assert (config.exploration_noise_min, config.exploration_noise) == (0.001, 0.4)
     assert (config.target_noise, config.target_noise_clip) == (0.001, 0.5)
-    assert (config.num_atoms, config.v_min, config.v_max) == (101, -10.0, 10.0)
+    assert (config.num_atoms, config.v_min, config.v_max, config.return_bound) == (101, -5.0, 5.0, 5.0)
     assert (config.optimizer, config.optimizer_config) == ("adamw", {"weight_decay": 0.1})
     assert TD3Config().target_interval == TD3Config().policy_delay == 2
 

@@ -246,6 +246,12 @@ class ActorCriticConfig(OffPolicyConfig):
     )
     v_min: float = option(-5.0, "The lowest atom.")
     v_max: float = option(5.0, "The highest atom.")
+    return_bound: float | None = option(
+        None,
+        "Rewards are divided in updates so that discounted returns lie within plus and minus this, and atoms from -5 "
+        "to 5 fit any task. None leaves them as they are.",
+        above=0.0,
+    )
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
