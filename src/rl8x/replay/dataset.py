@@ -59,7 +59,7 @@ class Dataset:
         action_space: Space of one action, likewise.
 
     Attributes:
-        size: Rows.
+        size: Rows that are drawn.
         transitions: The rows as they were checked, by name, where they were given: not on `device`.
         episode_returns: Sum of the rewards of each episode that ends, `[episodes]`, with those of rows left out.
 
@@ -87,7 +87,7 @@ class Dataset:
         if any(_is_part(name, keys.NEXT_OBS) for name in rows):
             _check_gaps(rows, gaps)
         else:
-            rows = _with_next_obs(rows)
+            rows = _with_next(keys.OBS, rows)
         self.transitions = rows
         self.size = len(rows[keys.REWARDS])
         self.device = torch.device(device)
@@ -175,7 +175,7 @@ class Dataset:
 
         names = dict.fromkeys(name.split("/", 1)[0] for name in self.transitions)
         trees = {name: unflatten_tree(name, self.transitions) for name in names}
-        return TensorDict(trees, batch_size=[self.size])
+        return TensorDict(trees, batch_size=[len(self.transitions[keys.REWARDS])])
 
     @functools.cached_property
     def digest(self) -> str:
@@ -192,20 +192,34 @@ class Dataset:
 
     # -- as a replay
 
-    def prepared(self, n: int, gamma: float, device: torch.device) -> Self:
+    def prepared(self, n: int, gamma: float, device: torch.device, *, next_actions: bool = False) -> Self:
         """Return the same transitions with rows of their own on a device; see `prepare`."""
         other = copy.copy(self)
         other.device = device
-        other.prepare(n, gamma)
+        other.prepare(n, gamma, next_actions=next_actions)
         return other
 
     @torch.no_grad()
-    def prepare(self, n: int, gamma: float) -> None:
+    def prepare(self, n: int, gamma: float, *, next_actions: bool = False) -> None:
         """Put rows with n-step returns on the device; see `NStep` for what they hold, and for its arguments.
 
         The last row bootstraps from its `next_obs` where its episode goes on.
+
+        Args:
+            n: As `NStep` has it.
+            gamma: As `NStep` has it.
+            next_actions: Whether rows hold the recorded action on `next_obs` too. Of the last step of an episode that
+                is truncated, or that the data leave open, none is recorded: it makes no row of its own, and returns end
+                with the step before it, whose `next_obs` is that step's `obs`. Any other action in its place would be
+                one that the behaviour never took there. Rows that terminated hold their own action, which counts for
+                nothing, as their discount is 0.
+
+        Raises:
+            ValueError: If next actions are asked for and no row has one.
         """
-        block = {name: tensor.unsqueeze(1) for name, tensor in self.transitions.items()}
+        transitions = _with_next(keys.ACTIONS, self.transitions) if next_actions else self.transitions
+        self.size = len(transitions[keys.REWARDS])
+        block = {name: tensor.unsqueeze(1) for name, tensor in transitions.items()}
         # What follows the last row is there only for the rows before it to be complete; no return reaches it.
         block[keys.TRUNCATED] = block[keys.TRUNCATED].clone()
         block[keys.TRUNCATED][-1] = True
@@ -231,7 +245,8 @@ class Dataset:
     def gather(self, index: Tensor) -> dict[str, Tensor]:
         """Return copies of rows by name, each `[*index, ...]`, given where they are, `[*index]`, int64.
 
-        They are those of a replay: `obs`, `actions`, `returns`, `discounts` and `next_obs`.
+        They are those of a replay: `obs`, `actions`, `returns`, `discounts` and `next_obs`; and `next_actions` where
+        they were asked for.
 
         Raises:
             RuntimeError: If `prepare` has not been called.
@@ -356,23 +371,27 @@ def _check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
         )
 
 
-def _with_next_obs(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each row the observation that it led to, and leave out those of which it is not known."""
+def _with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give each row the observation, or the action, of the row after it, as `next_*`.
+
+    Rows are left out where that is not known: the last one of an episode that did not terminate. The row before it
+    then ends the episode as if truncated.
+    """
     terminated, ends = rows[keys.TERMINATED], rows[keys.TERMINATED] | rows[keys.TRUNCATED]
     unknown = ~terminated & ends
     unknown[-1] = ~terminated[-1]
     cut = torch.cat([unknown[1:], unknown.new_zeros(1)]) & ~ends
     if unknown.all():
         raise ValueError(
-            "without `next_obs` nothing is known of what any row led to: a row is left out where its episode is "
-            "truncated, and at the end, and all are."
+            f"no row has a `next_{what}`: it is the `{what}` of the row after it, a row is left out where its episode "
+            "is truncated, and at the end, and all are."
         )
     # What follows a termination is never valued; it has to be something finite.
     source = torch.where(ends, torch.arange(len(ends)), torch.arange(1, len(ends) + 1))[~unknown]
     kept = {name: tensor[~unknown] for name, tensor in rows.items()}
     kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
-    parts = {name: part for name, part in rows.items() if _is_part(name, keys.OBS)}
-    return kept | {keys.NEXT_OBS + name.removeprefix(keys.OBS): part[source] for name, part in parts.items()}
+    parts = {name: part for name, part in rows.items() if _is_part(name, what)}
+    return kept | {f"next_{name}": part[source] for name, part in parts.items()}
 
 
 def _episode_returns(rows: Mapping[str, Tensor]) -> Tensor:
