@@ -186,6 +186,17 @@ def test_trees_flags_as_numbers_and_columns_are_understood():
     assert list(dataset.obs_moments) == ["obs/x"]
 
 
+@pytest.mark.parametrize("next_actions", [False, True])
+def test_the_memory_of_its_rows_is_known_before(next_actions):
+    rows = episode_rows([3, 4], ["terminated", "terminated"])
+    rows |= {"obs": {"x": rows["obs"], "image": torch.zeros(7, 2, 5, 5, dtype=torch.uint8)}}
+    rows |= {"next_obs": rows["obs"] | {"x": rows["next_obs"]}, "actions": torch.zeros(7, 3)}
+    dataset = Dataset.from_tensors(rows)
+    dataset.prepare(2, 0.9, next_actions=next_actions)
+    found = dataset.gather(torch.arange(7))
+    assert dataset.prepared_bytes(next_actions=next_actions) == sum(part.nbytes for part in found.values())
+
+
 # -- statistics
 
 
