@@ -69,6 +69,11 @@ def check_replay(buffer_size: int, device: torch.device, need: int) -> None:
     _check(need, device, f"buffer_size={buffer_size:,} needs", "`buffer_size`, or set `buffer_path`", warn=True)
 
 
+def check_dataset(transitions: int, device: torch.device, need: int) -> None:
+    """Refuse a data set of so many transitions and bytes that does not fit; raises as `check_training`."""
+    _check(need, device, f"a data set of {transitions:,} transitions needs", "their number", warn=True)
+
+
 def row_bytes(observation: Space, action: Space) -> int:
     """Return what a replay stores of one transition: two observations, the action, return and discount (float32)."""
     return 2 * _stored(observation) + _stored(action) + 2 * 4

@@ -26,9 +26,9 @@ def is_users_mistake(error: BaseException) -> bool:
     """Whether an exception is one of our refusals of what a user gave, rather than a bug of ours or of their code.
 
     Refusals are raised on purpose, by rl8x itself: what comes out of torch or out of a user's own environment needs its
-    traceback to be understood.
+    traceback to be understood. An `ImportError` of ours says what to install.
     """
-    if not isinstance(error, ValueError | TypeError):
+    if not isinstance(error, ValueError | TypeError | ImportError):
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_PACKAGE)

@@ -9,6 +9,7 @@ import gymnasium
 
 from rl8x import keys
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
+from rl8x.algorithms.memory_check import check_dataset
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.envs import Env
@@ -48,6 +49,7 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
             raise ValueError("`prioritized` draws from a replay: leave it out with a data set.")
         self.dataset = config.dataset if isinstance(config.dataset, Dataset) else Dataset.load(config.dataset)
         super().__init__(config, env, seed, env_factory)
+        check_dataset(self.dataset.size, self.device, self.dataset.prepared_bytes())
         self.replay = self.dataset.prepared(*config.returns, self.device)
         obs = unflatten_tree(keys.OBS, self.dataset.transitions)
         self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs))
