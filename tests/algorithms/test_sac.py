@@ -26,7 +26,7 @@ def build(env=Pendulum, **options):
 def batch_of(algorithm, size=6):
     """Make a batch by hand, terminations among it."""
     generator = torch.Generator().manual_seed(5)
-    shape, action = algorithm.env.single_observation_space.shape, algorithm.env.single_action_space
+    shape, action = algorithm.observation_space.shape, algorithm.action_space
     discrete = isinstance(action, Discrete)
     batch = {
         keys.OBS: torch.randn(size, *shape, generator=generator),
@@ -61,7 +61,7 @@ class Plain:
     def __init__(self, algorithm):
         self.algorithm, self.critics, self.policy = algorithm, algorithm.critics, algorithm.policy
         self.log_alpha = algorithm.nets.trained["alpha"].module.log_alpha
-        self.discrete = isinstance(algorithm.env.single_action_space, Discrete)
+        self.discrete = isinstance(algorithm.action_space, Discrete)
 
     def under_target(self, function):
         """Call a function while the critics have the target's weights."""

@@ -1,7 +1,7 @@
 """Soft actor-critic: a policy that maximises rewards and its own entropy, from a replay.
 
 Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; discrete actions: Christodoulou 2019, arXiv:1910.07207;
-`num_atoms`: Bellemare et al. 2017, arXiv:1707.06887.
+`num_atoms`: Bellemare et al. 2017, arXiv:1707.06887; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY, ActorCritic, 
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.distributions import Categorical, SquashedNormal
+from rl8x.trees import tree_map, unflatten_tree
 
 NOISE: Final = "noise"
 """Of an update's batch: standard normal numbers of the actions after and at its rows, `[2, batch_size, num_noise]`."""
+CQL_NOISE: Final = "cql_noise"
+"""Of an update's batch: those of the actions of `cql_coeff`, `[3, cql_samples, batch_size, num_noise]`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,20 @@ class SACConfig(ActorCriticConfig):
     target_entropy_frac: float = option(
         0.98, "Share of the largest entropy that is the target for discrete actions.", low=0.0, high=1.0
     )
+    cql_coeff: float = option(
+        0.0,
+        "Weight in the critics' loss of log integral exp Q - Q(s, a), which lowers the values of actions that the data "
+        "do not have (conservative Q-learning). For data sets.",
+        low=0.0,
+    )
+    cql_samples: int = option(
+        10,
+        "Actions of each of three kinds, uniform ones and the policy's of now and of next, by which that integral is "
+        "estimated; that over discrete actions is a sum.",
+        low=1,
+    )
+
+    needs_dataset: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.needs_dataset, "cql_coeff", "cql_samples")
 
 
 class Temperature(nn.Module):
@@ -64,9 +82,9 @@ class Acted(NamedTuple):
     """What a policy does at some observations.
 
     Attributes:
-        actions: Sampled ones, `[..., batch_size, *action]`, through which gradients flow; of a `Discrete` space none.
+        actions: Sampled ones, `[..., batch_size, *action]`, through which gradients flow; of discrete ones none.
         probs: Of discrete actions, `[batch_size, num_actions]`; else None.
-        entropies: What there is of the policy's entropy: -log pi of the actions, or its expectation, `[..., batch_size]`.
+        entropies: What there is of the entropy, -log pi of the actions or its expectation, `[..., batch_size]`.
     """
 
     actions: tuple[Tensor, ...]
@@ -156,11 +174,23 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the noise of actions beside the rest."""
-        drawn = super().draw(first, count)
-        if not self.is_discrete:
-            size = (count, 2, self.config.batch_size, self.policy.distribution.num_noise)
-            drawn[NOISE] = torch.randn(size, generator=self.generator, device=self.device)
+        drawn, config = super().draw(first, count), self.config
+        sizes = {} if self.is_discrete else {NOISE: (2,)}
+        if self._samples_cql:
+            sizes[CQL_NOISE] = (3, config.cql_samples)
+        for name, size in sizes.items():
+            shape = (count, *size, config.batch_size, self.policy.distribution.num_noise)
+            drawn[name] = torch.randn(shape, generator=self.generator, device=self.device)
         return drawn
+
+    @property
+    def _samples_cql(self) -> bool:
+        return self.config.cql_coeff > 0 and not self.is_discrete
+
+    @property
+    def _row_bytes(self) -> int:
+        noise = 3 * self.config.cql_samples * self.policy.distribution.num_noise * torch.float32.itemsize
+        return super()._row_bytes + noise * self._samples_cql
 
     def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
@@ -174,10 +204,12 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         Expectations are one sample, and exact where actions are discrete. The policy's value has the importance
         weights too. R, d and s' are those of `DQN.update`, R scaled where there is a `return_bound`. With `num_atoms`
         L_Q is the cross-entropy towards the distribution of y, where Q'(s', a') is the target's with the smallest mean.
+        With `cql_coeff` L_Q has `_conservatism` too.
         """
         q, alpha, trains = nets["q"], self._alpha(nets), batch.get(TRAINS_POLICY)
         noise = batch.get(NOISE, (None, None))
-        numbers, errors = self.learn_values(q, batch, self._goals(nets, batch, alpha, noise[0]))
+        penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
+        numbers, errors = self.learn_values(q, batch, self._goals(nets, batch, alpha, noise[0]), penalty)
         obs = self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -233,6 +265,51 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         # An action that is never taken has a finite, huge logarithm, of which alpha times may be infinite.
         return Acted((), probs, -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1))
 
+    def _conservatism(self, nets: Mapping[str, Net], batch: Batch) -> Callable[..., Tensor]:
+        """Return what lowers the values of actions that the data do not have, of critics and their values Q_i(s, a).
+
+            cql_coeff sum_i mean of (log integral exp Q_i(s, b) db - Q_i(s, a))
+
+        over actions b scaled to [-1, 1]; over discrete ones it is a sum. The integral is the mean of exp Q(s, b) / p(b)
+        over b of three kinds.
+
+        Source: Kumar et al. 2020, arXiv:2006.04779, eq. 4 and appendix F.
+        """
+        obs, config = self.critics_obs(batch, keys.OBS), self.config
+        if self.is_discrete:
+            mask = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[1]
+
+            def log_sums(q: Callable[..., Tensor]) -> Tensor:
+                values = q(obs)
+                legal = values if mask is None else torch.where(mask | ~mask.any(-1, keepdim=True), values, -torch.inf)
+                return legal.logsumexp(-1)
+        else:
+            actions, log_weights = self._cql_actions(nets, batch)
+            count = len(log_weights)
+            repeated = tree_map(lambda part: part.repeat(count, *[1] * (part.dim() - 1)), obs)
+
+            def log_sums(q: Callable[..., Tensor]) -> Tensor:
+                values = self.means(q(repeated, actions.flatten(0, 1))).unflatten(1, log_weights.shape)
+                return (values + log_weights).logsumexp(1) - math.log(count)
+
+        return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
+
+    def _cql_actions(self, nets: Mapping[str, Net], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return actions for the batch's observations, and minus the logarithms of the densities they are drawn from.
+
+        They are uniform ones, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,
+        *action]` and `[3 cql_samples, batch_size]`.
+        """
+        noise = batch[CQL_NOISE]
+        of_policy = [
+            self._acted(nets["policy"](*observed(batch, key)), each)
+            for key, each in zip((keys.OBS, keys.NEXT_OBS), noise[1:], strict=True)
+        ]
+        now, after = (each.actions[0] for each in of_policy)
+        uniform = self.policy.random_actions(unflatten_tree(keys.OBS, batch), noise[0].flatten(0, 1)).view_as(now)
+        of_uniform = torch.full_like(of_policy[0].entropies, noise.shape[-1] * math.log(2.0))
+        return torch.cat([uniform, now, after]), torch.cat([of_uniform, *[each.entropies for each in of_policy]])
+
     @property
     def params(self) -> dict[str, Any]:
         """Every hyperparameter by name, as it is in force."""
@@ -241,3 +318,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
 class SAC(SoftActorCritic, OnlineActorCritic[SACConfig], config=SACConfig):
     """Soft actor-critic on one environment. Made by `SACConfig(...).build(env)`."""
+
+
+class OfflineSAC(SoftActorCritic, OfflineAlgorithm[SACConfig], config=SACConfig):
+    """SAC from a data set, which needs `cql_coeff`. Made by `SACConfig(...).build(dataset=...)`."""

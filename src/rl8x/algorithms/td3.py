@@ -21,13 +21,12 @@ from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY, ActorCritic, 
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures
 from rl8x.distributions import NoisyDeterministic
 
 NOISE: Final = "target_noise"
 """Of an update's batch: the noise on the target policy's actions, in their units, `[batch_size, *action]`."""
-NEXT_ACTIONS: Final = "next_actions"
-"""Of a data set's batch: what was done after `next_obs` was seen, `[batch_size, *action]`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,14 +50,20 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
         None,
         "Weight, in the policy's loss, of squared distances to the actions of the data, in half ranges and summed over "
         "dimensions, beside values scaled to a mean size of 1. TD3+BC's alpha is 1 / (alpha * dimensions); ReBRAC's "
-        "beta_1 as it is. None: values alone, not scaled.",
+        "beta_1 as it is. None: values alone, not scaled. For data sets.",
         low=0.0,
     )
     critic_bc_coeff: float = option(
         0.0,
         "What such a distance of the next action to that of the data takes off the value in a target (ReBRAC's "
-        "beta_2); needs a data set.",
+        "beta_2). For data sets.",
         low=0.0,
+    )
+
+    needs_dataset: ClassVar[tuple[str, ...]] = (
+        *ActorCriticConfig.needs_dataset,
+        "actor_bc_coeff",
+        "critic_bc_coeff",
     )
 
 
@@ -106,13 +111,8 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     )
 
     def check_spaces(self) -> None:
-        """Refuse actions that are not numbers between bounds, and penalties of actions that only a data set has."""
+        """Refuse actions that are not numbers between bounds."""
         check_bounded("TD3", self.action_space)
-        if self.config.critic_bc_coeff:
-            raise ValueError(
-                "`critic_bc_coeff` compares next actions with those of a data set, and an environment gives none; "
-                f"got {self.config.critic_bc_coeff}. Use 0."
-            )
 
     def make_policy(self) -> Actor:
         """Return a deterministic policy with noise that explores."""
@@ -174,7 +174,9 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         outputs = nets["target_q"](self.critics_obs(batch, keys.NEXT_OBS), actions)
         if not self.config.critic_bc_coeff:
             return self.goals(outputs, batch)
-        return self.goals(outputs, batch, -self.config.critic_bc_coeff * self._distances(actions, batch[NEXT_ACTIONS]))
+        return self.goals(
+            outputs, batch, -self.config.critic_bc_coeff * self._distances(actions, batch[keys.NEXT_ACTIONS])
+        )
 
     def _distances(self, actions: Tensor, others: Tensor) -> Tensor:
         """Return squared distances of actions `[batch_size, *action]` in half ranges, `[batch_size]`."""
@@ -189,3 +191,12 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
 
 class TD3(TwinDelayedPolicyGradient, OnlineActorCritic[TD3Config], config=TD3Config):
     """Twin delayed deep deterministic policy gradients on one environment. Made by `TD3Config(...).build(env)`."""
+
+
+class OfflineTD3(TwinDelayedPolicyGradient, OfflineAlgorithm[TD3Config], config=TD3Config):
+    """TD3 from a data set, which needs `actor_bc_coeff`. Made by `TD3Config(...).build(dataset=...)`."""
+
+    @property
+    def reads_next_actions(self) -> bool:
+        """Whether targets are penalised."""
+        return self.config.critic_bc_coeff > 0

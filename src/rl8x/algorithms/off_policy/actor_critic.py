@@ -1,7 +1,7 @@
 """A policy that critics Q(s, a) train: what SAC and TD3 share.
 
-An algorithm says which actions follow (`update` makes them, and from them the critics' goals) and what the policy's loss
-is. Here are the critics' construction, goals and losses, whose values are means or categorical distributions.
+An algorithm says which actions follow, from which the critics' goals are made, and what the policy's loss is. Here are
+the critics' construction, goals and losses, whose values are means or categorical distributions.
 
 Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bellemare et al. 2017, arXiv:1707.06887
 (`num_atoms`).
@@ -24,7 +24,6 @@ from rl8x.algorithms.off_policy.critics import Critics, expectation, project
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
-from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.return_scale import ReturnScale
 from rl8x.algorithms.off_policy.updates import Batch, weighted_mean
 from rl8x.distributions import Distribution
