@@ -3,16 +3,19 @@ import math
 import numpy as np
 import pytest
 import torch
+import yaml
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from tests.probes import ActionDecides, ActionMatches, Delay, Forever, ObservationDecides, OneStep, Probe, traced_only
 
 from rl8x import NullTracker, Trainer, keys
-from rl8x.algorithms import FastSACConfig, SACConfig
+from rl8x.algorithms import FastSACConfig, FlashSACConfig, SACConfig
 from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY
 from rl8x.algorithms.off_policy.critics import expectation
 from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
+from rl8x.cli.main import main
+from rl8x.config import RunConfig
 from rl8x.envs import CartPole, Pendulum
 from rl8x.replay.dataset import Dataset
 
@@ -366,6 +369,18 @@ def test_fast_sac_learns_whatever_the_size_of_rewards():
         logits = algorithm.critics(torch.tensor([[x]]), act.actions.detach())
         value = expectation(logits, algorithm.atoms).mean() / algorithm.return_scale.scale
         assert value.item() == pytest.approx(1000, rel=0.15)
+
+
+def test_the_presets_are_those_of_their_papers(capsys):
+    flash = FlashSACConfig()
+    assert (flash.batch_size, flash.tau, flash.num_atoms, flash.return_bound) == (2048, 0.01, 101, 5.0)
+    assert (flash.updates_per_collect, FastSACConfig().updates_per_collect) == (2, 8)
+    schedule = flash.schedule("lr")
+    assert [schedule(0), schedule(25_000_000), schedule(10**9)] == pytest.approx([3e-4, 2.25e-4, 1.5e-4])
+    typed = ["train", "Pendulum", "--algorithm", "flash_sac", "--num-envs", "2", "--dry-run", "--no-tracking"]
+    assert main([*typed, "--device", "cpu"]) == 0
+    written = RunConfig.from_dict(yaml.safe_load(capsys.readouterr().out))
+    assert written.make_algorithm_config() == FlashSACConfig(num_envs=2, device="cpu")
 
 
 # -- conservative Q-learning

@@ -123,6 +123,36 @@ class FastSACConfig(
     """
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlashSACConfig(
+    SACConfig,
+    defaults={
+        "num_envs": 1024,
+        "horizon": 1,
+        "batch_size": 2048,
+        "updates_per_sample": 2 / 1024,
+        "warmup_steps": 10 * 1024,
+        "tau": 0.01,
+        "lr_schedule": {"kind": "interp", "points": [[0, 3e-4], [50_000_000, 1.5e-4]]},
+        "critic_layer_norm": True,
+        "num_atoms": 101,
+        "return_bound": 5.0,
+        "policy_delay": 2,
+        "initial_alpha": 0.01,
+    },
+):
+    """SAC for a thousand copies with few updates (FlashSAC): 2 for each step of all copies.
+
+    The paper's are batch size, tau, learning rates, atoms, the bound of returns, the policy's delay, the first
+    temperature, and a warm-up of ten thousand transitions. Ours are updates for a step, the transitions over which the
+    rate falls (the paper's are those of the whole run), and layer normalisation with the usual networks: the paper has
+    residual ones whose weights, features and gradients are bounded by other means, a target entropy for each task's
+    dimensions, and exploring noise that repeats.
+
+    Source: Kim et al. 2026, arXiv:2604.04539, and its code (hyperparameters).
+    """
+
+
 class SoftActorCritic(ActorCritic[SACConfig]):
     """What SAC learns from a batch, whether its rows come from a replay or from a data set."""
 
@@ -175,7 +205,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw the noise of actions beside the rest."""
         drawn, config = super().draw(first, count), self.config
-        sizes = {} if self.is_discrete else {NOISE: (2,)}
+        sizes: dict[str, tuple[int, ...]] = {} if self.is_discrete else {NOISE: (2,)}
         if self._samples_cql:
             sizes[CQL_NOISE] = (3, config.cql_samples)
         for name, size in sizes.items():
@@ -289,8 +319,8 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             repeated = tree_map(lambda part: part.repeat(count, *[1] * (part.dim() - 1)), obs)
 
             def log_sums(q: Callable[..., Tensor]) -> Tensor:
-                values = self.means(q(repeated, actions.flatten(0, 1))).unflatten(1, log_weights.shape)
-                return (values + log_weights).logsumexp(1) - math.log(count)
+                values = self.means(q(repeated, actions.flatten(0, 1)))
+                return (values.view(-1, *log_weights.shape) + log_weights).logsumexp(1) - math.log(count)
 
         return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
 
