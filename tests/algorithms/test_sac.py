@@ -464,6 +464,13 @@ def test_samples_estimate_the_integral_over_all_actions():
     assert found.item() == pytest.approx(expected.item(), abs=0.03)
 
 
+def test_blocks_and_estimates_count_the_actions_that_are_tried():
+    """64 rows with 3 * 20,000 numbers of 4 bytes are 15.4 MB an update: four of them are below 64 MB."""
+    many, few = (offline(Pendulum, cql_coeff=1.0, cql_samples=each, batch_size=64) for each in (20_000, 1))
+    assert (many.block_size, few.block_size) == (4, 100)
+    assert many.seconds_per_step > 50 * few.seconds_per_step
+
+
 def test_illegal_actions_are_not_in_the_sum():
     space = Dict({"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)})
     rows = {"x": torch.zeros(6, 1), "action_mask": torch.tensor([0, 1, 1], dtype=torch.int8).expand(6, 3)}

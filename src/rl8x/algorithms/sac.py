@@ -218,9 +218,18 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return self.config.cql_coeff > 0 and not self.is_discrete
 
     @property
+    def _num_tried(self) -> int:
+        """Actions of `cql_coeff` for each row."""
+        return 3 * self.config.cql_samples if self._samples_cql else 0
+
+    @property
     def _row_bytes(self) -> int:
-        noise = 3 * self.config.cql_samples * self.policy.distribution.num_noise * torch.float32.itemsize
-        return super()._row_bytes + noise * self._samples_cql
+        noise_bytes = self.policy.distribution.num_noise * torch.float32.itemsize
+        return super()._row_bytes + self._num_tried * noise_bytes
+
+    @property
+    def _work(self) -> int:
+        return super()._work + self.config.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
     def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
