@@ -7,10 +7,11 @@ import torch
 from gymnasium import spaces
 
 from rl8x import Trainer
-from rl8x.algorithms import PPOConfig
+from rl8x.algorithms import BCConfig, PPOConfig
 from rl8x.algorithms import memory_check as memory
 from rl8x.cli.main import main
 from rl8x.envs import CartPole, Env, GymnasiumEnv
+from rl8x.replay.dataset import Dataset
 from rl8x.tracking import NullTracker
 
 
@@ -184,3 +185,24 @@ def test_the_command_line_says_it_in_one_line(env, words, there_are, monkeypatch
     assert error.startswith("rl8x: error: num_envs=")
     assert error.count("\n") == 1
     assert main(["train", env, "--no-tracking", "--device", "cpu", "--dry-run", *words]) == 2
+
+
+def test_a_data_set_that_does_not_fit_is_refused_before_its_rows_are_made(there_are, monkeypatch):
+    rows = {
+        "obs": torch.zeros(1000, 100),
+        "actions": torch.zeros(1000, dtype=torch.int64),
+        "rewards": torch.zeros(1000),
+    }
+    rows |= {"terminated": torch.ones(1000), "truncated": torch.zeros(1000), "next_obs": torch.zeros(1000, 100)}
+    observation, action = spaces.Box(-1.0, 1.0, (100,)), spaces.Discrete(2)
+    dataset = Dataset.from_tensors(rows, observation_space=observation, action_space=action)
+    config = BCConfig(device="cpu", model_config={"hidden_sizes": [4]})
+    need = 1000 * (2 * 400 + 8 + 2 * 4)
+    monkeypatch.setattr(Dataset, "prepare", lambda *arguments, **named: pytest.fail("rows were made"))
+    there_are(need - 1)
+    message = r"a data set of 1,000 transitions needs at least 0\.8 MB of memory on cpu, and 0\.8 MB are available"
+    with pytest.raises(ValueError, match=message):
+        config.build(dataset=dataset)
+    there_are(need + 1)
+    with pytest.warns(RuntimeWarning, match="may not be enough"), pytest.raises(pytest.fail.Exception):
+        config.build(dataset=dataset)

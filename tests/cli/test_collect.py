@@ -1,9 +1,12 @@
 """`rl8x collect`: what a hand loop would have recorded, and one line for what cannot be."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from rl8x.algorithms import DQNConfig
 from rl8x.cli.collect import record
@@ -11,6 +14,7 @@ from rl8x.cli.main import main
 from rl8x.envs import CartPole, Env, Pendulum
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
+from rl8x.replay.minari_format import write_minari
 
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 
@@ -159,9 +163,121 @@ def test_what_cannot_be_recorded_is_one_line(run, capsys):
         ([run, "--transitions", "5", "--random", "--deterministic"], "--random leaves nothing for"),
         ([run, "--transitions", "5", "--env", "Pendulum"], "the policy was trained for other spaces"),
         ([run, "--transitions", "5", "--env", "CartPol"], "no built-in environment 'CartPol'. Did you mean"),
+        ([run, "--transitions", "5", "env_config.lenght=1"], "no parameter 'lenght'"),
+        ([run, "--transitions", "5", "env_config.length=-1"], "must be"),
+        ([run, "--transitions", "5", "lr=1"], "only env_config.NAME=VALUE may follow RUN; got lr=1"),
+        ([run, "--transitions", "5", "--format", "csv"], "'csv' is not one of"),
     ):
         capsys.readouterr()
         assert main(["collect", *words]) == 2, words
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["runs"]
+
+
+def test_it_acts_under_the_env_config_of_the_training(run, capsys):
+    trained = {"length": {"uniform": [0.2, 0.3]}, "gravity": 12.0}
+    words = ["train", "CartPole", *SMALL, "--max-steps", "1", "checkpoints.directory=other", "--eval-env", "false"]
+    assert main([*words, "model_config.hidden_sizes=[8]", f"env_config={trained}"]) == 0
+    from rl8x.trainers import Trainer
+
+    policy = Trainer.resume("other").algorithm.policy
+    for i, (extra, config, says) in enumerate(
+        (
+            ([], trained, "gravity = 12.0, length = Uniform(0.2, 0.3), as in the training"),
+            (["env_config.gravity=5"], {**trained, "gravity": 5.0}, "gravity = 5.0, length = Uniform(0.2, 0.3)\n"),
+            (["env_config={}"], {}, "the defaults\n"),
+            (["--env", "CartPole"], {}, "the defaults\n"),
+        )
+    ):
+        capsys.readouterr()
+        assert main(["collect", "other", *extra, "--transitions", "60", "--output", f"data{i}", "--num-envs", "3"]) == 0
+        assert f"env_config  {says}" in capsys.readouterr().out
+        expected = record(policy, CartPole(3, seed=0), 60, seed=0, env_config=config).dataset
+        assert Dataset.load(f"data{i}").digest == expected.digest
+    assert main(["collect", run, "--transitions", "5", "--output", "defaults"]) == 0
+    assert "env_config  the defaults, as in the training" in capsys.readouterr().out
+
+
+def test_minaris_format_is_read_by_minari(run, tmp_path, monkeypatch, capsys):
+    minari = pytest.importorskip("minari", reason="Minari is not installed, whose format is written")
+    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    words = ["collect", run, "--transitions", "100", "--num-envs", "4"]
+    assert main([*words, "--output", "plain"]) == 0
+    assert main([*words, "--format", "minari", "--output", "cartpole/new-v0"]) == 0
+    assert "cartpole/new-v0: 100 transitions" in capsys.readouterr().out
+    ours, theirs = Dataset.load("plain"), minari.load_dataset("cartpole/new-v0")
+    assert [*minari.list_local_datasets()] == ["cartpole/new-v0"]
+    assert (theirs.total_steps, theirs.action_space) == (100, ours.action_space)
+    ends = ours.transitions["terminated"] | ours.transitions["truncated"]
+    assert theirs.total_episodes == int(ends.sum())
+    first = next(iter(theirs.iterate_episodes()))
+    assert len(first.observations) == len(first.rewards) + 1 == int(ends.nonzero()[0]) + 2
+    read = Dataset.load("cartpole/new-v0")
+    assert read.digest == ours.digest
+    assert (read.observation_space, read.action_space) == (ours.observation_space, ours.action_space)
+    assert main([*words, "--format", "minari"]) == 0
+    assert "rl8x/runs-100-v0" in minari.list_local_datasets()
+    for name, message in (
+        ("cartpole/new-v0", "Minari has 'cartpole/new-v0' already"),
+        ("cartpole", "an id of Minari's is NAMESPACE/NAME-vNUMBER"),
+        ("../cartpole/new-v0", "an id of Minari's is NAMESPACE/NAME-vNUMBER"),
+    ):
+        capsys.readouterr()
+        assert main([*words, "--format", "minari", "--output", name]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_trees_and_images_in_minaris_format_are_as_they_were(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari", reason="Minari is not installed, whose format is written")
+    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    image = Box(0, 255, (8, 8, 3), np.uint8)
+    space = Dict({"camera": image, "pair": Tuple((Discrete(3), Box(-1.0, 1.0, (2,))))})
+    obs = {"camera": torch.randint(256, (6, 8, 8, 3), dtype=torch.uint8), "pair": {"0": torch.arange(6) % 3}}
+    obs["pair"]["1"] = torch.rand(6, 2)
+    # Two episodes of two steps; the second is cut where the data end.
+    rows = {"actions": torch.arange(4) % 2, "rewards": torch.arange(4.0), "truncated": torch.zeros(4)}
+    rows["terminated"] = torch.tensor([False, True, False, False])
+    rows |= {"obs": tree_rows(obs, [0, 1, 3, 4]), "next_obs": tree_rows(obs, [1, 2, 4, 5])}
+    dataset = Dataset.from_tensors(rows, observation_space=space, action_space=Discrete(2))
+    write_minari("a/b/trees-v1", dataset, algorithm_name="none")
+    read = Dataset.load("a/b/trees-v1")
+    dataset.transitions["truncated"][-1] = True
+    assert read.digest == dataset.digest
+    assert read.observation_space == space
+    assert minari.load_dataset("a/b/trees-v1")[1].observations["pair"][1].tolist() == obs["pair"]["1"][3:].tolist()
+
+
+def tree_rows(tree, index):
+    return {name: tree_rows(part, index) if isinstance(part, dict) else part[index] for name, part in tree.items()}
+
+
+def test_nothing_is_left_where_minari_fails(tmp_path, monkeypatch):
+    pytest.importorskip("minari", reason="Minari is not installed, whose format is written")
+    pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
+    from minari.dataset.minari_storage import MinariStorage
+
+    def fails(*arguments, **named):
+        raise NotImplementedError("no such space")
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = Counting(2, seed=1)
+    dataset = record(policy_for(env), env, 10).dataset
+    monkeypatch.setattr(MinariStorage, "new", fails)
+    with pytest.raises(ValueError, match="Minari cannot store these spaces: no such space"):
+        write_minari("ours/data-v0", dataset, algorithm_name="none")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_minari_it_is_said_before_anything_is_recorded(run, monkeypatch, capsys):
+    for name in [*sys.modules]:
+        if name.split(".")[0] == "minari":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "minari", None)
+    assert main(["collect", run, "--transitions", "5", "--format", "minari"]) == 2
+    assert "needs Minari: pip install 'minari[hdf5]'" in capsys.readouterr().err

@@ -95,8 +95,50 @@ def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known():
 
 
 def test_where_no_row_is_known_to_lead_anywhere_it_is_refused():
-    with pytest.raises(ValueError, match="nothing is known"):
+    with pytest.raises(ValueError, match="no row has a `next_obs`"):
         Dataset.from_tensors(without_next(episode_rows([1, 1], ["truncated", "open"])))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_next_actions_are_those_recorded_on_the_next_observation(data):
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    ends = data.draw(
+        st.lists(st.sampled_from(["terminated", "truncated"]), min_size=len(lengths), max_size=len(lengths))
+    )
+    if data.draw(st.booleans()):
+        ends[-1] = "open"
+    n = data.draw(st.integers(1, 4))
+    rows = episode_rows(lengths, ends)
+    # By observation: the action on it and the reward after it. Of no truncated step's `next_obs` is there one.
+    action_on = dict(zip(rows["obs"].flatten().tolist(), rows["actions"].tolist(), strict=True))
+    reward_on = dict(zip(rows["obs"].flatten().tolist(), rows["rewards"].tolist(), strict=True))
+    has_one = [
+        rows["terminated"][i].item() or rows["next_obs"][i].item() in action_on for i in range(len(rows["rewards"]))
+    ]
+    dataset = Dataset.from_tensors(rows)
+    if not any(has_one):
+        with pytest.raises(ValueError, match="no row has a `next_actions`"):
+            dataset.prepare(n, 0.9, next_actions=True)
+        return
+    replay = dataset.prepared(n, 0.9, torch.device("cpu"), next_actions=True)
+    found = replay.gather(torch.arange(replay.size))
+    assert found["actions"].tolist() == [i for i, kept in enumerate(has_one) if kept]
+    for i in range(replay.size):
+        start, stop, discount = found["obs"][i].item(), found["next_obs"][i].item(), found["discounts"][i].item()
+        assert 1 <= stop - start <= n
+        if discount:  # what follows is valued: it is the action on `next_obs`
+            assert found["next_actions"][i].item() == action_on[stop]
+            assert discount == pytest.approx(0.9 ** (stop - start))
+        else:
+            assert action_on[stop - 1] == found["next_actions"][i].item()
+        rewards = [reward_on[start + j] for j in range(int(stop - start))]
+        assert found["returns"][i].item() == pytest.approx(sum(0.9**j * r for j, r in enumerate(rewards)), rel=1e-5)
+        # Shorter than n only where nothing else is recorded.
+        if stop - start < n:
+            assert not discount or action_on[stop] not in found["actions"].tolist()
+    assert dataset.size == len(has_one)
+    assert "next_actions" not in all_rows(dataset, n)
 
 
 def test_gaps_are_refused_by_row_or_truncated():
@@ -142,6 +184,17 @@ def test_trees_flags_as_numbers_and_columns_are_understood():
     assert found["returns"].shape == (3,)
     assert dataset.as_tensordict()["obs", "image"].shape == (3, 2, 5, 5)
     assert list(dataset.obs_moments) == ["obs/x"]
+
+
+@pytest.mark.parametrize("next_actions", [False, True])
+def test_the_memory_of_its_rows_is_known_before(next_actions):
+    rows = episode_rows([3, 4], ["terminated", "terminated"])
+    rows |= {"obs": {"x": rows["obs"], "image": torch.zeros(7, 2, 5, 5, dtype=torch.uint8)}}
+    rows |= {"next_obs": rows["obs"] | {"x": rows["next_obs"]}, "actions": torch.zeros(7, 3)}
+    dataset = Dataset.from_tensors(rows)
+    dataset.prepare(2, 0.9, next_actions=next_actions)
+    found = dataset.gather(torch.arange(7))
+    assert dataset.prepared_bytes(next_actions=next_actions) == sum(part.nbytes for part in found.values())
 
 
 # -- statistics

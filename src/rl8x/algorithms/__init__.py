@@ -8,7 +8,7 @@ from rl8x.algorithms.off_policy import OfflineAlgorithm, OffPolicyAlgorithm, Off
 from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
-from rl8x.algorithms.sac import SAC, FastSACConfig, SACConfig
+from rl8x.algorithms.sac import SAC, FastSACConfig, FlashSACConfig, SACConfig
 from rl8x.algorithms.td3 import TD3, FastTD3Config, TD3Config
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "DQNConfig",
     "FastSACConfig",
     "FastTD3Config",
+    "FlashSACConfig",
     "GenericAlgorithmBase",
     "IQLConfig",
     "OffPolicyAlgorithm",

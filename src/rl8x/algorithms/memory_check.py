@@ -87,6 +87,11 @@ def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
         )
 
 
+def check_dataset(transitions: int, device: torch.device, need: int) -> None:
+    """Refuse a data set of so many transitions and bytes that does not fit; raises as `check_training`."""
+    _check(need, device, f"a data set of {transitions:,} transitions needs", "their number", warn=True)
+
+
 def row_bytes(observation: Space, action: Space) -> int:
     """Return what a replay stores of one transition: two observations, the action, return and discount (float32)."""
     return 2 * _stored(observation) + _stored(action) + 2 * 4

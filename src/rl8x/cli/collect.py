@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,13 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.cli.options import find_modules_here
+from rl8x.config import apply_overrides
 from rl8x.envs import Env, env_maker
+from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
+from rl8x.replay.minari_format import check_new_id, write_minari
 from rl8x.spaces import only_legal, tree_of, where_rows
 from rl8x.trees import first_tensor, flatten_tree
 
@@ -28,6 +32,8 @@ _EXAMPLES = """\b
 rl8x collect my-run --transitions 100000
 rl8x collect runs/000040-step-400 --transitions 1e5 --epsilon 0.3 --output medium
 rl8x collect my-run --transitions 20000 --random --output random
+rl8x collect my-run env_config.length=0.4 --transitions 20000 --output short-pole
+rl8x collect my-run --transitions 20000 --format minari --output cartpole/medium-v0
 rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 10 --max-steps 100
 """
 
@@ -46,8 +52,20 @@ class Recording(NamedTuple):
 
 @click.command("collect", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
 @click.argument("run")
+@click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]...")
 @click.option("--transitions", required=True, metavar="N", help="How many transitions.")
-@click.option("--output", metavar="FOLDER", help="A new folder for the data set. [default: datasets/RUN-N]")
+@click.option(
+    "--output",
+    metavar="NAME",
+    help="A new folder for the data set, or a new id of Minari's. [default: datasets/RUN-N, or rl8x/RUN-N-v0]",
+)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["rl8x", "minari"]),
+    default="rl8x",
+    help="A memory-mapped TensorDict, or Minari's HDF5 in its own folder of data sets. [default: rl8x]",
+)
 @click.option("--random", "is_random", is_flag=True, help="Act at random: the run only says in which environment.")
 @click.option(
     "--epsilon", type=click.FloatRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
@@ -62,8 +80,10 @@ class Recording(NamedTuple):
 @click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")
 def collect(
     run: str,
+    overrides: tuple[str, ...],
     transitions: str,
     output: str | None,
+    file_format: str,
     is_random: bool,
     env: str | None,
     auto: bool,
@@ -72,29 +92,36 @@ def collect(
 ) -> int:
     """Record what the policy of RUN does: its name or ID in MLflow, the path of its checkpoints, or of one of them.
 
+    It acts under the env_config of the training, of which env_config.NAME=VALUE changes one parameter, and
+    env_config={} goes back to the environment's defaults; in another --env it acts under that one's defaults.
+
     The data set has true final observations, and says where episodes terminated and where they were truncated. It is
-    in rl8x's own format, a memory-mapped TensorDict, which `--dataset` and `Dataset.load` read.
+    in rl8x's own format, a memory-mapped TensorDict, or in Minari's; `--dataset` and `Dataset.load` read both.
     """
     if is_random and (how["epsilon"] or how["deterministic"]):
         raise UserError("--random leaves nothing for --epsilon or --deterministic to change: give one of them.")
     with users_mistakes():
         count = _whole(transitions)
-        folder = Path("datasets") / f"{Path(run).name}-{count}" if output is None else Path(output)
-        if folder.exists():
-            raise UserError(f"{folder} is there already: give another --output.")
-        _make_parent(folder)
+        target = _new_target(f"{Path(run).name}-{count}" if output is None else None, output, file_format)
         find_modules_here(trust)
-        algorithm = _load(run, auto=auto, trust=trust)
+        algorithm, state = _load(run, auto=auto, trust=trust)
         maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
         if maker is None:
             raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
         made = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
         _check_spaces(made, algorithm.policy)
+        config = _env_config(made, _trained_config(state) if env is None else {}, overrides)
         how["epsilon"] = 1.0 if is_random else how["epsilon"]
-        found = record(algorithm.policy, made, count, state_reset_every=algorithm.state_reset_every, **how)
-        found.dataset.save(folder)
+        reset_every = algorithm.state_reset_every
+        found = record(algorithm.policy, made, count, state_reset_every=reset_every, env_config=config, **how)
+        if isinstance(target, Path):
+            found.dataset.save(target)
+        else:
+            write_minari(target, found.dataset, algorithm_name=type(algorithm).__name__)
+    shown = ", ".join(f"{name} = {shown_value(value)}" for name, value in config.items()) or "the defaults"
+    say(f"env_config  {shown}" + ("" if overrides or env is not None else ", as in the training"))
     mean = f", mean return {found.returns.mean():.4g}" if len(found.returns) else ""
-    say(f"wrote       {folder}: {found.dataset.size:,} transitions, {len(found.returns):,} whole episodes{mean}")
+    say(f"wrote       {target}: {found.dataset.size:,} transitions, {len(found.returns):,} whole episodes{mean}")
     return 0
 
 
@@ -108,6 +135,7 @@ def record(
     deterministic: bool = False,
     seed: int = 0,
     state_reset_every: int = 0,
+    env_config: Mapping[str, Any] | None = None,
 ) -> Recording:
     """Step a policy in an environment and keep what it does.
 
@@ -122,10 +150,11 @@ def record(
         deterministic: Whether the others are the most likely ones rather than samples.
         seed: Seeds the environment and the actions.
         state_reset_every: As the algorithm has it.
+        env_config: Values of the environment's parameters; None: no change.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     env.action_space.seed(seed)
-    obs, _ = env.reset(seed=seed)
+    obs, _ = env.reset(seed=seed, config=env_config)
     carry, state = env.carry, policy.initial_state(env.num_envs)
     assert carry is not None
     starts = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
@@ -184,15 +213,43 @@ def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:
     return rows
 
 
-def _load(run: str, *, auto: bool, trust: bool) -> GenericAlgorithmBase[Any]:
-    """Build the algorithm of a checkpoint, with the weights that it learned."""
+def _load(run: str, *, auto: bool, trust: bool) -> tuple[GenericAlgorithmBase[Any], Mapping[str, Any]]:
+    """Build the algorithm of a checkpoint, with the weights that it learned; return its whole saved state too."""
     from rl8x.checkpoint import find
     from rl8x.checkpoint.build import build_algorithm
 
     checkpoint = find(run, auto=auto)
     algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust)
-    algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
-    return algorithm
+    state = checkpoint.state["trainer"]["algorithm"]
+    algorithm.load_learned_state(state)
+    return algorithm, state
+
+
+def _new_target(default: str | None, output: str | None, file_format: str) -> Path | str:
+    """Return the folder, or the id of Minari's, that the data set is to have, and refuse one that is there."""
+    if file_format == "minari":
+        name = f"rl8x/{re.sub(r'[^-_0-9A-Za-z]', '-', str(default))}-v0" if output is None else output
+        check_new_id(name)
+        return name
+    folder = Path("datasets") / str(default) if output is None else Path(output)
+    if folder.exists():
+        raise UserError(f"{folder} is there already: give another --output.")
+    _make_parent(folder)
+    return folder
+
+
+def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the `env_config` of the training's next reset; a run that learned from a data set has none."""
+    env = state.get("collector", {}).get("env", {})
+    return env.get("next_config") or env.get("config") or {}
+
+
+def _env_config(env: Env, trained: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return what to record under, in plain form: the training's, fitted to so many copies, with what was typed."""
+    config = apply_overrides({"env_config": inherited_config(trained, env.num_envs)}, overrides)
+    if other := [name for name in config if name != "env_config"]:
+        raise UserError(f"only env_config.NAME=VALUE may follow RUN; got {other[0]}={config[other[0]]!r}.")
+    return env.plain_config(config["env_config"] or {}, copies="--num-envs")
 
 
 def _make_parent(folder: Path) -> None:

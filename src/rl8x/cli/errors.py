@@ -26,7 +26,7 @@ def is_users_mistake(error: BaseException) -> bool:
     """Whether an exception is one of our refusals of what a user gave, rather than a bug of ours or of their code.
 
     Refusals are raised on purpose, by rl8x itself: what comes out of torch or out of a user's own environment needs its
-    traceback to be understood.
+    traceback to be understood. An `ImportError` of ours says what to install.
     """
     # An import that fails by itself has a name; ours says what to install.
     missing = type(error) is ImportError and error.name is None

@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import math
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import gymnasium
 import torch
@@ -32,15 +31,13 @@ from rl8x.replay.dataset_files import (
     transitions_of,
     write_spaces,
 )
+from rl8x.replay.dataset_rows import check_gaps, checked, is_part, with_next
 from rl8x.replay.nstep import NStep
 from rl8x.spaces import check_elements
 from rl8x.trees import flatten_tree, unflatten_tree
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-
-_FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
-_NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
 
 
 class Dataset:
@@ -59,7 +56,7 @@ class Dataset:
         action_space: Space of one action, likewise.
 
     Attributes:
-        size: Rows.
+        size: Rows that are drawn.
         transitions: The rows as they were checked, by name, where they were given: not on `device`.
         episode_returns: Sum of the rewards of each episode that ends, `[episodes]`, with those of rows left out.
 
@@ -78,16 +75,16 @@ class Dataset:
     ) -> None:
         if gaps not in ("refuse", "truncate"):
             raise ValueError(f"`gaps` must be 'refuse' or 'truncate'; got {gaps!r}.")
-        rows = _checked(transitions)
+        rows = checked(transitions)
         self.observation_space, self.action_space = observation_space, action_space
         for name, space in ((keys.OBS, observation_space), (keys.ACTIONS, action_space)):
             if space is not None:
                 check_elements(name, space, rows)
         self.episode_returns = _episode_returns(rows)
-        if any(_is_part(name, keys.NEXT_OBS) for name in rows):
-            _check_gaps(rows, gaps)
+        if any(is_part(name, keys.NEXT_OBS) for name in rows):
+            check_gaps(rows, gaps)
         else:
-            rows = _with_next_obs(rows)
+            rows = with_next(keys.OBS, rows)
         self.transitions = rows
         self.size = len(rows[keys.REWARDS])
         self.device = torch.device(device)
@@ -175,7 +172,7 @@ class Dataset:
 
         names = dict.fromkeys(name.split("/", 1)[0] for name in self.transitions)
         trees = {name: unflatten_tree(name, self.transitions) for name in names}
-        return TensorDict(trees, batch_size=[self.size])
+        return TensorDict(trees, batch_size=[len(self.transitions[keys.REWARDS])])
 
     @functools.cached_property
     def digest(self) -> str:
@@ -192,20 +189,41 @@ class Dataset:
 
     # -- as a replay
 
-    def prepared(self, n: int, gamma: float, device: torch.device) -> Self:
+    def prepared_bytes(self, *, next_actions: bool = False) -> int:
+        """Return the memory that the rows of `prepare` take on the device; a few of them may be left out."""
+        parts = (keys.OBS, keys.NEXT_OBS, keys.ACTIONS) + (keys.ACTIONS,) * next_actions
+        spec = spec_of(self.transitions)
+        of_parts = sum(spec[name].row_bytes for part in parts for name in spec if is_part(name, part))
+        return len(self.transitions[keys.REWARDS]) * (of_parts + 2 * torch.float32.itemsize)
+
+    def prepared(self, n: int, gamma: float, device: torch.device, *, next_actions: bool = False) -> Self:
         """Return the same transitions with rows of their own on a device; see `prepare`."""
         other = copy.copy(self)
         other.device = device
-        other.prepare(n, gamma)
+        other.prepare(n, gamma, next_actions=next_actions)
         return other
 
     @torch.no_grad()
-    def prepare(self, n: int, gamma: float) -> None:
+    def prepare(self, n: int, gamma: float, *, next_actions: bool = False) -> None:
         """Put rows with n-step returns on the device; see `NStep` for what they hold, and for its arguments.
 
         The last row bootstraps from its `next_obs` where its episode goes on.
+
+        Args:
+            n: As `NStep` has it.
+            gamma: As `NStep` has it.
+            next_actions: Whether rows hold the recorded action on `next_obs` too. Of the last step of an episode that
+                is truncated, or that the data leave open, none is recorded: it makes no row of its own, and returns end
+                with the step before it, whose `next_obs` is that step's `obs`. Any other action in its place would be
+                one that the behaviour never took there. Rows that terminated hold their own action, which counts for
+                nothing, as their discount is 0.
+
+        Raises:
+            ValueError: If next actions are asked for and no row has one.
         """
-        block = {name: tensor.unsqueeze(1) for name, tensor in self.transitions.items()}
+        transitions = with_next(keys.ACTIONS, self.transitions) if next_actions else self.transitions
+        self.size = len(transitions[keys.REWARDS])
+        block = {name: tensor.unsqueeze(1) for name, tensor in transitions.items()}
         # What follows the last row is there only for the rows before it to be complete; no return reaches it.
         block[keys.TRUNCATED] = block[keys.TRUNCATED].clone()
         block[keys.TRUNCATED][-1] = True
@@ -231,7 +249,8 @@ class Dataset:
     def gather(self, index: Tensor) -> dict[str, Tensor]:
         """Return copies of rows by name, each `[*index, ...]`, given where they are, `[*index]`, int64.
 
-        They are those of a replay: `obs`, `actions`, `returns`, `discounts` and `next_obs`.
+        They are those of a replay: `obs`, `actions`, `returns`, `discounts` and `next_obs`; and `next_actions` where
+        they were asked for.
 
         Raises:
             RuntimeError: If `prepare` has not been called.
@@ -254,7 +273,7 @@ class Dataset:
     @functools.cached_property
     def obs_moments(self) -> dict[str, Moments]:
         """Count, mean and variance of each part of the observations that is of floats, by name, `[*obs]` float64."""
-        parts = {name: part for name, part in self.transitions.items() if _is_part(name, keys.OBS)}
+        parts = {name: part for name, part in self.transitions.items() if is_part(name, keys.OBS)}
         return {name: moments(part) for name, part in parts.items() if part.is_floating_point()}
 
     def normalized_score(self, random: float, expert: float) -> float:
@@ -280,106 +299,7 @@ def normalized_score(value: float, random: float, expert: float) -> float:
     return 100.0 * (value - random) / (expert - random)
 
 
-# -- checks
-
-
-def _checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return transitions in the dtypes that are stored, or raise `ValueError` with the first thing that is wrong."""
-    parts = dict.fromkeys(name.split("/", 1)[0] for name in transitions)
-    legal = (keys.OBS, keys.ACTIONS, keys.REWARDS, *_FLAGS, keys.NEXT_OBS)
-    missing = [name for name in legal[:-1] if name not in parts]
-    unknown = [name for name in parts if name not in legal]
-    if missing or unknown:
-        what = f"has no {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is not known"
-        raise ValueError(f"a data set holds {_NAMES}; this one {what}.")
-    lengths = {name: len(tensor) if tensor.ndim else 0 for name, tensor in transitions.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        raise ValueError(f"a data set needs equally many rows of each name, and at least 1; got {lengths}.")
-    rows = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in transitions.items()}
-    for name in (keys.REWARDS, *_FLAGS):
-        if rows[name].numel() != lengths[name]:
-            raise ValueError(f"`{name}` must be one number a row; got the shape {list(rows[name].shape)}.")
-        rows[name] = rows[name].reshape(-1)
-    for name in _FLAGS:
-        rows[name] = _flags(name, rows[name])
-    rows[keys.REWARDS] = rows[keys.REWARDS].float()
-    for name, tensor in rows.items():
-        _check_finite(name, tensor)
-        _check_same_kind(name, rows)
-    return rows
-
-
-def _flags(name: str, tensor: Tensor) -> Tensor:
-    wrong = ((tensor != 0) & (tensor != 1)).nonzero()
-    if len(wrong):
-        row = int(wrong[0])
-        raise ValueError(f"`{name}` must be true or false, or 0 or 1; got {tensor[row].item()} in row {row:,}.")
-    return tensor.bool()
-
-
-def _check_finite(name: str, tensor: Tensor) -> None:
-    if not tensor.is_floating_point() or tensor.isfinite().all():
-        return
-    row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).to(torch.uint8).argmax())
-    raise ValueError(f"`{name}` is not finite in row {row:,} of {len(tensor):,}: leave such rows out.")
-
-
-def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
-    """Refuse parts of observations that `next_obs` lacks or has in another shape or dtype, and the other way round."""
-    if not any(_is_part(each, keys.NEXT_OBS) for each in rows) or not _is_part(name, keys.OBS, keys.NEXT_OBS):
-        return
-    first, _, rest = name.partition("/")
-    other = "/".join([keys.NEXT_OBS if first == keys.OBS else keys.OBS, *([rest] if rest else [])])
-    if other not in rows:
-        raise ValueError(f"`{name}` has no `{other}` to go with it.")
-    kinds = [f"{each.dtype} {list(each.shape[1:])}" for each in (rows[name], rows[other])]
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"`{name}` and `{other}` must be alike; got {kinds[0]} and {kinds[1]}.")
-
-
-def _check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
-    """Refuse, or truncate, episodes that go on in another row than the next."""
-    goes_on = ~(rows[keys.TERMINATED] | rows[keys.TRUNCATED])[:-1]
-    apart = torch.zeros_like(goes_on)
-    for name, part in rows.items():
-        if _is_part(name, keys.OBS):
-            later = rows[keys.NEXT_OBS + name.removeprefix(keys.OBS)]
-            apart |= (later[:-1] != part[1:]).reshape(len(apart), math.prod(part.shape[1:])).any(1)
-    apart &= goes_on
-    if gaps == "truncate":
-        rows[keys.TRUNCATED] = rows[keys.TRUNCATED] | torch.cat([apart, apart.new_zeros(1)])
-    elif apart.any():
-        row = int(apart.to(torch.uint8).argmax())
-        raise ValueError(
-            f"row {row:,} ends no episode, but its `next_obs` is not the `obs` of row {row + 1:,} (there are "
-            f"{int(apart.sum()):,} such rows). Mark where episodes are cut in `truncated`, or take gaps='truncate'."
-        )
-
-
-def _with_next_obs(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give each row the observation that it led to, and leave out those of which it is not known."""
-    terminated, ends = rows[keys.TERMINATED], rows[keys.TERMINATED] | rows[keys.TRUNCATED]
-    unknown = ~terminated & ends
-    unknown[-1] = ~terminated[-1]
-    cut = torch.cat([unknown[1:], unknown.new_zeros(1)]) & ~ends
-    if unknown.all():
-        raise ValueError(
-            "without `next_obs` nothing is known of what any row led to: a row is left out where its episode is "
-            "truncated, and at the end, and all are."
-        )
-    # What follows a termination is never valued; it has to be something finite.
-    source = torch.where(ends, torch.arange(len(ends)), torch.arange(1, len(ends) + 1))[~unknown]
-    kept = {name: tensor[~unknown] for name, tensor in rows.items()}
-    kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
-    parts = {name: part for name, part in rows.items() if _is_part(name, keys.OBS)}
-    return kept | {keys.NEXT_OBS + name.removeprefix(keys.OBS): part[source] for name, part in parts.items()}
-
-
 def _episode_returns(rows: Mapping[str, Tensor]) -> Tensor:
     ends = (rows[keys.TERMINATED] | rows[keys.TRUNCATED]).nonzero().squeeze(1)
     sums = rows[keys.REWARDS].double().cumsum(0)[ends]
     return sums.diff(prepend=sums.new_zeros(1)).float()
-
-
-def _is_part(name: str, *trees: str) -> bool:
-    return name.split("/", 1)[0] in trees

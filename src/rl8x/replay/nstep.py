@@ -52,12 +52,14 @@ class NStep:
 
         Args:
             rollout_tensors: By flat names, each `[horizon, num_envs, ...]` or longer: `obs`, `actions` and `next_obs`
-                (or their parts), `rewards`, `terminated`, `truncated`, and `valid` where the simulator masks steps.
+                (or their parts), `rewards`, `terminated`, `truncated`, and `valid` where the simulator masks steps;
+                `next_actions`, those on `next_obs`, where they are wanted.
             horizon: Slots that were written.
 
         Returns:
             `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`, each `[rows, ...]`, slot by
-            slot; masked steps make none. They may share the rollout's memory. Empty where no row is complete.
+            slot, and `next_actions` where they were given; masked steps make none. They may share the rollout's memory.
+            Empty where no row is complete.
         """
         block = {name: tensor[:horizon] for name, tensor in rollout_tensors.items() if _is_read(name)}
         if self._waiting:
@@ -88,7 +90,7 @@ class NStep:
         rows |= {keys.RETURNS: returns, keys.DISCOUNTS: discounts}
         rows = {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
         for name, tensor in block.items():
-            if _is_part(name, keys.NEXT_OBS):
+            if _is_part(name, keys.NEXT_OBS, keys.NEXT_ACTIONS):
                 flat = tensor.flatten(0, 1)
                 rows[name] = flat if last is None else flat[last.flatten()]
         if keys.VALID in block:
@@ -131,7 +133,7 @@ class NStep:
 
 
 def _is_read(name: str) -> bool:
-    return name in _READ or _is_part(name, keys.OBS, keys.ACTIONS, keys.NEXT_OBS)
+    return name in _READ or _is_part(name, keys.OBS, keys.ACTIONS, keys.NEXT_OBS, keys.NEXT_ACTIONS)
 
 
 def _is_part(name: str, *trees: str) -> bool:

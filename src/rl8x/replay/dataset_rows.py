@@ -1,0 +1,116 @@
+"""What the transitions of a data set must be, and what a row gets from the row after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from rl8x import keys
+
+_FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
+_NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
+
+
+def checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return transitions in the dtypes that are stored, or raise `ValueError` with the first thing that is wrong."""
+    parts = dict.fromkeys(name.split("/", 1)[0] for name in transitions)
+    legal = (keys.OBS, keys.ACTIONS, keys.REWARDS, *_FLAGS, keys.NEXT_OBS)
+    missing = [name for name in legal[:-1] if name not in parts]
+    unknown = [name for name in parts if name not in legal]
+    if missing or unknown:
+        what = f"has no {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is not known"
+        raise ValueError(f"a data set holds {_NAMES}; this one {what}.")
+    lengths = {name: len(tensor) if tensor.ndim else 0 for name, tensor in transitions.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(f"a data set needs equally many rows of each name, and at least 1; got {lengths}.")
+    rows = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in transitions.items()}
+    for name in (keys.REWARDS, *_FLAGS):
+        if rows[name].numel() != lengths[name]:
+            raise ValueError(f"`{name}` must be one number a row; got the shape {list(rows[name].shape)}.")
+        rows[name] = rows[name].reshape(-1)
+    for name in _FLAGS:
+        rows[name] = _flags(name, rows[name])
+    rows[keys.REWARDS] = rows[keys.REWARDS].float()
+    for name, tensor in rows.items():
+        _check_finite(name, tensor)
+        _check_same_kind(name, rows)
+    return rows
+
+
+def _flags(name: str, tensor: Tensor) -> Tensor:
+    wrong = ((tensor != 0) & (tensor != 1)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(f"`{name}` must be true or false, or 0 or 1; got {tensor[row].item()} in row {row:,}.")
+    return tensor.bool()
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or tensor.isfinite().all():
+        return
+    row = int((~tensor.isfinite()).reshape(len(tensor), -1).any(1).to(torch.uint8).argmax())
+    raise ValueError(f"`{name}` is not finite in row {row:,} of {len(tensor):,}: leave such rows out.")
+
+
+def _check_same_kind(name: str, rows: Mapping[str, Tensor]) -> None:
+    """Refuse parts of observations that `next_obs` lacks or has in another shape or dtype, and the other way round."""
+    if not any(is_part(each, keys.NEXT_OBS) for each in rows) or not is_part(name, keys.OBS, keys.NEXT_OBS):
+        return
+    first, _, rest = name.partition("/")
+    other = "/".join([keys.NEXT_OBS if first == keys.OBS else keys.OBS, *([rest] if rest else [])])
+    if other not in rows:
+        raise ValueError(f"`{name}` has no `{other}` to go with it.")
+    kinds = [f"{each.dtype} {list(each.shape[1:])}" for each in (rows[name], rows[other])]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"`{name}` and `{other}` must be alike; got {kinds[0]} and {kinds[1]}.")
+
+
+def check_gaps(rows: dict[str, Tensor], gaps: str) -> None:
+    """Refuse, or truncate in place, episodes that go on in another row than the next, by `gaps` of `Dataset`."""
+    goes_on = ~(rows[keys.TERMINATED] | rows[keys.TRUNCATED])[:-1]
+    apart = torch.zeros_like(goes_on)
+    for name, part in rows.items():
+        if is_part(name, keys.OBS):
+            later = rows[keys.NEXT_OBS + name.removeprefix(keys.OBS)]
+            apart |= (later[:-1] != part[1:]).reshape(len(apart), math.prod(part.shape[1:])).any(1)
+    apart &= goes_on
+    if gaps == "truncate":
+        rows[keys.TRUNCATED] = rows[keys.TRUNCATED] | torch.cat([apart, apart.new_zeros(1)])
+    elif apart.any():
+        row = int(apart.to(torch.uint8).argmax())
+        raise ValueError(
+            f"row {row:,} ends no episode, but its `next_obs` is not the `obs` of row {row + 1:,} (there are "
+            f"{int(apart.sum()):,} such rows). Mark where episodes are cut in `truncated`, or take gaps='truncate'."
+        )
+
+
+def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Give each row the observation, or the action, of the row after it, as `next_*`.
+
+    Rows are left out where that is not known: the last one of an episode that did not terminate. The row before it
+    then ends the episode as if truncated.
+    """
+    terminated, ends = rows[keys.TERMINATED], rows[keys.TERMINATED] | rows[keys.TRUNCATED]
+    unknown = ~terminated & ends
+    unknown[-1] = ~terminated[-1]
+    cut = torch.cat([unknown[1:], unknown.new_zeros(1)]) & ~ends
+    if unknown.all():
+        raise ValueError(
+            f"no row has a `next_{what}`: it is the `{what}` of the row after it, a row is left out where its episode "
+            "is truncated, and at the end, and all are."
+        )
+    # What follows a termination is never valued; it has to be something finite.
+    source = torch.where(ends, torch.arange(len(ends)), torch.arange(1, len(ends) + 1))[~unknown]
+    kept = {name: tensor[~unknown] for name, tensor in rows.items()}
+    kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
+    parts = {name: part for name, part in rows.items() if is_part(name, what)}
+    return kept | {f"next_{name}": part[source] for name, part in parts.items()}
+
+
+def is_part(name: str, *trees: str) -> bool:
+    """Whether a flat name is that of one of some trees, or of a part of it."""
+    return name.split("/", 1)[0] in trees
