@@ -58,9 +58,11 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "bc": BCConfig,
     "iql": IQLConfig,
     "cql": DQNConfig,
+    "offline sac": SACConfig,
+    "offline td3": TD3Config,
 }
 WITH_A_REPLAY = ("dqn", "sac", "td3")
-OFFLINE = ("bc", "iql", "cql")
+OFFLINE = ("bc", "iql", "cql", "offline sac", "offline td3")
 LOSSES = {"ppo": "losses/total", "bc": "losses/bc"}
 
 
@@ -76,7 +78,7 @@ def fits(algorithm: str, space: Space[Any]) -> bool:
     if algorithm == "iql":
         return isinstance(space, Box | Discrete)
     bounded, discrete = is_bounded(space), isinstance(space, Discrete)
-    return {"sac": bounded or discrete, "td3": bounded}.get(algorithm, discrete)
+    return {"sac": bounded or discrete, "td3": bounded}.get(algorithm.removeprefix("offline "), discrete)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -377,24 +379,26 @@ def on_replay(draw: Any, modes: tuple[str, ...]) -> dict[str, Any]:
 @st.composite
 def of_q(draw: Any) -> dict[str, Any]:
     """Hyperparameters of deep Q-learning, from a replay or a data set."""
+    atoms, quantiles = draw(st.sampled_from([(1, 1), (1, 1), (5, 1), (1, 4)]))
     return {
-        "epsilon_schedule": draw(st.sampled_from(EPSILONS)),
         "double": draw(st.booleans()),
         "dueling": draw(st.booleans()),
-        "huber_delta": draw(st.sampled_from([None, 1.0])),
+        "huber_delta": draw(st.sampled_from([None, 1.0])) if atoms == 1 else None,
+        "num_atoms": atoms,
+        "num_quantiles": quantiles,
     }
 
 
 @st.composite
 def dqn(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
     """DQN's hyperparameters."""
-    return draw(on_replay(modes)) | draw(of_q())
+    return draw(on_replay(modes)) | draw(of_q()) | {"epsilon_schedule": draw(st.sampled_from(EPSILONS))}
 
 
 @st.composite
-def with_critics(draw: Any, modes: tuple[str, ...], *, atoms: bool) -> dict[str, Any]:
-    """Hyperparameters of a policy that critics train."""
-    return draw(on_replay(modes)) | {
+def of_critics(draw: Any, *, atoms: bool) -> dict[str, Any]:
+    """Hyperparameters of a policy that critics train, from a replay or a data set."""
+    return {
         "policy_delay": draw(st.sampled_from([1, 2, 3])),
         "num_critics": draw(st.sampled_from([2, 1, 3])),
         "critic_hidden_sizes": [8],
@@ -404,24 +408,34 @@ def with_critics(draw: Any, modes: tuple[str, ...], *, atoms: bool) -> dict[str,
 
 
 @st.composite
-def sac(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
-    """SAC's hyperparameters, for actions in a box or numbered ones."""
-    return draw(with_critics(modes, atoms=not isinstance(ACTIONS[actions], Discrete))) | {
-        "return_bound": draw(st.sampled_from([None, 5.0])),
+def of_sac(draw: Any, actions: str) -> dict[str, Any]:
+    """SAC's hyperparameters, for actions in a box or numbered ones, wherever rows come from."""
+    return draw(of_critics(atoms=not isinstance(ACTIONS[actions], Discrete))) | {
         "alpha": draw(st.sampled_from([None, None, 0.1, 0.0])),
         "target_entropy": draw(st.sampled_from([None, 0.2])),
     }
 
 
 @st.composite
+def sac(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """SAC's hyperparameters."""
+    bound = {"return_bound": draw(st.sampled_from([None, 5.0]))}
+    return draw(on_replay(modes)) | draw(of_sac(actions)) | bound
+
+
+@st.composite
 def td3(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
     """TD3's hyperparameters."""
-    return draw(with_critics(modes, atoms=True)) | {
-        "exploration_noise": draw(st.sampled_from([0.1, 2.0])),
-        "exploration_noise_min": draw(st.sampled_from([None, 0.01])),
-        "target_noise": draw(st.sampled_from([0.2, 0.0])),
-        "actor_bc_coeff": draw(st.sampled_from([None, None, 0.5])),
-    }
+    return (
+        draw(on_replay(modes))
+        | draw(of_critics(atoms=True))
+        | {
+            "exploration_noise": draw(st.sampled_from([0.1, 2.0])),
+            "exploration_noise_min": draw(st.sampled_from([None, 0.01])),
+            "target_noise": draw(st.sampled_from([0.2, 0.0])),
+            "return_bound": draw(st.sampled_from([None, 5.0])),
+        }
+    )
 
 
 @st.composite
@@ -459,7 +473,35 @@ def cql(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
     return draw(offline(modes)) | draw(on_targets()) | draw(of_q()) | {"cql_coeff": draw(st.sampled_from([1.0, 0.0]))}
 
 
-CONFIGS = {"ppo": ppo, "pqn": pqn, "dqn": dqn, "sac": sac, "td3": td3, "bc": bc, "iql": iql, "cql": cql}
+@st.composite
+def offline_sac(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """SAC's hyperparameters with a data set."""
+    tried = {"cql_coeff": draw(st.sampled_from([1.0, 0.0])), "cql_samples": draw(st.sampled_from([10, 1]))}
+    return draw(offline(modes)) | draw(on_targets()) | draw(of_sac(actions)) | tried
+
+
+@st.composite
+def offline_td3(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """TD3's hyperparameters with a data set."""
+    penalties = {
+        "actor_bc_coeff": draw(st.sampled_from([0.5, None])),
+        "critic_bc_coeff": draw(st.sampled_from([0.5, 0.0])),
+    }
+    return draw(offline(modes)) | draw(on_targets()) | draw(of_critics(atoms=True)) | penalties
+
+
+CONFIGS = {
+    "ppo": ppo,
+    "pqn": pqn,
+    "dqn": dqn,
+    "sac": sac,
+    "td3": td3,
+    "bc": bc,
+    "iql": iql,
+    "cql": cql,
+    "offline sac": offline_sac,
+    "offline td3": offline_td3,
+}
 
 
 @st.composite
