@@ -293,11 +293,15 @@ def test_what_is_published_replaces_the_table_and_draws_the_curves(tmp_path: Pat
     pages = [tmp_path / "README.md", tmp_path / "docs" / "learning.md"]
     for page in pages:
         page.write_text("before\n<!-- learning -->\nold\n<!-- /learning -->\nafter\n")
+    with pages[1].open("a") as page_of_offline:
+        page_of_offline.write("<!-- offline -->\nold\n<!-- /offline -->\nend\n")
     document = json.loads(learning.DEFAULT_OUT.read_text())
     learning.publish(document, tmp_path)
     for page, tasks in zip(pages, (learning.shown(), learning.TASKS), strict=True):
         table = learning.report(document["rows"], tasks)
-        assert page.read_text() == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
+        text, _, offline = page.read_text().partition("<!-- offline -->\n")
+        assert text == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
+    assert offline == f"{learning.report_offline(document['rows'], learning.OFFLINE)}\n<!-- /offline -->\nend\n"
     for name in ("learning.png", "learning-all.png"):
         assert (tmp_path / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
 
