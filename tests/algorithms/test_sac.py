@@ -8,11 +8,13 @@ from tests.probes import ActionDecides, ActionMatches, Delay, Forever, Observati
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastSACConfig, SACConfig
+from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY
 from rl8x.algorithms.off_policy.critics import expectation
 from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.algorithms.sac import NOISE, SCALE, TRAINS_POLICY
+from rl8x.algorithms.sac import CQL_NOISE, NOISE
 from rl8x.envs import CartPole, Pendulum
+from rl8x.replay.dataset import Dataset
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
 SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidden_sizes": [16]}
@@ -25,7 +27,7 @@ def build(env=Pendulum, **options):
 def batch_of(algorithm, size=6):
     """Make a batch by hand, terminations among it."""
     generator = torch.Generator().manual_seed(5)
-    shape, action = algorithm.env.single_observation_space.shape, algorithm.env.single_action_space
+    shape, action = algorithm.observation_space.shape, algorithm.action_space
     discrete = isinstance(action, Discrete)
     batch = {
         keys.OBS: torch.randn(size, *shape, generator=generator),
@@ -60,7 +62,7 @@ class Plain:
     def __init__(self, algorithm):
         self.algorithm, self.critics, self.policy = algorithm, algorithm.critics, algorithm.policy
         self.log_alpha = algorithm.nets.trained["alpha"].module.log_alpha
-        self.discrete = isinstance(algorithm.env.single_action_space, Discrete)
+        self.discrete = isinstance(algorithm.action_space, Discrete)
 
     def under_target(self, function):
         """Call a function while the critics have the target's weights."""
@@ -274,31 +276,6 @@ def test_categorical_critics_learn_the_distribution_of_soft_returns():
     np.testing.assert_allclose(errors.numpy(), gaps, rtol=1e-3, atol=1e-5)
 
 
-def test_rewards_are_scaled_to_the_bound_of_returns():
-    """Rewards of 100 for three steps, then a time limit: G is 100, 150, 175 with gamma 0.5."""
-
-    class Hundreds(ForeverBox):
-        def transition(self, state, actions, parameters, noise):
-            state, rewards, ends = super().transition(state, actions, parameters, noise)
-            return state, 100 * rewards, ends
-
-    algorithm = build(Hundreds, gamma=0.5, return_bound=5.0, horizon=4)
-    for _ in range(3):
-        algorithm.collect()
-    std = np.std([100, 150, 175])
-    assert algorithm.return_scale.scale.item() == pytest.approx(1 / max(std, 175 / 5), rel=1e-5)
-    assert algorithm.draw(0, 3)[SCALE].tolist() == pytest.approx([1 / 35] * 3, rel=1e-5)
-    wide = build(Hundreds, gamma=0.5, return_bound=50.0, horizon=4)
-    for _ in range(3):
-        wide.collect()
-    assert wide.return_scale.scale.item() == pytest.approx(1 / std, rel=1e-5)
-    scaled, plain = build(), build()
-    batch = batch_of(scaled)
-    one = updated(scaled, batch | {SCALE: torch.tensor(0.1)}).numbers
-    two = updated(plain, batch | {keys.RETURNS: batch[keys.RETURNS] * 0.1}).numbers
-    assert one["losses/q"].item() == pytest.approx(two["losses/q"].item(), rel=1e-6)
-
-
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_known_values_of_continuous_actions_are_learned(n_step):
     algorithm = learned(Target, n_step=n_step, steps=80)
@@ -389,6 +366,130 @@ def test_fast_sac_learns_whatever_the_size_of_rewards():
         logits = algorithm.critics(torch.tensor([[x]]), act.actions.detach())
         value = expectation(logits, algorithm.atoms).mean() / algorithm.return_scale.scale
         assert value.item() == pytest.approx(1000, rel=0.15)
+
+
+# -- conservative Q-learning
+
+
+def offline(env, **options):
+    """SAC on 40 rows of no environment."""
+    made, generator = env(1), torch.Generator().manual_seed(3)
+    shape, space = made.single_observation_space.shape, made.single_action_space
+    obs = torch.randn(2, 40, *shape, generator=generator)
+    box = torch.rand(40, 1, generator=generator) * 4 - 2
+    actions = torch.randint(2, (40,), generator=generator) if isinstance(space, Discrete) else box
+    ends = torch.ones(40, dtype=torch.bool)
+    data = Dataset.from_tensors(
+        {"obs": obs[0], "actions": actions, "rewards": obs[0, :, 0], "terminated": ends, "truncated": ~ends}
+        | {"next_obs": obs[1]},
+        observation_space=made.single_observation_space,
+        action_space=space,
+    )
+    kept = {name: SMALL[name] for name in ("seed", "device", "model_config", "batch_size", "critic_hidden_sizes")}
+    return SACConfig(dataset=data, **{**kept, "execution": "eager", **options}).build()
+
+
+def conservatism(plain, batch, coeff):
+    """The penalty, row after row and action after action, with densities of actions scaled to [-1, 1]."""
+    total = 0.0
+    for i in range(6):
+        obs = batch[keys.OBS][i]
+        if plain.discrete:
+            table = plain.critics(obs[None])[:, 0]
+            gaps = [each.exp().sum().log() - each[batch[keys.ACTIONS][i]] for each in table]
+            total = total + coeff * sum(gaps) / 6
+            continue
+        tried = []
+        for kind, key in enumerate((None, keys.OBS, keys.NEXT_OBS)):
+            for noise in batch[CQL_NOISE][kind, :, i]:
+                if key is None:
+                    tried.append((2 * math.erf(noise.item() / math.sqrt(2)), 0.5))
+                    continue
+                hidden = torch.relu(plain.policy.model.actor[0](batch[key][i]))
+                mean, log_std = plain.policy.model.policy_head(hidden).tolist()
+                u = mean + math.exp(log_std) * noise.item()
+                normal = math.exp(-0.5 * noise.item() ** 2) / math.sqrt(2 * math.pi) / math.exp(log_std)
+                tried.append((2 * math.tanh(u), normal / (1 - math.tanh(u) ** 2)))
+        of_data = plain.critics(obs[None], batch[keys.ACTIONS][i : i + 1])[:, 0]
+        for c in range(2):
+            q = [plain.critics(obs[None], torch.tensor([[a]]))[c, 0].exp() / density for a, density in tried]
+            total = total + coeff * ((sum(q) / len(q)).log() - of_data[c]) / 6
+    return total
+
+
+@pytest.mark.parametrize("env", [Pendulum, CartPole], ids=["continuous", "discrete"])
+def test_values_of_actions_that_the_data_do_not_have_are_held_down(env):
+    algorithm, other = (offline(env, optimizer="sgd", lr=0.1, cql_coeff=0.7, cql_samples=3) for _ in range(2))
+    for each in (algorithm, other):
+        disturb(each)
+    batch, plain = batch_of(algorithm), Plain(other)
+    drawn = algorithm.draw(0, 2)
+    assert (CQL_NOISE in drawn) == (env is Pendulum)
+    if env is Pendulum:
+        assert drawn[CQL_NOISE].shape == (2, 3, 3, 6, 1)
+        batch[CQL_NOISE] = drawn[CQL_NOISE][0]
+    q_loss = plain.q_loss(batch, plain.goals(batch))
+    stepped(q_loss + conservatism(plain, batch, 0.7), other.critics.parameters())
+    numbers, _ = updated(algorithm, batch)
+    assert numbers["losses/q"].item() == pytest.approx(q_loss.item(), rel=1e-4)
+    for one, two in zip(algorithm.critics.parameters(), other.critics.parameters(), strict=True):
+        torch.testing.assert_close(one.detach(), two.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_samples_estimate_the_integral_over_all_actions():
+    algorithm = offline(Pendulum, cql_coeff=1.0, cql_samples=20_000, batch_size=1)
+    disturb(algorithm)
+    batch = batch_of(algorithm, 1) | {CQL_NOISE: algorithm.draw(0, 1)[CQL_NOISE][0]}
+    penalty = algorithm._conservatism(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+    grid = torch.linspace(-2.0, 2.0, 2001).unsqueeze(1)
+    with torch.no_grad():
+        found = penalty(algorithm.critics, torch.zeros(2, 1))
+        q = algorithm.critics(batch[keys.OBS].expand(2001, -1), grid)
+    expected = torch.trapezoid(q.exp(), grid.squeeze(1) / 2).log().sum()
+    assert found.item() == pytest.approx(expected.item(), abs=0.03)
+
+
+def test_illegal_actions_are_not_in_the_sum():
+    space = Dict({"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (3,), dtype=np.int8)})
+    rows = {"x": torch.zeros(6, 1), "action_mask": torch.tensor([0, 1, 1], dtype=torch.int8).expand(6, 3)}
+    ends = torch.ones(6, dtype=torch.bool)
+    data = Dataset.from_tensors(
+        {"obs": rows, "next_obs": rows, "actions": torch.full((6,), 2), "rewards": torch.zeros(6)}
+        | {"terminated": ends, "truncated": ~ends},
+        observation_space=space,
+        action_space=Discrete(3, start=1),
+    )
+    algorithm = SACConfig(dataset=data, cql_coeff=1.0, device="cpu", seed=1, batch_size=6).build()
+    batch = {name: tensor[0] for name, tensor in algorithm._items(torch.arange(6).unsqueeze(0)).items()}
+    penalty = algorithm._conservatism({}, batch)
+    with torch.no_grad():
+        table = algorithm.critics({"x": torch.zeros(1, 1)})[:, 0]
+        found = penalty(algorithm.critics, torch.zeros(2, 6))
+    assert found.item() == pytest.approx(table[:, 1:].logsumexp(-1).sum().item(), rel=1e-5)
+
+
+def test_conservative_learning_keeps_to_the_actions_of_the_data():
+    """Rewards are those of the data; the further the weight goes, the nearer the policy is to their actions."""
+    generator = torch.Generator().manual_seed(2)
+    obs = torch.randint(2, (400, 1), generator=generator) * 2.0 - 1.0
+    actions = (obs / 2 + 0.1 * torch.randn(400, 1, generator=generator)).clamp(-0.99, 0.99)
+    ends = torch.ones(400, dtype=torch.bool)
+    data = Dataset.from_tensors(
+        {"obs": obs, "actions": actions, "rewards": actions[:, 0], "terminated": ends, "truncated": ~ends}
+        | {"next_obs": obs},
+        observation_space=Box(-1.0, 1.0, (1,), dtype=np.float32),
+        action_space=Box(-1.0, 1.0, (1,), dtype=np.float32),
+    )
+    found = []
+    for coeff in (0.0, 5.0):
+        kept = {name: SMALL[name] for name in ("seed", "device", "model_config", "critic_hidden_sizes")}
+        options = {"batch_size": 64, "lr": 0.01, "alpha": 0.01, "updates_per_step": 300, "execution": "eager"}
+        algorithm = SACConfig(dataset=data, cql_coeff=coeff, **kept, **options).build()
+        algorithm.step()
+        act = algorithm.policy.act(torch.tensor([[1.0], [-1.0]]), {}, torch.zeros(2, dtype=torch.bool))
+        found.append(act.actions.squeeze(1))
+    assert found[0].min() > 0.7  # rewards rise with the action, and nothing holds it
+    assert found[1].tolist() == pytest.approx([0.55, -0.45], abs=0.3)
 
 
 # -- exploring
@@ -505,13 +606,18 @@ def test_what_does_not_fit_is_refused():
     class Unbounded(Probe):
         single_action_space = Box(-np.inf, np.inf, (1,), dtype=np.float32)
 
-    for env in (Many, Unbounded):
-        with pytest.raises(ValueError, match=r"SAC needs a Box action space of floats .* or a Discrete one; .* PPO\."):
-            build(env)
+    with pytest.raises(ValueError, match=r"SAC needs a Box action space of floats, or a Discrete one; .* PPO\."):
+        build(Many)
+    with pytest.raises(ValueError, match=r"SAC needs actions with finite bounds; got Box.*RescaleAction.*or use PPO"):
+        build(Unbounded)
     with pytest.raises(ValueError, match="SAC trains feedforward models; GRUModel is recurrent"):
         build(model="gru", model_config={})
     with pytest.raises(ValueError, match="`policy_delay` must be at least 1"):
         SACConfig(policy_delay=0)
+    for given in ({"cql_coeff": 1.0}, {"cql_samples": 3}):
+        (name,) = given
+        with pytest.raises(ValueError, match=rf"`{name}` needs a data set: give `dataset`, or leave it out; got"):
+            build(**given)
     with pytest.raises(ValueError, match="`num_atoms` must be 1 for discrete actions; got 51"):
         build(CartPole, num_atoms=51)
     with pytest.raises(ValueError, match="`v_min` must be less than `v_max`; got 1"):

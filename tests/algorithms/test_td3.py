@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
@@ -10,13 +9,15 @@ from tests.probes import Forever, ObservationDecides, OneStep, Probe, traced_onl
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastTD3Config, TD3Config
+from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY
 from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.algorithms.td3 import NEXT_ACTIONS, NOISE, TRAINS_POLICY
+from rl8x.algorithms.td3 import NOISE
 from rl8x.checkpoint.tree import clone
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.envs import CartPole, Pendulum
+from rl8x.replay.dataset import Dataset
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
 SMALL |= {"warmup_steps": 16, "batch_size": 6, "buffer_size": 200, "critic_hidden_sizes": [16]}
@@ -36,17 +37,40 @@ def build(env=TwoJoints, **options):
     return TD3Config(**{**SMALL, "execution": "eager", **options}).build(env)
 
 
+OFFLINE = {name: value for name, value in SMALL.items() if name not in ("num_envs", "horizon", "warmup_steps")}
+del OFFLINE["buffer_size"]
+
+
+def dataset(env=TwoJoints, size=60):
+    """Uniform actions, one step each."""
+    made = env(size)
+    low, high = torch.tensor(made.single_action_space.low), torch.tensor(made.single_action_space.high)
+    obs, _ = made.reset(seed=3)
+    actions = torch.rand(size, len(low), generator=torch.Generator().manual_seed(4)) * (high - low) + low
+    rewards = made.transition({"x": obs}, actions, None, None)[1]
+    ends = torch.ones(size, dtype=torch.bool)
+    return Dataset.from_tensors(
+        {"obs": obs, "actions": actions, "rewards": rewards, "terminated": ends, "truncated": ~ends, "next_obs": obs},
+        observation_space=made.single_observation_space,
+        action_space=made.single_action_space,
+    )
+
+
+def build_offline(env=TwoJoints, **options):
+    return TD3Config(**{**OFFLINE, "execution": "eager", **options}).build(dataset=dataset(env))
+
+
 def batch_of(algorithm, size=6):
     """Make a batch by hand, terminations among it, and noise that brings actions beyond their bounds."""
     generator = torch.Generator().manual_seed(5)
-    shape, space = algorithm.env.single_observation_space.shape, algorithm.env.single_action_space
+    shape, space = algorithm.observation_space.shape, algorithm.action_space
     low, high = torch.tensor(space.low), torch.tensor(space.high)
     actions = torch.rand(2, size, *space.shape, generator=generator) * (high - low) + low
     return {
         keys.OBS: torch.randn(size, *shape, generator=generator),
         keys.NEXT_OBS: torch.randn(size, *shape, generator=generator),
         keys.ACTIONS: actions[0],
-        NEXT_ACTIONS: actions[1],
+        keys.NEXT_ACTIONS: actions[1],
         keys.RETURNS: torch.randn(size, generator=generator) * 3,
         keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
         NOISE: torch.randn(size, *space.shape, generator=generator) * (high - low) / 4,
@@ -86,7 +110,7 @@ class Plain:
     def __init__(self, algorithm):
         self.config, self.weights = algorithm.config, weights_of(algorithm)
         self.atoms = torch.linspace(self.config.v_min, self.config.v_max, self.config.num_atoms, dtype=torch.float64)
-        space = algorithm.env.single_action_space
+        space = algorithm.action_space
         self.low, self.high = torch.tensor(space.low).double(), torch.tensor(space.high).double()
 
     def act(self, net, obs):
@@ -116,7 +140,7 @@ class Plain:
         action = torch.maximum(torch.minimum(action, self.high), self.low)
         least = min(range(2), key=lambda i: self.q("target_q", i, row[keys.NEXT_OBS], action).item())
         probs = self.outputs("target_q", least, row[keys.NEXT_OBS], action).softmax(0).tolist()
-        penalty = self.config.critic_bc_coeff * self.distance(action, row[NEXT_ACTIONS]).item()
+        penalty = self.config.critic_bc_coeff * self.distance(action, row[keys.NEXT_ACTIONS]).item()
         goals, last = [0.0] * len(probs), len(probs) - 1
         for prob, atom in zip(probs, self.atoms.tolist(), strict=True):
             value = row[keys.RETURNS].item() + row[keys.DISCOUNTS].item() * (atom - penalty)
@@ -143,7 +167,7 @@ class Plain:
         action = self.act("target_policy", row[keys.NEXT_OBS]) + row[NOISE]
         action = torch.maximum(torch.minimum(action, self.high), self.low)
         after = min(self.q("target_q", i, row[keys.NEXT_OBS], action) for i in range(self.config.num_critics))
-        after = after - self.config.critic_bc_coeff * self.distance(action, row[NEXT_ACTIONS])
+        after = after - self.config.critic_bc_coeff * self.distance(action, row[keys.NEXT_ACTIONS])
         return (row[keys.RETURNS] + row[keys.DISCOUNTS] * after).detach()
 
     def policy_loss(self, rows):
@@ -199,9 +223,9 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_update_is_that_of_the_papers_row_by_row(variant):
     options = dict(VARIANTS[variant])
-    trains, penalty = options.pop("trains", True), options.pop("critic_bc_coeff", 0.0)
-    algorithm = build(optimizer="sgd", lr=0.1, **options)
-    algorithm.config = dataclasses.replace(algorithm.config, critic_bc_coeff=penalty)  # an environment refuses it
+    trains = options.pop("trains", True)
+    made = build_offline if "actor_bc_coeff" in options else build
+    algorithm = made(optimizer="sgd", lr=0.1, **options)
     disturb(algorithm)
     batch, plain = batch_of(algorithm) | {TRAINS_POLICY: torch.tensor(trains)}, Plain(algorithm)
     q_loss, policy_loss, errors = plain.update(batch, trains)
@@ -218,10 +242,7 @@ def test_an_update_is_that_of_the_papers_row_by_row(variant):
 def test_the_variants_above_differ_where_they_should():
     found = {}
     for variant in ("td3", "one critic", "td3+bc", "rebrac"):
-        options = dict(VARIANTS[variant])
-        penalty = options.pop("critic_bc_coeff", 0.0)
-        algorithm = build(**options)
-        algorithm.config = dataclasses.replace(algorithm.config, critic_bc_coeff=penalty)
+        algorithm = (build_offline if "bc" in variant or "brac" in variant else build)(**VARIANTS[variant])
         disturb(algorithm)
         numbers, errors = updated(algorithm, batch_of(algorithm))
         found[variant] = numbers["losses/policy"].item(), errors.tolist()
@@ -233,7 +254,7 @@ def test_the_variants_above_differ_where_they_should():
 def test_td3_bc_is_the_papers_but_for_a_factor_of_the_whole_loss():
     """lambda = alpha / mean |Q|, L = -lambda Q + mean over dimensions of (mu - a)^2, in actions of [-1, 1]."""
     alpha, dimensions = 2.5, 2
-    algorithm = build(actor_bc_coeff=1 / (alpha * dimensions), lr=1e-9)
+    algorithm = build_offline(actor_bc_coeff=1 / (alpha * dimensions), lr=1e-9)
     disturb(algorithm)
     batch = batch_of(algorithm)
     with torch.no_grad():
@@ -396,8 +417,10 @@ def test_the_best_action_of_each_observation_is_learned():
 
 def test_cloning_holds_the_policy_at_the_actions_of_the_data():
     """The data are uniform actions: their mean is 0, where the reward asks for 1/2."""
-    algorithm = learned(Target, warmup_steps=64, actor_bc_coeff=100.0, exploration_noise=1e-3)
-    assert abs(action_of(algorithm, 1)) < 0.25
+    for coeff, expected in ((100.0, 0.0), (None, 0.5)):
+        algorithm = build_offline(Target, actor_bc_coeff=coeff, lr=0.01, batch_size=32, updates_per_step=300)
+        algorithm.step()
+        assert action_of(algorithm, 1) == pytest.approx(expected, abs=0.25)
 
 
 # -- execution and resume
@@ -414,8 +437,8 @@ def rows_and_state(mode, steps=6, **options):
 
 def test_what_is_compiled_computes_what_eager_does(monkeypatch):
     traced_only(monkeypatch)
-    eager, one = rows_and_state("eager", actor_bc_coeff=0.1)
-    traced, two = rows_and_state("compile", actor_bc_coeff=0.1)
+    eager, one = rows_and_state("eager")
+    traced, two = rows_and_state("compile")
     for mine, other in zip(eager, traced, strict=True):
         assert mine.keys() == other.keys()
         for name in mine:
@@ -469,19 +492,32 @@ class Unbounded(TwoJoints):
     single_action_space = Box(-np.inf, np.inf, (2,), dtype=np.float32)
 
 
+class Counts(TwoJoints):
+    single_action_space = Box(0, 5, (2,), dtype=np.int64)
+
+
 class Switches(TwoJoints):
     single_action_space = MultiDiscrete([2, 3])
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space; got Discrete\(2\)\. Use DQN\."):
+    with pytest.raises(
+        ValueError, match=r"TD3 needs a Box action space of floats; got Discrete\(2\)\. Use DQN or SAC\."
+    ):
         build(CartPole)
-    with pytest.raises(ValueError, match=r"TD3 needs a Box action space; got MultiDiscrete.*Use PPO\."):
+    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got MultiDiscrete.*Use PPO\."):
         build(Switches)
+    with pytest.raises(ValueError, match=r"TD3 needs a Box action space of floats; got Box"):
+        build(Counts)
     with pytest.raises(ValueError, match=r"finite bounds; got Box.*RescaleAction.*or use PPO"):
         build(Unbounded)
-    with pytest.raises(ValueError, match=r"`critic_bc_coeff` compares next actions with those of a data set.*got 0\.1"):
-        build(critic_bc_coeff=0.1)
+    for name in ("actor_bc_coeff", "critic_bc_coeff"):
+        with pytest.raises(ValueError, match=rf"`{name}` needs a data set: give `dataset`, or leave it out; got 0\.1"):
+            build(**{name: 0.1})
+    with pytest.raises(ValueError, match=r"`warmup_steps` is about an environment or a replay: .* data set; got 7"):
+        build_offline(warmup_steps=7)
+    with pytest.raises(ValueError, match=r"`return_bound` measures returns where they are collected; got 5\.0"):
+        FastTD3Config().build(dataset=dataset())
     with pytest.raises(ValueError, match="TD3 trains feedforward models; GRUModel is recurrent"):
         build(model="gru", model_config={})
     with pytest.raises(ValueError, match="`noise_std_min` too and no larger"):
@@ -501,7 +537,7 @@ def test_the_preset_has_the_papers_values():
     assert (config.gamma, config.tau, config.lr, config.policy_delay, config.target_interval) == (0.97, 0.1, 3e-4, 2, 1)
     assert (config.exploration_noise_min, config.exploration_noise) == (0.001, 0.4)
     assert (config.target_noise, config.target_noise_clip) == (0.001, 0.5)
-    assert (config.num_atoms, config.v_min, config.v_max) == (101, -10.0, 10.0)
+    assert (config.num_atoms, config.v_min, config.v_max, config.return_bound) == (101, -5.0, 5.0, 5.0)
     assert (config.optimizer, config.optimizer_config) == ("adamw", {"weight_decay": 0.1})
     assert TD3Config().target_interval == TD3Config().policy_delay == 2
 

@@ -1,7 +1,7 @@
 """Soft actor-critic: a policy that maximises rewards and its own entropy, from a replay.
 
 Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; discrete actions: Christodoulou 2019, arXiv:1910.07207;
-`num_atoms`: Bellemare et al. 2017, arXiv:1707.06887.
+`num_atoms`: Bellemare et al. 2017, arXiv:1707.06887; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
 """
 
 from __future__ import annotations
@@ -9,36 +9,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.off_policy.actor import Actor
+from rl8x.algorithms.off_policy.actor import Actor, check_bounded
+from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.critics import Critics, expectation, project
 from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
-from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
-from rl8x.algorithms.off_policy.return_scale import ReturnScale
+from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.distributions import Categorical, SquashedNormal
-from rl8x.envs import Env
-from rl8x.rollouts.statistics import Number, Stats
-from rl8x.spaces import describe
-from rl8x.trees import unflatten_tree
+from rl8x.trees import tree_map, unflatten_tree
 
 NOISE: Final = "noise"
 """Of an update's batch: standard normal numbers of the actions after and at its rows, `[2, batch_size, num_noise]`."""
-TRAINS_POLICY: Final = "trains_policy"
-"""Of an update's batch: whether policy and temperature are trained, 0-d bool; missing where they always are."""
-SCALE: Final = "return_scale"
-"""Of an update's batch: what returns are multiplied by, 0-d; missing where they are not."""
+CQL_NOISE: Final = "cql_noise"
+"""Of an update's batch: those of the actions of `cql_coeff`, `[3, cql_samples, batch_size, num_noise]`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,12 +39,6 @@ class SACConfig(ActorCriticConfig):
 
     distribution_config: dict[str, Any] = option(
         {}, "Keyword arguments of the squashed normal distribution, such as initial_std; none for discrete actions."
-    )
-    return_bound: float | None = option(
-        None,
-        "Rewards are divided in updates so that discounted returns lie within plus and minus this, and atoms from -5 "
-        "to 5 fit any task. None leaves them as they are.",
-        above=0.0,
     )
     alpha: float | None = option(None, "Temperature: the weight of the entropy. None learns it.", low=0.0)
     initial_alpha: float = option(1.0, "What a learned temperature starts from.", above=0.0)
@@ -64,6 +50,20 @@ class SACConfig(ActorCriticConfig):
     target_entropy_frac: float = option(
         0.98, "Share of the largest entropy that is the target for discrete actions.", low=0.0, high=1.0
     )
+    cql_coeff: float = option(
+        0.0,
+        "Weight in the critics' loss of log integral exp Q - Q(s, a), which lowers the values of actions that the data "
+        "do not have (conservative Q-learning). For data sets.",
+        low=0.0,
+    )
+    cql_samples: int = option(
+        10,
+        "Actions of each of three kinds, uniform ones and the policy's of now and of next, by which that integral is "
+        "estimated; that over discrete actions is a sum.",
+        low=1,
+    )
+
+    needs_dataset: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.needs_dataset, "cql_coeff", "cql_samples")
 
 
 class Temperature(nn.Module):
@@ -76,6 +76,24 @@ class Temperature(nn.Module):
     def forward(self) -> Tensor:
         """Return log alpha, 0-d."""
         return self.log_alpha[0]
+
+
+class Acted(NamedTuple):
+    """What a policy does at some observations.
+
+    Attributes:
+        actions: Sampled ones, `[..., batch_size, *action]`, through which gradients flow; of discrete ones none.
+        probs: Of discrete actions, `[batch_size, num_actions]`; else None.
+        entropies: What there is of the entropy, -log pi of the actions or its expectation, `[..., batch_size]`.
+    """
+
+    actions: tuple[Tensor, ...]
+    probs: Tensor | None
+    entropies: Tensor
+
+    def expected(self, values: Tensor) -> Tensor:
+        """Return values `[batch_size]` as they are, and the expectation of those of all discrete actions."""
+        return values if self.probs is None else (self.probs * values).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,8 +123,8 @@ class FastSACConfig(
     """
 
 
-class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
-    """Soft actor-critic on one environment. Made by `SACConfig(...).build(env)`."""
+class SoftActorCritic(ActorCritic[SACConfig]):
+    """What SAC learns from a batch, whether its rows come from a replay or from a data set."""
 
     numbers: ClassVar[tuple[str, ...]] = (
         "losses/q",
@@ -120,58 +138,32 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         "monitors/policy_grad_norm",
     )
 
-    policy: Actor
-
-    def __init__(self, config: SACConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        super().__init__(config, env, seed, env_factory)
-        bound = config.return_bound
-        self.return_scale = None if bound is None else ReturnScale(config.num_envs, config.gamma, bound).to(self.device)
-
     def check_spaces(self) -> None:
         """Refuse actions that are neither numbered nor in a bounded box."""
-        space = self.action_space
-        if not isinstance(space, spaces.Discrete) and not is_bounded_box(space):
-            raise ValueError(
-                f"SAC needs a Box action space of floats with finite bounds, or a Discrete one; got {describe(space)}. "
-                "Use PPO."
-            )
-        if isinstance(space, spaces.Discrete) and self.config.num_atoms > 1:
+        check_bounded("SAC", self.action_space, discrete=True)
+        if self.is_discrete and self.config.num_atoms > 1:
             raise ValueError(f"`num_atoms` must be 1 for discrete actions; got {self.config.num_atoms}.")
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether actions are numbered: expectations over them are then exact."""
+        return isinstance(self.action_space, spaces.Discrete)
 
     def make_policy(self) -> Actor:
         """Return a policy that samples squashed normal actions, or discrete ones."""
-        config, space = self.config, self.action_space
-        return Actor(
-            self.observation_space,
-            space,
-            distribution=Categorical if isinstance(space, spaces.Discrete) else SquashedNormal,
-            distribution_config=config.distribution_config,
-            model=config.model,
-            model_config=config.model_config,
-            normalize_observations=config.normalize_observations,
-        )
+        return self.make_actor(Categorical if self.is_discrete else SquashedNormal, self.config.distribution_config)
 
     def make_nets(self) -> None:
         """Train critics, which a target follows, the policy, and the temperature unless it is fixed."""
-        config, space = self.config, self.action_space
-        self.critics = Critics(
-            self.policy.model.observation_space,
-            space,
-            num_critics=config.num_critics,
-            hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
-            layer_norm=config.critic_layer_norm,
-            num_outputs=config.num_atoms,
-        )
-        if config.precision == "bf16":
-            self.critics.autocast = self.execution.autocast
-        self.add_net("q", self.critics)
+        self.add_critics()
         self.nets.add_target("target", of="q")
         self.add_net("policy", self.policy)
-        if config.alpha is None:
-            self.add_net("alpha", Temperature(config.initial_alpha))
-        self.target_entropy = self._target_entropy()
+        if self.config.alpha is None:
+            self.add_net("alpha", Temperature(self.config.initial_alpha))
 
-    def _target_entropy(self) -> float:
+    @property
+    def target_entropy(self) -> float:
+        """The entropy that a learned temperature keeps, in nats, of actions scaled to [-1, 1]."""
         space, given = self.action_space, self.config.target_entropy
         if given is not None:
             return given
@@ -180,43 +172,25 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         assert space.shape is not None
         return -float(math.prod(space.shape))
 
-    def explore(self, *, warms_up: bool) -> dict[str, Number]:
-        """Act at random in the warm-up, afterwards as the policy does."""
-        self.policy.set_random(warms_up)
-        return {}
-
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Draw the noise of actions, and say which updates train the policy."""
-        drawn, delay = super().draw(first, count), self.config.policy_delay
-        if isinstance(self.policy.distribution, SquashedNormal):
-            size = (count, 2, self.config.batch_size, self.policy.distribution.num_noise)
-            drawn[NOISE] = torch.randn(size, generator=self.generator, device=self.device)
-        if delay > 1:
-            trains = [(first + i) % delay == 0 for i in range(1, count + 1)]
-            drawn[TRAINS_POLICY] = torch.tensor(trains, device=self.device)
-        if self.return_scale is not None:
-            drawn[SCALE] = self.return_scale.scale.repeat(count)
+        """Draw the noise of actions beside the rest."""
+        drawn, config = super().draw(first, count), self.config
+        sizes = {} if self.is_discrete else {NOISE: (2,)}
+        if self._samples_cql:
+            sizes[CQL_NOISE] = (3, config.cql_samples)
+        for name, size in sizes.items():
+            shape = (count, *size, config.batch_size, self.policy.distribution.num_noise)
+            drawn[name] = torch.randn(shape, generator=self.generator, device=self.device)
         return drawn
 
-    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
-        """Run the policy for a horizon, append it to the replay, and see how large returns are."""
-        if self.return_scale is None:
-            return super().collect(env_config=env_config)
-        if self.collector.cursor is None:
-            self.return_scale.cut()
-        stats = super().collect(env_config=env_config)
-        part = {name: each[: self.config.horizon] for name, each in self.rollout.tensors.items()}
-        # A horizon with a number that is not finite is never learned from.
-        rewards = part[keys.REWARDS].nan_to_num(0.0, 0.0, 0.0)
-        self.return_scale.observe(rewards, part[keys.TERMINATED] | part[keys.TRUNCATED], part.get(keys.VALID))
-        return stats
+    @property
+    def _samples_cql(self) -> bool:
+        return self.config.cql_coeff > 0 and not self.is_discrete
 
-    def reset_if_due(self, env_config: Mapping[str, Any] | None) -> bool:
-        """Reset the environment where the schedule says so; no sum of rewards reaches across it."""
-        is_reset = super().reset_if_due(env_config)
-        if is_reset and self.return_scale is not None:
-            self.return_scale.cut()
-        return is_reset
+    @property
+    def _row_bytes(self) -> int:
+        noise = 3 * self.config.cql_samples * self.policy.distribution.num_noise * torch.float32.itemsize
+        return super()._row_bytes + noise * self._samples_cql
 
     def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
@@ -230,47 +204,34 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         Expectations are one sample, and exact where actions are discrete. The policy's value has the importance
         weights too. R, d and s' are those of `DQN.update`, R scaled where there is a `return_bound`. With `num_atoms`
         L_Q is the cross-entropy towards the distribution of y, where Q'(s', a') is the target's with the smallest mean.
+        With `cql_coeff` L_Q has `_conservatism` too.
         """
-        q, policy, trains = nets["q"], nets["policy"], batch.get(TRAINS_POLICY)
-        alpha = self._alpha(nets)
+        q, alpha, trains = nets["q"], self._alpha(nets), batch.get(TRAINS_POLICY)
         noise = batch.get(NOISE, (None, None))
-        if SCALE in batch:
-            batch = {**batch, keys.RETURNS: batch[keys.RETURNS] * batch[SCALE]}
-        goals = self._goals(nets, batch, alpha, noise[0])
+        penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
+        numbers, errors = self.learn_values(q, batch, self._goals(nets, batch, alpha, noise[0]), penalty)
         obs = self.critics_obs(batch, keys.OBS)
-        found, q_norm = q.minimise(lambda q: self._q_loss(q, obs, batch, goals))
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            params = policy(*observed(batch, keys.OBS))
-            values, entropies = self._soft_values(
-                params, lambda *actions: self._means(q(obs, *actions)).amin(0), alpha, noise[1]
-            )
+            acted = self._acted(policy(*observed(batch, keys.OBS)), noise[1])
+            values = acted.expected(self.means(q(obs, *acted.actions)).amin(0)) + alpha * acted.entropies
             loss = -weighted_mean(values, batch)
-            return loss, {"losses/policy": loss, "entropies": entropies}
+            return loss, {"losses/policy": loss, "entropies": acted.entropies}
 
-        acted, policy_norm = policy.minimise(policy_loss, trains)
-        gaps = acted["entropies"] - self.target_entropy
+        found, policy_norm = nets["policy"].minimise(policy_loss, trains)
+        gaps = found["entropies"] - self.target_entropy
         alpha_loss = (alpha * gaps).mean()
         if "alpha" in nets:
             nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}), trains)
         nets["target"].follow(q, batch[SHARE])
-        errors = (found["values"] - (goals @ self.atoms if self.config.num_atoms > 1 else goals)).abs().mean(0)
-        numbers = {
-            "losses/q": found["losses/q"],
-            "losses/policy": acted["losses/policy"],
+        numbers |= {
+            "losses/policy": found["losses/policy"],
             "losses/alpha": alpha_loss,
-            "monitors/q": found["values"].mean(),
-            "monitors/td_error": errors.mean(),
-            "monitors/entropy": acted["entropies"].mean(),
+            "monitors/entropy": found["entropies"].mean(),
             "coefficients/alpha": alpha,
-            "monitors/q_grad_norm": q_norm,
             "monitors/policy_grad_norm": policy_norm,
         }
         return Figures(numbers, errors)
-
-    def critics_obs(self, batch: Batch, key: str) -> Any:
-        """Return a batch's observations as the critics read them, `[batch_size, *obs]` or a dict of such."""
-        return self.policy.model_inputs(unflatten_tree(key, batch))[0]
 
     def _alpha(self, nets: Mapping[str, Net]) -> Tensor:
         """Return the temperature, 0-d."""
@@ -281,89 +242,73 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
 
     def _goals(self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None) -> Tensor:
         """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
-        obs, target = self.critics_obs(batch, keys.NEXT_OBS), nets["target"]
-        params = nets["policy"](*observed(batch, keys.NEXT_OBS))
-        if self.config.num_atoms > 1:
-            return self._goal_probs(params, lambda actions: target(obs, actions), batch, alpha, noise)
-        after, _ = self._soft_values(params, lambda *actions: target(obs, *actions).amin(0), alpha, noise)
-        return batch[keys.RETURNS] + batch[keys.DISCOUNTS] * after
+        acted = self._acted(nets["policy"](*observed(batch, keys.NEXT_OBS)), noise)
+        outputs, bonus = nets["target"](self.critics_obs(batch, keys.NEXT_OBS), *acted.actions), alpha * acted.entropies
+        if self.is_discrete:
+            return self.value_goals(acted.expected(outputs.amin(0)) + bonus, batch)
+        return self.goals(outputs, batch, bonus)
 
-    def _goal_probs(
-        self, params: Any, logits_of: Callable[..., Tensor], batch: Batch, alpha: Tensor, noise: Tensor | None
-    ) -> Tensor:
-        """Return the distribution of y = R + d (z - alpha log pi) on the atoms z, `[batch_size, num_atoms]`."""
-        found: list[Tensor] = []
-
-        def means(actions: Tensor) -> Tensor:
-            found.append(logits_of(actions))
-            return self._means(found[0]).amin(0)
-
-        _, entropies = self._soft_values(params, means, alpha, noise)
-        (logits,) = found
-        least = self._means(logits).argmin(0, keepdim=True).unsqueeze(-1)
-        probs = logits.gather(0, least.expand(1, *logits.shape[1:])).squeeze(0).softmax(-1)
-        after = self.atoms + (alpha * entropies).unsqueeze(-1)
-        values = batch[keys.RETURNS].unsqueeze(-1) + batch[keys.DISCOUNTS].unsqueeze(-1) * after
-        return project(probs, values, self.atoms)
-
-    @property
-    def atoms(self) -> Tensor:
-        """The atoms of categorical critics, `[num_atoms]`."""
-        config = self.config
-        return torch.linspace(config.v_min, config.v_max, config.num_atoms, device=self.device)
-
-    def _means(self, outputs: Tensor) -> Tensor:
-        """Return the values that the critics' outputs stand for."""
-        return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
-
-    def _q_loss(
-        self, q: Callable[..., Tensor], obs: Any, batch: Batch, goals: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        if isinstance(self.policy.distribution, Categorical):
-            index = batch[keys.ACTIONS] - self.policy.distribution.start
-            values = q(obs)
-            values = values.gather(-1, index.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-        else:
-            values = q(obs, batch[keys.ACTIONS])
-        if self.config.num_atoms > 1:
-            loss = weighted_mean(-(goals * values.log_softmax(-1)).sum(-1).sum(0), batch)
-            return loss, {"losses/q": loss, "values": self._means(values)}
-        loss = weighted_mean(0.5 * (values - goals).square().sum(0), batch)
-        return loss, {"losses/q": loss, "values": values}
-
-    def _soft_values(
-        self, params: Any, values_of: Callable[..., Tensor], alpha: Tensor, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return V(s) and what it has of the policy's entropy, -log pi or its expectation, `[batch_size]` each.
+    def _acted(self, params: Any, noise: Tensor | None) -> Acted:
+        """Return what a policy does, given the parameters of its distributions.
 
         Args:
             params: Of the action distributions.
-            values_of: The smallest of the critics' values, `[batch_size]` of actions, or `[batch_size, num_actions]`.
-            alpha: The temperature, 0-d.
-            noise: Of the samples, `[batch_size, num_noise]`; None for discrete actions.
+            noise: Of the samples, `[..., batch_size, num_noise]`; None for discrete actions, of which none is sampled.
         """
         distribution = self.policy.distribution
         if noise is not None:
             assert isinstance(distribution, SquashedNormal)
             actions, logp = distribution.rsample(params, noise)
             # Of actions scaled to [-1, 1], so that neither rewards nor the target depend on the units of actions.
-            entropies = -(logp + distribution.log_scale.sum())
-            return values_of(actions) + alpha * entropies, entropies
+            return Acted((actions,), None, -(logp + distribution.log_scale.sum()))
         probs = params.log_probs.exp()
         # An action that is never taken has a finite, huge logarithm, of which alpha times may be infinite.
-        entropies = -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1)
-        return (probs * values_of()).sum(-1) + alpha * entropies, entropies
+        return Acted((), probs, -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1))
 
-    def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes, and how large returns were."""
-        scale = {} if self.return_scale is None else {"return_scale": self.return_scale.state_dict()}
-        return super().learned_state() | scale
+    def _conservatism(self, nets: Mapping[str, Net], batch: Batch) -> Callable[..., Tensor]:
+        """Return what lowers the values of actions that the data do not have, of critics and their values Q_i(s, a).
 
-    def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; the replay stays."""
-        super().load_learned_state(state)
-        if self.return_scale is not None:
-            self.return_scale.load_state_dict(state["return_scale"])
+            cql_coeff sum_i mean of (log integral exp Q_i(s, b) db - Q_i(s, a))
+
+        over actions b scaled to [-1, 1]; over discrete ones it is a sum. The integral is the mean of exp Q(s, b) / p(b)
+        over b of three kinds.
+
+        Source: Kumar et al. 2020, arXiv:2006.04779, eq. 4 and appendix F.
+        """
+        obs, config = self.critics_obs(batch, keys.OBS), self.config
+        if self.is_discrete:
+            mask = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[1]
+
+            def log_sums(q: Callable[..., Tensor]) -> Tensor:
+                values = q(obs)
+                legal = values if mask is None else torch.where(mask | ~mask.any(-1, keepdim=True), values, -torch.inf)
+                return legal.logsumexp(-1)
+        else:
+            actions, log_weights = self._cql_actions(nets, batch)
+            count = len(log_weights)
+            repeated = tree_map(lambda part: part.repeat(count, *[1] * (part.dim() - 1)), obs)
+
+            def log_sums(q: Callable[..., Tensor]) -> Tensor:
+                values = self.means(q(repeated, actions.flatten(0, 1))).unflatten(1, log_weights.shape)
+                return (values + log_weights).logsumexp(1) - math.log(count)
+
+        return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
+
+    def _cql_actions(self, nets: Mapping[str, Net], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return actions for the batch's observations, and minus the logarithms of the densities they are drawn from.
+
+        They are uniform ones, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,
+        *action]` and `[3 cql_samples, batch_size]`.
+        """
+        noise = batch[CQL_NOISE]
+        of_policy = [
+            self._acted(nets["policy"](*observed(batch, key)), each)
+            for key, each in zip((keys.OBS, keys.NEXT_OBS), noise[1:], strict=True)
+        ]
+        now, after = (each.actions[0] for each in of_policy)
+        uniform = self.policy.random_actions(unflatten_tree(keys.OBS, batch), noise[0].flatten(0, 1)).view_as(now)
+        of_uniform = torch.full_like(of_policy[0].entropies, noise.shape[-1] * math.log(2.0))
+        return torch.cat([uniform, now, after]), torch.cat([of_uniform, *[each.entropies for each in of_policy]])
 
     @property
     def params(self) -> dict[str, Any]:
@@ -371,8 +316,9 @@ class SAC(OffPolicyAlgorithm[SACConfig], config=SACConfig):
         return super().params | {"target_entropy": self.target_entropy}
 
 
-def is_bounded_box(space: spaces.Space[Any]) -> bool:
-    """Return whether a space is a `Box` of floats with finite bounds."""
-    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        return False
-    return bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+class SAC(SoftActorCritic, OnlineActorCritic[SACConfig], config=SACConfig):
+    """Soft actor-critic on one environment. Made by `SACConfig(...).build(env)`."""
+
+
+class OfflineSAC(SoftActorCritic, OfflineAlgorithm[SACConfig], config=SACConfig):
+    """SAC from a data set, which needs `cql_coeff`. Made by `SACConfig(...).build(dataset=...)`."""

@@ -10,7 +10,15 @@ import torch
 from tests.probes import traced_only
 
 from rl8x import HitsUpperBound, NullTracker, Trainer, keys
-from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, OfflineAlgorithm, OffPolicyConfig
+from rl8x.algorithms import (
+    BCConfig,
+    DQNConfig,
+    IQLConfig,
+    OfflineAlgorithm,
+    OffPolicyConfig,
+    SACConfig,
+    TD3Config,
+)
 from rl8x.checkpoint import Checkpoints
 from rl8x.cli.main import main
 from rl8x.envs import CartPole, Pendulum
@@ -19,7 +27,14 @@ from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking import MemoryTracker
 
 SMALL = {"seed": 1, "device": "cpu", "batch_size": 16, "updates_per_step": 4, "model_config": {"hidden_sizes": [8]}}
-CONFIGS = {"bc": BCConfig, "iql": IQLConfig, "dqn": DQNConfig}
+CONFIGS = {"bc": BCConfig, "iql": IQLConfig, "dqn": DQNConfig, "sac": SACConfig, "td3": TD3Config}
+EXTRA = {
+    "iql": {"critic_hidden_sizes": [8]},
+    "dqn": {"target_interval": 3},
+    "sac": {"critic_hidden_sizes": [8], "cql_coeff": 0.5, "cql_samples": 2},
+    "td3": {"critic_hidden_sizes": [8], "actor_bc_coeff": 0.1, "critic_bc_coeff": 0.1},
+}
+ENVS = {"sac": Pendulum, "td3": Pendulum}
 
 
 def dataset(env_class=CartPole, size=120, seed=3):
@@ -46,9 +61,8 @@ def dataset(env_class=CartPole, size=120, seed=3):
 
 
 def build(name="bc", data=None, **options):
-    extra = {"critic_hidden_sizes": [8]} if name == "iql" else {"target_interval": 3} if name == "dqn" else {}
-    config = CONFIGS[name](**{**SMALL, "execution": "eager", **extra, **options})
-    return config.build(dataset=dataset() if data is None else data)
+    config = CONFIGS[name](**{**SMALL, "execution": "eager", **EXTRA.get(name, {}), **options})
+    return config.build(dataset=dataset(ENVS.get(name, CartPole)) if data is None else data)
 
 
 def weights(algorithm):
@@ -75,7 +89,8 @@ def test_a_run_goes_by_its_updates(name):
     assert algorithm.env is None
     params = trainer.tracker.params
     assert (params["dataset.transitions"], params["dataset.episodes"]) == (120, 12)
-    assert params["dataset.digest"] == dataset().digest != dataset(seed=4).digest
+    env = ENVS.get(name, CartPole)
+    assert params["dataset.digest"] == dataset(env).digest != dataset(env, seed=4).digest
 
 
 def test_rows_are_the_data_sets_with_returns_of_n_steps():
@@ -93,7 +108,7 @@ def test_rows_are_the_data_sets_with_returns_of_n_steps():
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_goes_on_to_the_bit_from_its_folder_alone(name, tmp_path):
-    dataset().save(tmp_path / "data")
+    dataset(ENVS.get(name, CartPole)).save(tmp_path / "data")
 
     def made():
         return build(name, str(tmp_path / "data"), normalize_observations=True)
@@ -126,7 +141,16 @@ def test_another_data_set_under_the_same_path_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "env_class"), [("bc", CartPole), ("iql", CartPole), ("iql", Pendulum), ("dqn", CartPole)]
+    ("name", "env_class"),
+    [
+        ("bc", CartPole),
+        ("iql", CartPole),
+        ("iql", Pendulum),
+        ("dqn", CartPole),
+        ("sac", CartPole),
+        ("sac", Pendulum),
+        ("td3", Pendulum),
+    ],
 )
 def test_traced_updates_have_the_bits_of_eager_ones(name, env_class, monkeypatch):
     traced_only(monkeypatch)
@@ -165,8 +189,12 @@ def test_what_does_not_fit_is_refused():
         DQNConfig().build(CartPole, dataset=data)
     with pytest.raises(ValueError, match="give `env`, such as CartPole, or `dataset`"):
         DQNConfig().build()
-    with pytest.raises(ValueError, match="`prioritized` draws from a replay"):
-        build("dqn", prioritized=True)
+    for wrong in ({"prioritized": True}, {"num_envs": 4}, {"buffer_path": "here"}):
+        (given,) = wrong
+        with pytest.raises(ValueError, match=rf"`{given}` is about an environment or a replay: leave it out with a"):
+            build("dqn", **wrong)
+    with pytest.raises(ValueError, match=r"`updates_per_step` needs a data set: .*; got 7\."):
+        DQNConfig(updates_per_step=7).build(CartPole)
     with pytest.raises(ValueError, match="DQN needs a Discrete action space"):
         build("dqn", dataset(Pendulum))
     with pytest.raises(ValueError, match="no data set in 'nothing'"):
@@ -246,13 +274,9 @@ def test_a_run_on_the_command_line(tmp_path, monkeypatch, capsys):
     dataset().save("data")
     small = ["--device", "cpu", "--batch-size", "8", "--updates-per-step", "2", "--progress", "none", "--no-tracking"]
     words = ["train", "--dataset", "data", *small, "--max-steps", "2", "model_config.hidden_sizes=[8]"]
-    for name in CONFIGS:
-        assert (
-            main(
-                [*words, "--algorithm", name, "--eval-env", "CartPole", "--num-eval-envs", "2", "--steps-per-eval", "2"]
-            )
-            == 0
-        )
+    evaluated = ["--eval-env", "CartPole", "--num-eval-envs", "2", "--steps-per-eval", "2"]
+    for name in ("bc", "iql", "dqn", "sac"):
+        assert main([*words, "--algorithm", name, *evaluated]) == 0
         assert "evaluated   return" in capsys.readouterr().out
     for wrong, message in (
         (["train", "--algorithm", "bc", *small], "give `dataset`"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,33 @@ from rl8x.models import Model
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_logits
 from rl8x.policy import Act, Policy, State
+from rl8x.spaces import describe
 from rl8x.trees import Tree
+
+
+def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = False) -> None:
+    """Refuse action spaces other than a `Box` of floats between finite bounds.
+
+    Args:
+        name: The algorithm.
+        space: Space of one copy's action.
+        discrete: Whether a `Discrete` space fits too.
+
+    Raises:
+        ValueError: If it is another; it says which algorithm fits.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete):
+        if discrete:
+            return
+        raise ValueError(f"{name} needs a Box action space of floats; got {describe(space)}. Use DQN or SAC.")
+    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        fits = "Box action space of floats, or a Discrete one" if discrete else "Box action space of floats"
+        raise ValueError(f"{name} needs a {fits}; got {describe(space)}. Use PPO.")
+    if not (np.isfinite(space.low) & np.isfinite(space.high)).all():
+        raise ValueError(
+            f"{name} needs actions with finite bounds; got {describe(space)}. Give the environment's Box the largest "
+            "actions that make sense (Gymnasium: RescaleAction), or use PPO."
+        )
 
 
 class Actor(Policy):

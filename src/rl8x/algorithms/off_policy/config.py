@@ -77,6 +77,7 @@ class LearnerConfig(AlgorithmConfig):
             ValueError: If there is neither, or the data set is not there or its spaces do not fit.
         """
         config = self if dataset is None else dataclasses.replace(self, dataset=dataset)
+        config.check_source()
         return AlgorithmConfig.build(config, env, **env_kwargs)
 
     @property
@@ -90,6 +91,9 @@ class LearnerConfig(AlgorithmConfig):
                 f"`class ...(OfflineAlgorithm, config={type(self).__name__})`, or leave `dataset` out."
             )
         return self.offline_algorithm
+
+    def check_source(self) -> None:
+        """Raise `ValueError` where an option does not go with where transitions come from."""
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
         """Refuse an environment beside a data set: both are None."""
@@ -193,10 +197,30 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         None, "The same over transitions, in the form of lr_schedule; it replaces priority_beta."
     )
 
+    needs_dataset: ClassVar[tuple[str, ...]] = ("updates_per_step",)
+    """Options that an environment has no use for."""
+
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
         self.check_shares("priority_beta")
+
+    def check_source(self) -> None:
+        """Refuse, beside a data set, options of collecting and of the replay, and without one those that need it.
+
+        Raises:
+            ValueError: If such an option is not at its default.
+        """
+        fields = {field.name: field for field in dataclasses.fields(self)}
+        if self.dataset is None:
+            names, why = list(self.needs_dataset), "needs a data set: give `dataset`, or leave it out"
+        else:
+            of_data = {field.name for field in dataclasses.fields(ValueConfig)}
+            names = [field.name for field in dataclasses.fields(OffPolicyConfig) if field.name not in of_data]
+            why = "is about an environment or a replay: leave it out with a data set"
+        for name in names:
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"`{name}` {why}; got {getattr(self, name)!r}.")
 
     @property
     def update_ratio(self) -> Fraction:
@@ -246,9 +270,24 @@ class ActorCriticConfig(OffPolicyConfig):
     )
     v_min: float = option(-5.0, "The lowest atom.")
     v_max: float = option(5.0, "The highest atom.")
+    return_bound: float | None = option(
+        None,
+        "Rewards are divided in updates so that discounted returns lie within plus and minus this, and atoms from -5 "
+        "to 5 fit any task. None leaves them as they are.",
+        above=0.0,
+    )
 
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
         if not self.v_min < self.v_max:
             raise ValueError(f"`v_min` must be less than `v_max`; got {self.v_min} and {self.v_max}.")
+
+    def check_source(self) -> None:
+        """Refuse the scale of returns beside a data set too, whose returns are not measured."""
+        super().check_source()
+        if self.dataset is not None and self.return_bound is not None:
+            raise ValueError(
+                f"`return_bound` measures returns where they are collected; got {self.return_bound} with a data set. "
+                "Use None, and `v_min` and `v_max` that the data's returns lie between."
+            )

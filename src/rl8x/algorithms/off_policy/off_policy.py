@@ -122,7 +122,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         explored = self.explore(warms_up=warms_up)
         self.reset_if_due(env_config)
         if self.collector.cursor is None:
-            self.nstep.cut()
+            self.cut_returns()
         self.collector.fill(self.rollout)
         before = self.counters[keys.ENV_STEPS]
         stats = self.finish_collect(self.rollout)
@@ -134,10 +134,14 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """Append a horizon to the replay; one with a number that is not finite is never learned from."""
         # The one value that the host waits for off the CPU: how many rows there are is the host's to know.
         if torch.stack([*flags.values()]).any():
-            self.nstep.cut()
+            self.cut_returns()
             return
         self.replay.append(self.nstep.rows(self.rollout.tensors, self.config.horizon), checked=True)
         self.updates_owed += self.config.update_ratio * samples
+        self.observe()
+
+    def observe(self) -> None:
+        """Take the last rollout, in which all is finite, into running moments."""
         if self.policy.obs_moments is not None:
             horizon, valid = self.config.horizon, self.rollout.tensors.get(keys.VALID)
             obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
@@ -147,17 +151,21 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """Reset the environment where the schedule says so; no return reaches across it."""
         is_reset = super().reset_if_due(env_config)
         if is_reset:
-            self.nstep.cut()
+            self.cut_returns()
         return is_reset
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
         """Play in the training environment; see `OnlineAlgorithm.evaluate`. No return reaches across it."""
-        self.nstep.cut()
+        self.cut_returns()
         return super().evaluate(env_config=env_config, deterministic=deterministic)
 
     def discard_experience(self) -> None:
         """Begin new episodes with the next collect; a horizon that was not finite never came to the replay."""
         super().discard_experience()
+        self.cut_returns()
+
+    def cut_returns(self) -> None:
+        """Let no return reach from what was collected to what is collected next."""
         self.nstep.cut()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:

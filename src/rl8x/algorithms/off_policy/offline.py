@@ -45,14 +45,18 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
                 f"{type(self).__name__} learns from recorded transitions: give `dataset`, such as the folder that "
                 "`rl8x collect RUN` writes."
             )
-        if isinstance(config, OffPolicyConfig) and config.prioritized:
-            raise ValueError("`prioritized` draws from a replay: leave it out with a data set.")
         self.dataset = config.dataset if isinstance(config.dataset, Dataset) else Dataset.load(config.dataset)
         super().__init__(config, env, seed, env_factory)
-        check_dataset(self.dataset.size, self.device, self.dataset.prepared_bytes())
-        self.replay = self.dataset.prepared(*config.returns, self.device)
+        wanted = {"next_actions": self.reads_next_actions}
+        check_dataset(self.dataset.size, self.device, self.dataset.prepared_bytes(**wanted))
+        self.replay = self.dataset.prepared(*config.returns, self.device, **wanted)
         obs = unflatten_tree(keys.OBS, self.dataset.transitions)
         self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs))
+
+    @property
+    def reads_next_actions(self) -> bool:
+        """Whether an update reads `next_actions` too; see `Dataset.prepare` for the rows that there are then."""
+        return False
 
     def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         """Return those of the data set.

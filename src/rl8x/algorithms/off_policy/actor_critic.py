@@ -1,0 +1,226 @@
+"""A policy that critics Q(s, a) train: what SAC and TD3 share.
+
+An algorithm says which actions follow, from which the critics' goals are made, and what the policy's loss is. Here are
+the critics' construction, goals and losses, whose values are means or categorical distributions.
+
+Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bellemare et al. 2017, arXiv:1707.06887
+(`num_atoms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import gymnasium
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.off_policy.actor import Actor
+from rl8x.algorithms.off_policy.config import ActorCriticConfig
+from rl8x.algorithms.off_policy.critics import Critics, expectation, project
+from rl8x.algorithms.off_policy.learner import Learner
+from rl8x.algorithms.off_policy.nets import Net
+from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
+from rl8x.algorithms.off_policy.return_scale import ReturnScale
+from rl8x.algorithms.off_policy.updates import Batch, weighted_mean
+from rl8x.distributions import Distribution
+from rl8x.envs import Env
+from rl8x.rollouts.statistics import Number
+from rl8x.trees import unflatten_tree
+
+ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
+
+TRAINS_POLICY: Final = "trains_policy"
+"""Of an update's batch: whether the policy, and what goes with it, is trained, 0-d bool; missing where it always is."""
+SCALE: Final = "return_scale"
+"""Of an update's batch: what returns are multiplied by, 0-d; missing where they are not."""
+
+
+class ActorCritic(Learner[ActorCriticConfigT]):
+    """What is learned from a batch, whether its rows come from a replay or from a data set.
+
+    Attributes:
+        critics: The module of the network "q".
+    """
+
+    policy: Actor
+    critics: Critics
+
+    def make_actor(self, distribution: type[Distribution], distribution_config: Mapping[str, Any]) -> Actor:
+        """Return a policy of the config's model with a distribution of actions."""
+        config = self.config
+        return Actor(
+            self.observation_space,
+            self.action_space,
+            distribution=distribution,
+            distribution_config=distribution_config,
+            model=config.model,
+            model_config=config.model_config,
+            normalize_observations=config.normalize_observations,
+        )
+
+    def add_critics(self) -> None:
+        """Add the critics of the config as the network "q"."""
+        config = self.config
+        self.critics = Critics(
+            self.policy.model.observation_space,
+            self.action_space,
+            num_critics=config.num_critics,
+            hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
+            layer_norm=config.critic_layer_norm,
+            num_outputs=config.num_atoms,
+        )
+        if config.precision == "bf16":
+            self.critics.autocast = self.execution.autocast
+        self.add_net("q", self.critics)
+
+    def draw(self, first: int, count: int) -> dict[str, Tensor]:
+        """Say which updates train the policy."""
+        drawn, delay = super().draw(first, count), self.config.policy_delay
+        if delay > 1:
+            trains = [(first + i) % delay == 0 for i in range(1, count + 1)]
+            drawn[TRAINS_POLICY] = torch.tensor(trains, device=self.device)
+        return drawn
+
+    # -- in an update
+
+    def critics_obs(self, batch: Batch, key: str) -> Any:
+        """Return a batch's observations as the critics read them, `[batch_size, *obs]` or a dict of such."""
+        return self.policy.model_inputs(unflatten_tree(key, batch))[0]
+
+    @property
+    def atoms(self) -> Tensor:
+        """The atoms of categorical critics, `[num_atoms]`."""
+        config = self.config
+        return torch.linspace(config.v_min, config.v_max, config.num_atoms, device=self.device)
+
+    def means(self, outputs: Tensor) -> Tensor:
+        """Return the values that the critics' outputs stand for: `[..., num_atoms]`, or with one atom as they are."""
+        return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
+
+    def value_goals(self, after: Tensor, batch: Batch) -> Tensor:
+        """Return y = R + d V(s') of values of what followed; R is scaled where there is a `return_bound`.
+
+        Args:
+            after: V(s'), `[batch_size]`, or `[batch_size, num_atoms]` of atoms.
+            batch: Has R and d.
+        """
+        returns, discounts = batch[keys.RETURNS], batch[keys.DISCOUNTS]
+        if SCALE in batch:
+            returns = returns * batch[SCALE]
+        if after.dim() > 1:
+            returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
+        return returns + discounts * after
+
+    def goals(self, outputs: Tensor, batch: Batch, bonus: Tensor | None = None) -> Tensor:
+        """Return y = R + d (min_i Q_i'(s', a') + bonus), or its distribution where Q' is that of the smallest mean.
+
+        Args:
+            outputs: What the target's critics say of the next actions, `[num_critics, batch_size]`, or with atoms
+                `[num_critics, batch_size, num_atoms]`.
+            batch: Has R and d.
+            bonus: What the next actions are worth beside that, `[batch_size]`.
+
+        Returns:
+            `[batch_size]`, or the probabilities of the atoms, `[batch_size, num_atoms]`.
+        """
+        if self.config.num_atoms == 1:
+            least = outputs.amin(0)
+            return self.value_goals(least if bonus is None else least + bonus, batch)
+        index = self.means(outputs).argmin(0).view(1, -1, 1).expand(1, *outputs.shape[1:])
+        probs = outputs.gather(0, index).squeeze(0).softmax(-1)
+        after = self.atoms if bonus is None else self.atoms + bonus.unsqueeze(-1)
+        return project(probs, self.value_goals(after.expand_as(probs), batch), self.atoms)
+
+    def learn_values(
+        self, q: Net, batch: Batch, goals: Tensor, penalty: Callable[..., Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Move the critics towards goals.
+
+            L = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
+
+        With `num_atoms` it is the cross-entropy towards the distribution of y.
+
+        Args:
+            q: The critics.
+            batch: The rows.
+            goals: As `goals` returns them.
+            penalty: Given critics and their values Q_i(s, a), `[num_critics, batch_size]`, returns what is added to
+                the loss, 0-d.
+
+        Returns:
+            What is measured, by the names of metrics, and the errors of the rows, `[batch_size]`.
+        """
+        obs, categorical = self.critics_obs(batch, keys.OBS), self.config.num_atoms > 1
+
+        def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            outputs = self._of_actions(q, obs, batch[keys.ACTIONS])
+            losses = -(goals * outputs.log_softmax(-1)).sum(-1) if categorical else 0.5 * (outputs - goals).square()
+            error, values = weighted_mean(losses.sum(0), batch), self.means(outputs)
+            total = error if penalty is None else error + penalty(q, values)
+            return total, {"losses/q": error, "values": values}
+
+        found, norm = q.minimise(loss)
+        values = found["values"]
+        errors = (values - (goals @ self.atoms if categorical else goals)).abs().mean(0)
+        numbers = {"losses/q": found["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
+        return {**numbers, "monitors/q_grad_norm": norm}, errors
+
+    def _of_actions(self, q: Callable[..., Tensor], obs: Any, actions: Tensor) -> Tensor:
+        """Return what critics say of actions, `[num_critics, batch_size]`, or with atoms `[..., num_atoms]`."""
+        if not isinstance(self.action_space, gymnasium.spaces.Discrete):
+            return q(obs, actions)
+        values = q(obs)  # [num_critics, batch_size, num_actions]
+        index = actions - int(self.action_space.start)
+        return values.gather(-1, index.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
+class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[ActorCriticConfigT]):
+    """Learns from a replay: explores, and brings returns to a scale of their own where there is a `return_bound`.
+
+    Attributes:
+        return_scale: What rewards are multiplied by in updates; None leaves them as they are.
+    """
+
+    def __init__(self, config: ActorCriticConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
+        super().__init__(config, env, seed, env_factory)
+        bound = config.return_bound
+        self.return_scale = None if bound is None else ReturnScale(config.num_envs, config.gamma, bound).to(self.device)
+
+    def explore(self, *, warms_up: bool) -> dict[str, Number]:
+        """Act at random in the warm-up, afterwards as the policy samples."""
+        self.policy.set_random(warms_up)
+        return {}
+
+    def draw(self, first: int, count: int) -> dict[str, Tensor]:
+        """Give updates the present scale of returns beside the rest."""
+        drawn = super().draw(first, count)
+        return drawn if self.return_scale is None else drawn | {SCALE: self.return_scale.scale.repeat(count)}
+
+    def observe(self) -> None:
+        """See how large the last rollout's returns are, beside the rest."""
+        super().observe()
+        if self.return_scale is not None:
+            part = {name: each[: self.config.horizon] for name, each in self.rollout.tensors.items()}
+            cuts = part[keys.TERMINATED] | part[keys.TRUNCATED]
+            self.return_scale.observe(part[keys.REWARDS], cuts, part.get(keys.VALID))
+
+    def cut_returns(self) -> None:
+        """Let no return, and no sum of rewards that the scale is of, reach what is collected next."""
+        super().cut_returns()
+        if self.return_scale is not None:
+            self.return_scale.cut()
+
+    def learned_state(self) -> dict[str, Any]:
+        """Return what an update changes, and how large returns were."""
+        scale = {} if self.return_scale is None else {"return_scale": self.return_scale.state_dict()}
+        return super().learned_state() | scale
+
+    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `learned_state` or `state_dict` returned; the replay stays."""
+        super().load_learned_state(state)
+        if self.return_scale is not None:
+            self.return_scale.load_state_dict(state["return_scale"])
