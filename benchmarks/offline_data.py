@@ -23,7 +23,7 @@ from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset, normalized_score
 
 # Few copies, each for long: the episodes that are cut at the end are longer than others, and not in the means.
-COPIES = 10
+COPIES = 20
 REFERENCE = 20_000  # transitions by which random policy and expert are judged
 SEED = 100  # of policies and recordings; learners have 0, 1, ...
 
@@ -67,7 +67,7 @@ class Data:
 CARTPOLE = {"task": "cartpole", "medium_at": 30.0}
 PENDULUM = {"task": "pendulum", "medium_at": -1180.0}
 RECIPES = {
-    "cartpole-medium": Recipe(parts={"medium": 100_000}, **CARTPOLE),
+    "cartpole-medium": Recipe(parts={"medium": 200_000}, **CARTPOLE),
     "cartpole-mixed": Recipe(parts={"random": 20_000, "medium": 30_000, "expert": 10_000}, **CARTPOLE),
     "pendulum-mixed": Recipe(parts={"random": 20_000, "medium": 10_000, "expert": 10_000}, **PENDULUM),
 }
