@@ -43,7 +43,6 @@ SHOWN = ("cartpole", "pendulum", "masked-cartpole-gru", "masked-cartpole-mlp", "
 INVALID = "episodes/info/invalid/mean"
 # What Gymnasium's environments are made with, by the part of their entry point that tells.
 SIMULATORS = {"mujoco": "mujoco", "box2d": "Box2D"}
-ALL: dict[str, Task | OfflineTask] = {**TASKS, **OFFLINE}
 DEFAULT_OUT = ROOT / "benchmarks" / "results" / "learning.json"
 
 
@@ -184,6 +183,11 @@ def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
     return "\n".join(lines)
 
 
+def all_tasks() -> dict[str, Task | OfflineTask]:
+    """Return the tasks with an environment, then those that learn from data."""
+    return {**TASKS, **OFFLINE}
+
+
 def shown() -> dict[str, Task]:
     """Return the tasks that the README tells."""
     return {name: TASKS[name] for name in SHOWN if name in TASKS}
@@ -238,7 +242,7 @@ def put(page: Path, mark: str, table: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, and write the JSON file after every row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="*", choices=[*ALL], default=[*ALL], help="none: only publish")
+    parser.add_argument("--tasks", nargs="*", choices=[*all_tasks()], default=[*all_tasks()], help="none: only publish")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0, 1, ... as many as the task has")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--publish", action="store_true", help="put tables and curves into README.md and docs/")
@@ -248,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} {'env steps':>10} {'updates':>8}"
     )
     for name in options.tasks:
-        task = ALL[name]
+        task = all_tasks()[name]
         if package := missing(task):
             print(f"{name:<20} left out: it needs {package}")
             continue
@@ -280,7 +284,7 @@ def held(path: Path) -> dict[str, Any]:
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows into the file, beside those that stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(merged(held(path), rows, ALL)))
+    path.write_text(as_text(merged(held(path), rows, all_tasks())))
 
 
 def as_text(document: Mapping[str, Any]) -> str:

@@ -50,7 +50,6 @@ def short(monkeypatch):
     names = ("cartpole-mixed-bc", "cartpole-mixed-iql")
     chosen = {name: dataclasses.replace(offline_tasks.OFFLINE[name], updates=100, episodes=8) for name in names}
     monkeypatch.setattr(learning, "OFFLINE", chosen)
-    monkeypatch.setattr(learning, "ALL", learning.TASKS | chosen)
     yield chosen
     for cached in (offline_data.make_data, offline_data.recorded, offline_data.policy_of):
         cached.cache_clear()
