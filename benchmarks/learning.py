@@ -7,6 +7,7 @@ counts is the policy at the end, not the best one on the way; some tasks say bes
 good enough. Rows of other tasks and seeds that the file has already
 stay there. The exit code is 1 if a seed misses the task's bound. `benchmarks/learning_tasks.py` has the tasks; those on
 Gymnasium's simulators need `pip install "gymnasium[mujoco,box2d]"` and are left out, with a word, where it is missing.
+`benchmarks/offline_tasks.py` has those that learn from data sets alone, for a fixed number of updates.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if __package__ in (None, ""):
 import rl8x
 from benchmarks.common import version
 from benchmarks.learning_tasks import TASKS, Task
+from benchmarks.offline_tasks import OFFLINE, OfflineTask, measure_offline, report_offline
 from rl8x import HitsUpperBound, NullTracker, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,9 +95,9 @@ def measure(name: str, task: Task, seed: int) -> dict[str, Any]:
     return row
 
 
-def missing(task: Task) -> str | None:
+def missing(task: Task | OfflineTask) -> str | None:
     """Name the package that a task's simulator needs and that is not installed."""
-    if not isinstance(task.env, str):
+    if isinstance(task, OfflineTask) or not isinstance(task.env, str):
         return None
     entry_point = str(gymnasium.spec(task.env).entry_point)
     needed = (module for part, module in SIMULATORS.items() if part in entry_point)
@@ -128,7 +130,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def merged(old: Mapping[str, Any], rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> dict[str, Any]:
+def merged(
+    old: Mapping[str, Any], rows: list[dict[str, Any]], tasks: Mapping[str, Task | OfflineTask]
+) -> dict[str, Any]:
     """Put new rows in the place of those of the same task and seed; rows under other settings go.
 
     Args:
@@ -179,6 +183,11 @@ def report(rows: list[dict[str, Any]], tasks: Mapping[str, Task]) -> str:
     return "\n".join(lines)
 
 
+def all_tasks() -> dict[str, Task | OfflineTask]:
+    """Return the tasks with an environment, then those that learn from data."""
+    return {**TASKS, **OFFLINE}
+
+
 def shown() -> dict[str, Task]:
     """Return the tasks that the README tells."""
     return {name: TASKS[name] for name in SHOWN if name in TASKS}
@@ -215,19 +224,25 @@ def draw(document: Mapping[str, Any], names: Sequence[str], path: Path) -> None:
 
 def publish(document: Mapping[str, Any], root: Path = ROOT) -> None:
     """Put the tables between the marks of README.md and docs/learning.md, and draw the curves that they show."""
-    for page, tasks in ((root / "README.md", shown()), (root / "docs" / "learning.md", TASKS)):
-        before, rest = page.read_text().split("<!-- learning -->\n")
-        after = rest.split("<!-- /learning -->")[1]
-        table = report(document["rows"], tasks)
-        page.write_text(f"{before}<!-- learning -->\n{table}\n<!-- /learning -->{after}")
+    rows, page = document["rows"], root / "docs" / "learning.md"
+    put(root / "README.md", "learning", report(rows, shown()))
+    put(page, "learning", report(rows, TASKS))
+    put(page, "offline", report_offline(rows, OFFLINE))
     draw(document, SHOWN, root / "docs" / "images" / "learning.png")
     draw(document, [*TASKS], root / "docs" / "images" / "learning-all.png")
+
+
+def put(page: Path, mark: str, table: str) -> None:
+    """Put a table between a page's marks of a name."""
+    before, rest = page.read_text().split(f"<!-- {mark} -->\n")
+    after = rest.split(f"<!-- /{mark} -->")[1]
+    page.write_text(f"{before}<!-- {mark} -->\n{table}\n<!-- /{mark} -->{after}")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, print, and write the JSON file after every row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="*", choices=[*TASKS], default=[*TASKS], help="none: only publish")
+    parser.add_argument("--tasks", nargs="*", choices=[*all_tasks()], default=[*all_tasks()], help="none: only publish")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0, 1, ... as many as the task has")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     parser.add_argument("--publish", action="store_true", help="put tables and curves into README.md and docs/")
@@ -237,11 +252,15 @@ def main(argv: list[str] | None = None) -> int:
         f"{'task':<20} {'seed':>4} {'return':>8} {'min':>7} {'wall s':>7} {'CPU s':>6} {'env steps':>10} {'updates':>8}"
     )
     for name in options.tasks:
-        if package := missing(TASKS[name]):
+        task = all_tasks()[name]
+        if package := missing(task):
             print(f"{name:<20} left out: it needs {package}")
             continue
-        for seed in options.seeds or range(TASKS[name].seeds):
-            row = measure(name, TASKS[name], seed)
+        for seed in options.seeds or range(task.seeds):
+            if isinstance(task, OfflineTask):
+                row = measure_offline(name, task, seed, held(options.out).get("rows", []))
+            else:
+                row = measure(name, task, seed)
             print(
                 f"{name:<20} {seed:>4} {row['return_mean']:>8.1f} {row['return_min']:>7.1f} {row['wall_s']:>7.1f} "
                 f"{row['cpu_s']:>6.1f} {row['env_steps']:>10,} {row['updates']:>8,}"
@@ -251,17 +270,21 @@ def main(argv: list[str] | None = None) -> int:
             passed = passed and row["passed"]
             keep(options.out, [row])
     document = json.loads(options.out.read_text())
-    print("\n" + report(document["rows"], TASKS))
+    print("\n" + report(document["rows"], TASKS) + "\n\n" + report_offline(document["rows"], OFFLINE))
     if options.publish:
         publish(document)
     return 0 if passed else 1
 
 
+def held(path: Path) -> dict[str, Any]:
+    """Return what a file holds; nothing where it is not there."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows into the file, beside those that stay."""
-    old = json.loads(path.read_text()) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(merged(old, rows, TASKS)))
+    path.write_text(as_text(merged(held(path), rows, all_tasks())))
 
 
 def as_text(document: Mapping[str, Any]) -> str:

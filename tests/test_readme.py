@@ -197,17 +197,22 @@ def test_the_speeds_are_those_of_the_committed_measurement() -> None:
 
 def test_every_seed_of_every_task_passed_under_the_present_settings() -> None:
     document = json.loads(learning.DEFAULT_OUT.read_text())
-    assert set(document["tasks"]) == set(learning.TASKS)
+    tasks, means = learning.all_tasks(), {(row["task"], row["seed"]): row["return_mean"] for row in document["rows"]}
+    assert set(learning.TASKS) <= set(document["tasks"]) <= set(tasks)
     for row in document["rows"]:
-        task = learning.TASKS[row["task"]]
-        assert task.passes(row["return_mean"], row.get("first_at")) is row["passed"] is True, row
+        task = tasks[row["task"]]
+        if isinstance(task, learning.OfflineTask):
+            compared = (row["data_mean"], means.get((task.above, row["seed"])))
+        else:
+            compared = (row.get("first_at"),)
+        assert task.passes(row["return_mean"], *compared) is row["passed"] is True, row
         assert row["episodes"] == task.episodes
         assert row.get("invalid_actions", 0) == 0
     for name, task in document["tasks"].items():
         seeds = [row["seed"] for row in document["rows"] if row["task"] == name]
-        assert seeds == [*range(learning.TASKS[name].seeds)]
+        assert seeds == [*range(tasks[name].seeds)]
         described = {key: value for key, value in task.items() if key != "machine"}
-        assert described == json.loads(json.dumps(learning.TASKS[name].described)), f"{name} was measured otherwise"
+        assert described == json.loads(json.dumps(tasks[name].described)), f"{name} was measured otherwise"
         assert task["machine"]["versions"]["torch"]
     assert any("invalid_actions" in row for row in document["rows"])
 
@@ -269,6 +274,12 @@ def test_when_the_bound_was_first_reached_is_measured() -> None:
     assert (row["first_at"], row["passed"]) == (None, False)
 
 
+def test_the_offline_table_is_that_of_the_measurements() -> None:
+    rows = json.loads(learning.DEFAULT_OUT.read_text())["rows"]
+    table = learning.report_offline(rows, learning.OFFLINE)
+    assert f"<!-- offline -->\n{table}\n<!-- /offline -->" in (ROOT / "docs" / "learning.md").read_text()
+
+
 def test_new_rows_replace_those_of_their_task_and_seed_alone() -> None:
     tasks = {name: learning.TASKS[name] for name in ("cartpole", "pendulum", "acrobot")}
 
@@ -293,11 +304,15 @@ def test_what_is_published_replaces_the_table_and_draws_the_curves(tmp_path: Pat
     pages = [tmp_path / "README.md", tmp_path / "docs" / "learning.md"]
     for page in pages:
         page.write_text("before\n<!-- learning -->\nold\n<!-- /learning -->\nafter\n")
+    with pages[1].open("a") as page_of_offline:
+        page_of_offline.write("<!-- offline -->\nold\n<!-- /offline -->\nend\n")
     document = json.loads(learning.DEFAULT_OUT.read_text())
     learning.publish(document, tmp_path)
     for page, tasks in zip(pages, (learning.shown(), learning.TASKS), strict=True):
         table = learning.report(document["rows"], tasks)
-        assert page.read_text() == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
+        text, _, offline = page.read_text().partition("<!-- offline -->\n")
+        assert text == f"before\n<!-- learning -->\n{table}\n<!-- /learning -->\nafter\n"
+    assert offline == f"{learning.report_offline(document['rows'], learning.OFFLINE)}\n<!-- /offline -->\nend\n"
     for name in ("learning.png", "learning-all.png"):
         assert (tmp_path / "docs" / "images" / name).read_bytes().startswith(b"\x89PNG")
 
