@@ -95,7 +95,7 @@ def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known():
 
 
 def test_where_no_row_is_known_to_lead_anywhere_it_is_refused():
-    with pytest.raises(ValueError, match="no row has a `next_obs`"):
+    with pytest.raises(ValueError, match="no row has `next_obs`"):
         Dataset.from_tensors(without_next(episode_rows([1, 1], ["truncated", "open"])))
 
 
@@ -118,7 +118,7 @@ def test_next_actions_are_those_recorded_on_the_next_observation(data):
     ]
     dataset = Dataset.from_tensors(rows)
     if not any(has_one):
-        with pytest.raises(ValueError, match="no row has a `next_actions`"):
+        with pytest.raises(ValueError, match="no row has `next_actions`"):
             dataset.prepare(n, 0.9, next_actions=True)
         return
     replay = dataset.prepared(n, 0.9, torch.device("cpu"), next_actions=True)

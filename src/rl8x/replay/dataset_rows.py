@@ -100,8 +100,8 @@ def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     cut = torch.cat([unknown[1:], unknown.new_zeros(1)]) & ~ends
     if unknown.all():
         raise ValueError(
-            f"no row has a `next_{what}`: it is the `{what}` of the row after it, a row is left out where its episode "
-            "is truncated, and at the end, and all are."
+            f"no row has `next_{what}`, which are the `{what}` of the row after it in its episode: the last rows of "
+            "episodes that are truncated or not over have none, and there are no others. Record longer episodes."
         )
     # What follows a termination is never valued; it has to be something finite.
     source = torch.where(ends, torch.arange(len(ends)), torch.arange(1, len(ends) + 1))[~unknown]
