@@ -1,4 +1,4 @@
-"""Functions of tensors that algorithms are made of: returns, advantages, moments, and running moments."""
+"""Functions of tensors that algorithms are made of: returns, advantages, categorical values, and running moments."""
 
 from __future__ import annotations
 
@@ -281,3 +281,34 @@ def _check_shapes(rewards: Tensor, values: Tensor, final_values: Tensor, termina
             raise ValueError(
                 f"`{name}` must be shaped like `rewards`, {list(rewards.shape)}; got {list(tensor.shape)}."
             )
+
+
+def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
+    """Return the means `[...]` of distributions over `atoms`, `[num_atoms]`, from logits `[..., num_atoms]`."""
+    return logits.softmax(-1) @ atoms
+
+
+def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
+    """Bring distributions over any values to fixed atoms: each value's probability goes to the two atoms beside it.
+
+        p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
+
+    The result sums to what `probs` sums to, and has the same mean where no value lies outside of the atoms. Sums, and
+    not additions at indices, whose order accelerators do not keep.
+
+    Args:
+        probs: `[..., num_atoms]`.
+        values: The values x that have these probabilities, `[..., num_atoms]`.
+        atoms: The fixed ones z, equally far apart, rising, `[num_atoms]`.
+
+    Returns:
+        `[..., num_atoms]`.
+
+    Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
+    """
+    low, high = atoms[0], atoms[-1]
+    # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
+    places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))
+    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype).unsqueeze(-1)
+    shares = (1.0 - (places.unsqueeze(-2) - index).abs()).clamp(min=0.0)  # [..., atom, value]
+    return (shares * probs.unsqueeze(-2)).sum(-1)

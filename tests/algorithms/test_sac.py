@@ -10,13 +10,13 @@ from tests.probes import ActionDecides, ActionMatches, Delay, Forever, Observati
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastSACConfig, FlashSACConfig, SACConfig
 from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY
-from rl8x.algorithms.off_policy.critics import expectation
 from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.envs import CartPole, Pendulum
+from rl8x.functional import expectation
 from rl8x.replay.dataset import Dataset
 
 SMALL = {"num_envs": 8, "horizon": 2, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -644,7 +644,8 @@ def test_what_does_not_fit_is_refused():
             build(**given)
     with pytest.raises(ValueError, match="`num_atoms` must be 1 for discrete actions; got 51"):
         build(CartPole, num_atoms=51)
-    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`; got 1"):
-        SACConfig(v_min=1, v_max=1)
+    for bounds in ((1, 1), (-5, math.inf)):
+        with pytest.raises(ValueError, match=f"`v_min` must be less than `v_max`, both finite; got {bounds[0]} and"):
+            SACConfig(v_min=bounds[0], v_max=bounds[1])
     with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
         build(critic_hidden_sizes=[0])

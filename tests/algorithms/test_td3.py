@@ -523,11 +523,13 @@ def test_what_does_not_fit_is_refused():
         FastTD3Config().build(dataset=dataset())
     with pytest.raises(ValueError, match="TD3 trains feedforward models; GRUModel is recurrent"):
         build(model="gru", model_config={})
-    with pytest.raises(ValueError, match="`noise_std_min` too and no larger"):
+    with pytest.raises(
+        ValueError, match=r"`exploration_noise_min` must be at most .*; got 0.2 and 0.1"
+    ):
         build(exploration_noise=0.1, exploration_noise_min=0.2)
     with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
         build(critic_hidden_sizes=[0])
-    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`; got 5 and 5"):
+    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`, both finite; got 5 and 5"):
         TD3Config(v_min=5, v_max=5)
     with pytest.raises(ValueError, match="`exploration_noise` must be greater than 0"):
         TD3Config(exploration_noise=0.0)

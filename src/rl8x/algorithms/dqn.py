@@ -21,7 +21,6 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
-from rl8x.algorithms.off_policy.critics import project
 from rl8x.algorithms.off_policy.learner import SHARE, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
@@ -29,6 +28,7 @@ from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
 from rl8x.algorithms.q_values import QPolicy, check_discrete
 from rl8x.envs import Env
+from rl8x.functional import project
 from rl8x.rollouts.statistics import Number
 
 EPSILON: Final = "coefficients/epsilon"

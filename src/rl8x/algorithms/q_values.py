@@ -9,9 +9,9 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from rl8x.algorithms.off_policy.critics import expectation
 from rl8x.distributions import EpsilonGreedy
 from rl8x.distributions.epsilon_greedy import EpsilonGreedyParams
+from rl8x.functional import expectation
 from rl8x.models import Model
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_mean

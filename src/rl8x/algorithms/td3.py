@@ -66,6 +66,13 @@ class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay
         "critic_bc_coeff",
     )
 
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        least, most = self.exploration_noise_min, self.exploration_noise
+        if least is not None and least > most:
+            raise ValueError(f"`exploration_noise_min` must be at most `exploration_noise`; got {least} and {most}.")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FastTD3Config(

@@ -45,7 +45,12 @@ def test_rewards_are_scaled_to_the_bound_of_returns(name):
     restored = build(name)
     restored.load_state_dict(algorithm.state_dict())
     assert torch.equal(restored.return_scale.scale, algorithm.return_scale.scale)
-    assert SCALE not in build(name, return_bound=None).draw(0, 3)
+    unscaled = build(name, return_bound=None)
+    assert SCALE not in unscaled.draw(0, 3)
+    with pytest.raises(ValueError, match=r"the run had a `return_bound`, which .* got None. Resume it as it was"):
+        unscaled.load_state_dict(algorithm.state_dict())
+    with pytest.raises(ValueError, match=r"the run had no `return_bound`, which .* got 5.0"):
+        build(name).load_state_dict(unscaled.state_dict())
 
 
 @pytest.mark.parametrize("name", CONFIGS)

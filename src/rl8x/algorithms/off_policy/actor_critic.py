@@ -20,7 +20,7 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.critics import Critics, expectation, project
+from rl8x.algorithms.off_policy.critics import Critics
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
@@ -28,6 +28,7 @@ from rl8x.algorithms.off_policy.return_scale import ReturnScale
 from rl8x.algorithms.off_policy.updates import Batch, weighted_mean
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
+from rl8x.functional import expectation, project
 from rl8x.rollouts.statistics import Number
 from rl8x.trees import unflatten_tree
 
@@ -221,6 +222,12 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
         """Go back to what `learned_state` or `state_dict` returned; the replay stays."""
+        if ("return_scale" in state) != (self.return_scale is not None):
+            had = "a" if "return_scale" in state else "no"
+            raise ValueError(
+                f"the run had {had} `return_bound`, which decides what its critics' values mean; "
+                f"got {self.config.return_bound}. Resume it as it was."
+            )
         super().load_learned_state(state)
         if self.return_scale is not None:
             self.return_scale.load_state_dict(state["return_scale"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Final
@@ -265,8 +266,9 @@ class ActorCriticConfig(OffPolicyConfig):
     num_atoms: int = option(
         1,
         "Atoms of the categorical distribution that a critic gives for the return, from v_min to v_max; 1: its mean "
-        "alone. For continuous actions.",
+        "alone. For continuous actions. An update has batch_size * num_atoms^2 numbers.",
         low=1,
+        high=1000,
     )
     v_min: float = option(-5.0, "The lowest atom.")
     v_max: float = option(5.0, "The highest atom.")
@@ -280,8 +282,8 @@ class ActorCriticConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        if not self.v_min < self.v_max:
-            raise ValueError(f"`v_min` must be less than `v_max`; got {self.v_min} and {self.v_max}.")
+        if not -math.inf < self.v_min < self.v_max < math.inf:
+            raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
 
     def check_source(self) -> None:
         """Refuse the scale of returns beside a data set too, whose returns are not measured."""

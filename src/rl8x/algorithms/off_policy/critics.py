@@ -1,7 +1,6 @@
-"""Critics of continuous control: several networks Q(s, a) as one, and values as categorical distributions.
+"""Critics of continuous control: several networks Q(s, a) as one.
 
-Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller one of two critics); Bellemare et al. 2017,
-arXiv:1707.06887 (categorical distributions).
+Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller one of two critics).
 """
 
 from __future__ import annotations
@@ -95,34 +94,3 @@ class Critics(nn.Module):
             x = x if layers else self.hidden(x)
         values: Tensor = perceptron(x, layers) if layers else self.head(x.float())
         return values.view(*values.shape[:-1], *self.shape)
-
-
-def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
-    """Return the means `[...]` of distributions over `atoms`, `[num_atoms]`, from logits `[..., num_atoms]`."""
-    return logits.softmax(-1) @ atoms
-
-
-def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
-    """Bring distributions over any values to fixed atoms: each value's probability goes to the two atoms beside it.
-
-        p_i = sum_j clamp(1 - |clamp(x_j, z_1, z_n) - z_i| / dz, 0, 1) p_j
-
-    The result sums to what `probs` sums to, and has the same mean where no value lies outside of the atoms. Sums, and
-    not additions at indices, whose order accelerators do not keep.
-
-    Args:
-        probs: `[..., num_atoms]`.
-        values: The values x that have these probabilities, `[..., num_atoms]`.
-        atoms: The fixed ones z, equally far apart, rising, `[num_atoms]`.
-
-    Returns:
-        `[..., num_atoms]`.
-
-    Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
-    """
-    low, high = atoms[0], atoms[-1]
-    # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
-    places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))
-    index = torch.arange(len(atoms), device=atoms.device, dtype=atoms.dtype).unsqueeze(-1)
-    shares = (1.0 - (places.unsqueeze(-2) - index).abs()).clamp(min=0.0)  # [..., atom, value]
-    return (shares * probs.unsqueeze(-2)).sum(-1)
