@@ -523,9 +523,7 @@ def test_what_does_not_fit_is_refused():
         FastTD3Config().build(dataset=dataset())
     with pytest.raises(ValueError, match="TD3 trains feedforward models; GRUModel is recurrent"):
         build(model="gru", model_config={})
-    with pytest.raises(
-        ValueError, match=r"`exploration_noise_min` must be at most .*; got 0.2 and 0.1"
-    ):
+    with pytest.raises(ValueError, match=r"`exploration_noise_min` must be at most .*; got 0.2 and 0.1"):
         build(exploration_noise=0.1, exploration_noise_min=0.2)
     with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
         build(critic_hidden_sizes=[0])

@@ -112,6 +112,8 @@ def collect(
         _check_spaces(made, algorithm.policy)
         config = _env_config(made, _trained_config(state) if env is None else {}, overrides)
         how["epsilon"] = 1.0 if is_random else how["epsilon"]
+        if isinstance(target, Path):
+            _make_parent(target)
         reset_every = algorithm.state_reset_every
         found = record(algorithm.policy, made, count, state_reset_every=reset_every, env_config=config, **how)
         if isinstance(target, Path):
@@ -234,7 +236,6 @@ def _new_target(default: str | None, output: str | None, file_format: str) -> Pa
     folder = Path("datasets") / str(default) if output is None else Path(output)
     if folder.exists():
         raise UserError(f"{folder} is there already: give another --output.")
-    _make_parent(folder)
     return folder
 
 

@@ -78,7 +78,6 @@ class LearnerConfig(AlgorithmConfig):
             ValueError: If there is neither, or the data set is not there or its spaces do not fit.
         """
         config = self if dataset is None else dataclasses.replace(self, dataset=dataset)
-        config.check_source()
         return AlgorithmConfig.build(config, env, **env_kwargs)
 
     @property
@@ -92,9 +91,6 @@ class LearnerConfig(AlgorithmConfig):
                 f"`class ...(OfflineAlgorithm, config={type(self).__name__})`, or leave `dataset` out."
             )
         return self.offline_algorithm
-
-    def check_source(self) -> None:
-        """Raise `ValueError` where an option does not go with where transitions come from."""
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
         """Refuse an environment beside a data set: both are None."""
@@ -238,7 +234,10 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     ) -> tuple[Env | None, EnvFactory | None]:
         """Make the environment that is asked for, or none where there is a data set; see `OnlineConfig.make_env`."""
         if self.dataset is not None:
-            return ValueConfig.make_env(self, env, seed, env_kwargs)
+            nothing = ValueConfig.make_env(self, env, seed, env_kwargs)
+            self.check_source()
+            return nothing
+        self.check_source()
         if env is None:
             raise ValueError("no environment is named: give `env`, such as CartPole, or `dataset`.")
         return OnlineConfig.make_env(self, env, seed, env_kwargs)
