@@ -19,6 +19,7 @@ from benchmarks.fault_runs import Plan
 from benchmarks.fault_tools import database_template, scratch, statuses
 from rl8x.checkpoint import CheckpointError, files
 from rl8x.checkpoint.tree import encode
+from rl8x.replay.ring import Replay
 
 TIMES = ("profiling/", "memory/")
 KILLS = 10  # of each configuration
@@ -151,9 +152,20 @@ def state(plan: Plan, root: Path) -> str | None:
         checkpoint = files.read(files.listed(folder)[-1])
     except (CheckpointError, IndexError):
         return None
-    plain, tensors = encode(checkpoint.state["trainer"]["algorithm"])
+    plain, tensors = encode(with_rows(checkpoint.state["trainer"]["algorithm"]))
     about = [checkpoint.metadata[name] for name in ("status", "stop_reason", "counters")]
     hashed = hashlib.sha256(repr((plain, about, sorted(tensors))).encode())
     for name in sorted(tensors):
         hashed.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
+
+
+def with_rows(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of an algorithm with its replay's rows for their segments, which no two runs name alike."""
+    if "replay" not in state:
+        return state
+    plain = {name: value for name, value in state["replay"].items() if name != "segments"}
+    replay = Replay(plain["capacity"], torch.device("cpu"))
+    replay.load_state_dict(state["replay"])
+    rows = replay.as_tensordict().flatten_keys("/") if replay.size else {}
+    return state | {"replay": plain | {"rows": dict(rows)}}
