@@ -166,7 +166,7 @@ OFFLINE = {
         algorithm=SACConfig,
         updates=3_000,
         lr=1e-3,
-        config={**CRITICS, **FAST, "cql_coeff": 1.0, "cql_samples": 4},
+        config={**CRITICS, **FAST, "cql_coeff": 1.0, "cql_samples": 4, "critic_layer_norm": True},
         above="pendulum-mixed-bc",
     ),
     "pendulum-mixed-td3-bc": OfflineTask(

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import starting
+from benchmarks import replay, starting
 from benchmarks.goals import goals_table, memory_table, ratio_table
 from benchmarks.processes import PEERS
 from benchmarks.tables import (
@@ -36,6 +36,8 @@ def render(result: Row) -> str:
     """Return every table that a result has, as markdown."""
     if "starting" in result:
         return starting.render(result)
+    if "products" in result:
+        return replay.render(result)
     parts = [describe(result)]
     if result.get("checks"):
         parts += ["### Checks before the measurement", checks_table(result["checks"])]

@@ -32,6 +32,7 @@ from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, block_si
 from rl8x.algorithms.optimizer import make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
+from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.ring import Replay
@@ -182,7 +183,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self.nets.set_lr(lr)
         self.counters[keys.STEPS] += 1
         rows = []
-        with self.execution.threads.for_work(self._work):
+        with self.execution.threads.for_work(self._work), flushed_denormals(self.device):
             self._prepare()
             due = self._take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):

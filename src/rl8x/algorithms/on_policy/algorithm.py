@@ -25,6 +25,7 @@ from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
+from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
@@ -239,7 +240,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         now = self.counters[self.clock]
         lr = self.lr_schedule(now)
         self.optimizer.lr.fill_(lr)
-        rows, applied = self.updater.run(self.coefficient(now))
+        with flushed_denormals(self.device):
+            rows, applied = self.updater.run(self.coefficient(now))
         self._observe()
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += len(rows) if self.objective.limit is None else int(applied.sum())
