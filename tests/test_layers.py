@@ -44,7 +44,9 @@ LAYERS: list[dict[str, set[str]]] = [
         "checkpoint": {"conditions", "tracking"},
         "trainers": {"checkpoint", "conditions", "tracking"},
     },
-    {"config": set(), "cli": {"config"}},
+    {"config": set()},
+    {"studies": set()},
+    {"cli": set()},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 BESIDE = {part: beside for parts in LAYERS for part, beside in parts.items()}

@@ -267,6 +267,14 @@ def _make_trainer(run: RunConfig, folder: str) -> Trainer:
     return trainer
 
 
+def _peak_memory() -> int:
+    """Return the most bytes that this process had resident; `ru_maxrss` of Linux counts its parent's before it."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[str, Any]:
     """Time the first iteration, and at least two after it: a row says how long tracking the row before it took."""
     algorithm, rows, times = trainer.algorithm, list[TrainStats](), list[float]()
@@ -280,8 +288,6 @@ def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[s
     timed, clock = times[1:], algorithm.clock
     # The mean: a simulator's iterations differ where steps that only reset are no transitions.
     transitions = round((rows[-1][clock] - rows[0][clock]) / len(timed))
-    # The command's process, whose peak Linux counts in its children's, needs less than any that trains.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     row = {
         "transitions": transitions,
         "transitions_per_s": transitions / statistics.median(timed),
@@ -290,7 +296,7 @@ def _time_iterations(trainer: Trainer, run: RunConfig, seconds: float) -> dict[s
         "seconds": timed[:: 1 + len(timed) // 200],
         "slowest_s": max(timed),
         "fastest_s": min(timed),
-        "peak_memory_mb": round(peak / 1e6, 1),
+        "peak_memory_mb": round(_peak_memory() / 1e6, 1),
         "tracker": type(trainer.tracker).__name__,
         "threads": torch.get_num_threads(),
         "ran_as": algorithm.params.get("execution"),

@@ -1,0 +1,1 @@
+"""Studies: trainings under several configurations and seeds, evaluated over a space of environments."""
