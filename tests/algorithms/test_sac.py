@@ -9,7 +9,6 @@ from tests.probes import ActionDecides, ActionMatches, Delay, Forever, Observati
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastSACConfig, FlashSACConfig, SACConfig
-from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY
 from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
@@ -55,8 +54,8 @@ def disturb(algorithm):
             view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
 
 
-def updated(algorithm, batch):
-    return algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+def updated(algorithm, batch, **options):
+    return algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch, **options)
 
 
 class Plain:
@@ -182,12 +181,12 @@ def test_the_target_follows_after_the_step():
 
 def test_policy_and_temperature_wait_for_their_turn():
     algorithm = build(policy_delay=3)
-    flags = algorithm.draw(4, 7)[TRAINS_POLICY].tolist()
-    assert flags == [False, True, False, False, True, False, False]  # updates 5 to 11
+    critics, both = algorithm.cycle[0], algorithm.cycle[2]
+    assert list(algorithm._runs(4, 7)) == [(critics, 1), (both, 1), (critics, 2), (both, 1), (critics, 2)]  # 5 to 11
     batch = batch_of(algorithm)
     for trains in (False, True):
         before = {name: each.optimizer.weights.clone() for name, each in algorithm.nets.trained.items()}
-        updated(algorithm, batch | {TRAINS_POLICY: torch.tensor(trains)})
+        updated(algorithm, batch, trains_policy=trains)
         moved = {n: not torch.equal(before[n], each.optimizer.weights) for n, each in algorithm.nets.trained.items()}
         assert moved == {"q": True, "policy": trains, "alpha": trains}
 
@@ -576,7 +575,7 @@ def test_traced_updates_have_the_bits_of_eager_ones(case, monkeypatch):
 
 
 def test_compiled_updates_equal_eager_ones():
-    options = {"updates_per_sample": 0.25, "policy_delay": 2, "critic_layer_norm": True}  # one program, of 4 updates
+    options = {"updates_per_sample": 0.25, "policy_delay": 2, "critic_layer_norm": True}  # 4 updates at once
     eager, compiled = build(**options), build(**options, execution="compile")
     rows, others = train(eager), train(compiled)
     for row, other in zip(rows, others, strict=True):

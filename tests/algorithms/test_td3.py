@@ -9,7 +9,6 @@ from tests.probes import Forever, ObservationDecides, OneStep, Probe, traced_onl
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastTD3Config, TD3Config
-from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY
 from rl8x.algorithms.off_policy.learner import SHARE
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.td3 import NOISE
@@ -75,7 +74,6 @@ def batch_of(algorithm, size=6):
         keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
         NOISE: torch.randn(size, *space.shape, generator=generator) * (high - low) / 4,
         SHARE: torch.tensor(0.25),
-        TRAINS_POLICY: torch.tensor(True),
     }
 
 
@@ -87,8 +85,8 @@ def disturb(algorithm):
             view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
 
 
-def updated(algorithm, batch):
-    return algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch)
+def updated(algorithm, batch, **options):
+    return algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch, **options)
 
 
 def weights_of(algorithm):
@@ -188,8 +186,7 @@ class Plain:
                 part.data.sub_(0.1 * gradient)
 
     def update(self, batch, trains):
-        shared = (SHARE, TRAINS_POLICY)
-        rows = [{k: v[i].double() for k, v in batch.items() if k not in shared} for i in range(6)]
+        rows = [{k: v[i].double() for k, v in batch.items() if k != SHARE} for i in range(6)]
         goals = [self.goal(row) for row in rows]
         errors = [
             [self.q("q", i, row[keys.OBS], row[keys.ACTIONS]) - goal for i in range(self.config.num_critics)]
@@ -227,11 +224,13 @@ def test_an_update_is_that_of_the_papers_row_by_row(variant):
     made = build_offline if "actor_bc_coeff" in options else build
     algorithm = made(optimizer="sgd", lr=0.1, **options)
     disturb(algorithm)
-    batch, plain = batch_of(algorithm) | {TRAINS_POLICY: torch.tensor(trains)}, Plain(algorithm)
+    batch, plain = batch_of(algorithm), Plain(algorithm)
     q_loss, policy_loss, errors = plain.update(batch, trains)
-    numbers, found = updated(algorithm, batch)
+    numbers, found = updated(algorithm, batch, trains_policy=trains)
     assert numbers["losses/q"].item() == pytest.approx(q_loss, rel=1e-4)
-    assert numbers["losses/policy"].item() == pytest.approx(policy_loss, rel=1e-4)
+    assert ("losses/policy" in numbers) == trains
+    if trains:
+        assert numbers["losses/policy"].item() == pytest.approx(policy_loss, rel=1e-4)
     assert numbers["monitors/td_error"].item() == pytest.approx(np.mean(errors), rel=1e-4)
     np.testing.assert_allclose(found.numpy(), errors, rtol=1e-4)
     for net, parts in weights_of(algorithm).items():
@@ -295,15 +294,41 @@ def test_the_noise_of_targets_is_normal_in_half_ranges_and_clipped():
     assert not build(target_noise=0.0).draw(0, 2)[NOISE].any()
 
 
-def test_flags_say_when_policy_and_targets_move_whatever_the_blocks():
+def test_policy_and_targets_move_in_their_turns_whatever_the_blocks():
     algorithm = build(policy_delay=3, target_interval=2, tau=0.1)
-    whole = algorithm.draw(0, 12)
-    assert whole[TRAINS_POLICY].tolist() == [False, False, True] * 4
-    assert whole[SHARE].tolist() == pytest.approx([0.0, 0.1] * 6)
-    parts = [algorithm.draw(first, 4) for first in (0, 4, 8)]
-    for name in (TRAINS_POLICY, SHARE):
-        assert torch.equal(torch.cat([part[name] for part in parts]), whole[name])
-    assert TRAINS_POLICY not in build(policy_delay=1).draw(0, 2)
+    critics, both = algorithm.cycle[0], algorithm.cycle[2]
+    whole, shares = [], algorithm.draw(0, 12)[SHARE]
+    for first in (0, 4, 8):
+        whole += [updater is both for updater, count in algorithm._runs(first, 4) for _ in range(count)]
+    assert whole == [False, False, True] * 4
+    assert list(algorithm._runs(0, 6)) == [(critics, 2), (both, 1)] * 2
+    assert shares.tolist() == pytest.approx([0.0, 0.1] * 6)
+    assert torch.equal(torch.cat([algorithm.draw(first, 4)[SHARE] for first in (0, 4, 8)]), shares)
+    assert len(build(policy_delay=1).cycle) == 1
+
+
+def test_the_policys_numbers_are_means_over_the_updates_that_trained_it(monkeypatch):
+    algorithm = build(policy_delay=3, updates_per_sample=4 / 16, warmup_steps=0)
+    measured = []
+    for updater in set(algorithm.cycle):
+
+        def note(items, run=updater.run):
+            rows, errors = run(items)
+            measured.extend(rows.tolist())
+            return rows, errors
+
+        monkeypatch.setattr(updater, "run", note)
+    rows = [{**algorithm.collect(), **algorithm.step()} for _ in range(2)]
+    assert [len(row) for row in measured] == [4, 4, 6, 4, 4, 6, 4, 4]
+    assert rows[0]["losses/policy"] == pytest.approx(measured[2][4])
+    assert rows[1]["losses/policy"] == pytest.approx(measured[5][4])
+    for row, part in zip(rows, (measured[:4], measured[4:]), strict=True):
+        assert row["losses/q"] == pytest.approx(np.mean([each[0] for each in part]))
+        assert row["finite/losses"] == row["finite/gradients"] == 0.0
+    alone = build(policy_delay=3, updates_per_sample=2 / 16, warmup_steps=0)
+    first, second = [{**alone.collect(), **alone.step()} for _ in range(2)]
+    assert "losses/policy" not in first
+    assert "losses/policy" in second
 
 
 def test_between_their_turns_policy_and_targets_stay_to_the_bit():

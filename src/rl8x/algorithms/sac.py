@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
-from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY, ActorCritic, OnlineActorCritic
+from rl8x.algorithms.off_policy.actor_critic import CRITICS_NUMBERS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
@@ -157,14 +157,11 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     """What SAC learns from a batch, whether its rows come from a replay or from a data set."""
 
     numbers: ClassVar[tuple[str, ...]] = (
-        "losses/q",
+        *CRITICS_NUMBERS,
         "losses/policy",
         "losses/alpha",
-        "monitors/q",
-        "monitors/td_error",
         "monitors/entropy",
         "coefficients/alpha",
-        "monitors/q_grad_norm",
         "monitors/policy_grad_norm",
     )
 
@@ -231,7 +228,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _work(self) -> int:
         return super()._work + self.config.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
 
             V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); with the targets' Q' it is V'
@@ -245,32 +242,38 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         L_Q is the cross-entropy towards the distribution of y, where Q'(s', a') is the target's with the smallest mean.
         With `cql_coeff` L_Q has `_conservatism` too.
         """
-        q, alpha, trains = nets["q"], self._alpha(nets), batch.get(TRAINS_POLICY)
-        noise = batch.get(NOISE, (None, None))
+        alpha, noise = self._alpha(nets), batch.get(NOISE, (None, None))
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
-        numbers, errors = self.learn_values(q, batch, self._goals(nets, batch, alpha, noise[0]), penalty)
-        obs = self.critics_obs(batch, keys.OBS)
+        numbers, errors = self.learn_values(nets["q"], batch, self._goals(nets, batch, alpha, noise[0]), penalty)
+        if trains_policy:
+            numbers |= self._learn_policy(nets, batch, alpha, noise[1])
+        nets["target"].follow(nets["q"], batch[SHARE])
+        return Figures(numbers, errors)
+
+    def _learn_policy(
+        self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Do the policy's and the temperature's part of `update`; return what is measured, by the names of metrics."""
+        q, obs = nets["q"], self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            acted = self._acted(policy(*observed(batch, keys.OBS)), noise[1])
+            acted = self._acted(policy(*observed(batch, keys.OBS)), noise)
             values = acted.expected(self.means(q(obs, *acted.actions)).amin(0)) + alpha * acted.entropies
             loss = -weighted_mean(values, batch)
             return loss, {"losses/policy": loss, "entropies": acted.entropies}
 
-        found, policy_norm = nets["policy"].minimise(policy_loss, trains)
+        found, policy_norm = nets["policy"].minimise(policy_loss)
         gaps = found["entropies"] - self.target_entropy
         alpha_loss = (alpha * gaps).mean()
         if "alpha" in nets:
-            nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}), trains)
-        nets["target"].follow(q, batch[SHARE])
-        numbers |= {
+            nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}))
+        return {
             "losses/policy": found["losses/policy"],
             "losses/alpha": alpha_loss,
             "monitors/entropy": found["entropies"].mean(),
             "coefficients/alpha": alpha,
             "monitors/policy_grad_norm": policy_norm,
         }
-        return Figures(numbers, errors)
 
     def _alpha(self, nets: Mapping[str, Net]) -> Tensor:
         """Return the temperature, 0-d."""

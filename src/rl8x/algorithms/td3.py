@@ -17,7 +17,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
-from rl8x.algorithms.off_policy.actor_critic import TRAINS_POLICY, ActorCritic, OnlineActorCritic
+from rl8x.algorithms.off_policy.actor_critic import CRITICS_NUMBERS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
@@ -108,14 +108,7 @@ class FastTD3Config(
 class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     """What TD3 learns from a batch, whether its rows come from a replay or from a data set."""
 
-    numbers: ClassVar[tuple[str, ...]] = (
-        "losses/q",
-        "losses/policy",
-        "monitors/q",
-        "monitors/td_error",
-        "monitors/q_grad_norm",
-        "monitors/policy_grad_norm",
-    )
+    numbers: ClassVar[tuple[str, ...]] = (*CRITICS_NUMBERS, "losses/policy", "monitors/policy_grad_norm")
 
     def check_spaces(self) -> None:
         """Refuse actions that are not numbers between bounds."""
@@ -142,7 +135,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         noise = noise.clamp_(-config.target_noise_clip, config.target_noise_clip).mul_(half_range)
         return {**super().draw(first, count), NOISE: noise}
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
         """Move the critics towards what was seen and expected after it, the policy up the first critic's values.
 
             a' = clip(mu'(s') + clip(noise))
@@ -158,6 +151,14 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         cross-entropy towards the distribution of y, where Q' is that of the smallest mean.
         """
         numbers, errors = self.learn_values(nets["q"], batch, self._goals(nets, batch))
+        if trains_policy:
+            numbers |= self._learn_policy(nets, batch)
+        for name in ("q", "policy"):
+            nets[f"target_{name}"].follow(nets[name], batch[SHARE])
+        return Figures(numbers, errors)
+
+    def _learn_policy(self, nets: Mapping[str, Net], batch: Batch) -> dict[str, Tensor]:
+        """Do the policy's part of `update`; return what is measured, by the names of metrics."""
         obs = self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -169,10 +170,8 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
                 total = total / values.detach().abs().mean() + self.config.actor_bc_coeff * distances.mean()
             return total, {"losses/policy": total}
 
-        acted, policy_norm = nets["policy"].minimise(policy_loss, batch.get(TRAINS_POLICY))
-        for name in ("q", "policy"):
-            nets[f"target_{name}"].follow(nets[name], batch[SHARE])
-        return Figures({**numbers, **acted, "monitors/policy_grad_norm": policy_norm}, errors)
+        acted, norm = nets["policy"].minimise(policy_loss)
+        return {**acted, "monitors/policy_grad_norm": norm}
 
     def _goals(self, nets: Mapping[str, Net], batch: Batch) -> Tensor:
         """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""

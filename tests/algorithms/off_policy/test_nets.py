@@ -69,15 +69,6 @@ def test_others_are_called_but_not_trained_and_pass_gradients_to_their_inputs():
     assert q.gradient.count_nonzero() == 0
 
 
-def test_an_inactive_step_changes_nothing():
-    nets = made()
-    before = [tensor.clone() for tensor in nets.state]
-    bound(nets)["q"].minimise(squared, torch.tensor(False))
-    assert all(map(torch.equal, nets.state, before))
-    bound(nets)["q"].minimise(squared, torch.tensor(True))
-    assert not nets.state[0].equal(before[0])
-
-
 def test_a_target_begins_as_what_it_follows_and_goes_a_share_of_the_way():
     nets = made()
     parts = bound(nets)

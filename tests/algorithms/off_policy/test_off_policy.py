@@ -389,14 +389,15 @@ def test_forever_is_bootstrapped_at_its_limit():
 
 def test_all_updates_of_a_step_are_counted_and_averaged(monkeypatch):
     algorithm = build(updates_per_sample=0.5, warmup_steps=0)
-    losses, run = [], algorithm.updater.run
+    (updater,) = algorithm.cycle
+    losses, run = [], updater.run
 
     def note(items):
         rows, errors = run(items)
         losses.extend(rows[:, 0].tolist())
         return rows, errors
 
-    monkeypatch.setattr(algorithm.updater, "run", note)
+    monkeypatch.setattr(updater, "run", note)
     (row,) = train(algorithm, 1)
     assert algorithm.counters["algorithm/updates"] == len(losses) == 8
     assert len(set(losses)) == 8

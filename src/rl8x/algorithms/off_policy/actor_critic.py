@@ -9,6 +9,8 @@ Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bel
 
 from __future__ import annotations
 
+import functools
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -25,7 +27,7 @@ from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.return_scale import ReturnScale
-from rl8x.algorithms.off_policy.updates import Batch, weighted_mean
+from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, weighted_mean
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.functional import expectation, project
@@ -34,8 +36,8 @@ from rl8x.trees import unflatten_tree
 
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
 
-TRAINS_POLICY: Final = "trains_policy"
-"""Of an update's batch: whether the policy, and what goes with it, is trained, 0-d bool; missing where it always is."""
+CRITICS_NUMBERS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitors/q_grad_norm")
+"""What every update measures, also one that trains critics only."""
 SCALE: Final = "return_scale"
 """Of an update's batch: what returns are multiplied by, 0-d; missing where they are not."""
 
@@ -78,13 +80,14 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             self.critics.autocast = self.execution.autocast
         self.add_net("q", self.critics)
 
-    def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Say which updates train the policy."""
-        drawn, delay = super().draw(first, count), self.config.policy_delay
-        if delay > 1:
-            trains = [(first + i) % delay == 0 for i in range(1, count + 1)]
-            drawn[TRAINS_POLICY] = torch.tensor(trains, device=self.device)
-        return drawn
+    def make_cycle(self) -> list[Updater]:
+        """Return updates of which every `policy_delay`-th trains the policy too."""
+        critics = self.make_updater(functools.partial(self.update, trains_policy=False), CRITICS_NUMBERS)
+        return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
+
+    @abstractmethod
+    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
+        """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn."""
 
     # -- in an update
 

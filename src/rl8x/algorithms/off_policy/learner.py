@@ -7,28 +7,30 @@ One step is
     loop      K updates, without Python between them
 
 An algorithm is a subclass that says what acts (`make_policy`), what is trained (`make_nets`), and what one update does
-(`update`: its paper's box). `OffPolicyAlgorithm` and `OfflineAlgorithm` say where rows come from; an algorithm's two
-forms are its class with one of the two as another base.
+(`update`: its paper's box), or what updates do in turn (`make_cycle`). `OffPolicyAlgorithm` and `OfflineAlgorithm` say
+where rows come from; an algorithm's two forms are its class with one of the two as another base.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Final, TypeVar
 
 import gymnasium
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rl8x import keys
 from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
-from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, block_size
+from rl8x.algorithms.off_policy.updates import Batch, Figures, Update, Updater, block_size
 from rl8x.algorithms.optimizer import make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
@@ -72,6 +74,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     Attributes:
         numbers: What `update` measures, by the names of metrics; norms of gradients end in `grad_norm`.
+        cycle: What each update does, in turn; the last is `update`.
         observation_space: Space of one observation.
         action_space: Space of one action.
         nets: The networks of an update.
@@ -99,7 +102,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         if config.precision == "bf16":
             self.policy.autocast = self.execution.autocast
         self.lr_schedule = config.schedule("lr")
-        self.updater = Updater(self.update, self.nets, self.numbers, self.execution, self._made_of())
+        self.cycle = self.make_cycle()
         self._prepared = False
 
     @abstractmethod
@@ -131,6 +134,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         Returns:
             What `numbers` names, and the errors of the rows where the algorithm knows them.
         """
+
+    def make_cycle(self) -> list[Updater]:
+        """Return what updates do, in turn: by default the same."""
+        return [self.make_updater(self.update, self.numbers)]
+
+    def make_updater(self, update: Update, numbers: Sequence[str]) -> Updater:
+        """Return what runs an update that measures `numbers`, the first ones of the algorithm's or all."""
+        return Updater(update, self.nets, numbers, self.execution, self._made_of())
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw what updates read beside their batches, such as noise and flags.
@@ -187,8 +198,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self._prepare()
             due = self._take_due()
             for size in [self.block_size] * (due // self.block_size) + [1] * (due % self.block_size):
-                rows.append(self._update_block(size))
-        return Stats({LR: lr, **(self._measured(torch.cat(rows)) if rows else {})})
+                rows += self._update_block(size)
+        return Stats({LR: lr, **(self._measured(rows) if rows else {})})
 
     @abstractmethod
     def _take_due(self) -> int:
@@ -213,13 +224,23 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """What else limits a block."""
         return {"masks": False}
 
-    def _update_block(self, size: int) -> Tensor:
-        """Sample batches and make an update of each; return what they measured, `[size, numbers]`."""
+    def _update_block(self, size: int) -> list[Tensor]:
+        """Sample batches and make an update of each; return what they measured, `[updates, numbers]` each."""
         index = self.replay.sample(size, self.config.batch_size, self.generator)
-        rows, errors = self.updater.run(self._items(index))
+        items, done, results = self._items(index), 0, []
+        for updater, count in self._runs(self.counters[keys.UPDATES], size):
+            results.append(updater.run({name: item[done : done + count] for name, item in items.items()}))
+            done += count
         self.counters[keys.UPDATES] += size
-        self._learned_from(index, errors)
-        return rows
+        errors = [wrong for _, wrong in results if wrong is not None]
+        self._learned_from(index, torch.cat(errors) if errors else None)
+        return [rows for rows, _ in results]
+
+    def _runs(self, first: int, count: int) -> Iterator[tuple[Updater, int]]:
+        """Yield what makes the updates after `first`, and how many in a row."""
+        turns = (self.cycle[i % len(self.cycle)] for i in range(first, first + count))
+        for updater, each in itertools.groupby(turns):
+            yield updater, len(list(each))
 
     def _learned_from(self, index: Tensor, errors: Tensor | None) -> None:
         """Take note of the errors of the rows that were learned from, each `[updates, batch_size]`."""
@@ -228,12 +249,20 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Return what updates read, `[updates, ...]` each, given where the rows of their batches are."""
         return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
 
-    def _measured(self, rows: Tensor) -> dict[str, Number]:
-        """Average what the updates of a step measured, `[updates, numbers]`, and look for what is not finite."""
-        columns = dict(zip(self.numbers, rows.unbind(1), strict=True))
+    def _measured(self, rows: Sequence[Tensor]) -> dict[str, Number]:
+        """Average what the updates of a step measured, the first numbers or all, and look for what is not finite.
+
+        Args:
+            rows: Of updates in a row, `[updates, numbers]` each.
+        """
+        table = torch.cat([pad(each, (0, len(self.numbers) - each.shape[1])) for each in rows])
+        columns = dict(zip(self.numbers, table.unbind(1), strict=True))
         norms = torch.stack([column for name, column in columns.items() if name.endswith("grad_norm")], 1)
         losses = torch.stack([column for name, column in columns.items() if not name.endswith("grad_norm")], 1)
-        means: dict[str, Number] = dict(zip(self.numbers, rows.mean(0), strict=True))
+        means = dict[str, Number]()
+        for i, (name, total) in enumerate(zip(self.numbers, table.sum(0), strict=True)):
+            count = sum(len(each) for each in rows if each.shape[1] > i)
+            means |= {name: total / count} if count else {}
         vectors = [tensor for tensor in self.nets.state if tensor.numel() > 1]
         return {**means, **updates_not_finite(losses, norms, vectors)}
 
@@ -248,9 +277,10 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         # What is drawn only shows layouts: the first updates draw the same as without it.
         drawn_from = self.generator.get_state()
         with execution.ahead():
-            for size in sizes:
-                index = torch.zeros((size, self.config.batch_size), dtype=torch.int64, device=self.device)
-                self.updater.prepare(self._items(index))
+            runs = {run for size in sizes for i in range(len(self.cycle)) for run in self._runs(i * size, size)}
+            for updater, count in sorted(runs, key=lambda run: (self.cycle.index(run[0]), run[1])):
+                index = torch.zeros((count, self.config.batch_size), dtype=torch.int64, device=self.device)
+                updater.prepare(self._items(index))
         self.generator.set_state(drawn_from)
 
     @property

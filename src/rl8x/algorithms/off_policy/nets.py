@@ -67,13 +67,11 @@ class Net:
         """Call the module under these weights; gradients flow to the inputs, and not to the weights."""
         return self._under(self._parts, *inputs)
 
-    def minimise(self, loss: Loss, active: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+    def minimise(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
         """Take a step of the optimizer down a loss.
 
         Args:
             loss: See `Loss`. Other networks that it calls are not trained.
-            active: 0-d bool; False leaves weights and moments as they are, decided on the device: for networks that
-                are not trained in every update.
 
         Returns:
             What else the loss returned, without gradients, and the norm of the gradient before clipping, 0-d.
@@ -90,7 +88,6 @@ class Net:
             gradient,
             self.lr,
             max_grad_norm=self.trained.max_grad_norm,
-            active=active,
         )
         return {name: each.detach() for name, each in found.items()}, norm
 

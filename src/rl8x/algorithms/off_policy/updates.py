@@ -59,7 +59,7 @@ class Updater:
         nets: The networks.
         names: The metrics that an update gives, in order.
         execution: How the programs run.
-        made_of: Returns the objects that decide what an update does.
+        made_of: The objects that decide what an update does.
     """
 
     def __init__(
