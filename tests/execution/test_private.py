@@ -67,3 +67,35 @@ def test_many_tensors_are_copied_and_added_with_the_same_bits(missing, monkeypat
     private.copy_each(copies, second)
     assert all(torch.equal(one, a + b) for one, a, b in zip(sums, first, second, strict=True))
     assert all(torch.equal(one, b) for one, b in zip(copies, second, strict=True))
+
+
+class Tied(torch.nn.Module):
+    """Two layers with one weight, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.frozen = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x, fails=False):
+        if fails:
+            raise ValueError("it fails")
+        return self.second(self.first(x)) + self.frozen
+
+
+def test_a_module_is_called_under_other_weights_and_has_its_own_afterwards():
+    module, x = Tied(), torch.randn(2, 3)
+    names = ["first.weight", "first.bias"]
+    weights = [torch.randn(3, 3, requires_grad=True), torch.randn(3)]
+    own = dict(module.named_parameters(remove_duplicate=False))
+    under = private.Substitution(module, names)
+    result = under(weights, x)
+    torch.testing.assert_close(result, torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x,)))
+    (gradient,) = torch.autograd.grad(result.sum(), weights[0])
+    assert gradient.any()
+    with pytest.raises(ValueError, match="it fails"):
+        under(weights, x, True)
+    after = dict(module.named_parameters(remove_duplicate=False))
+    assert all(after[name] is parameter for name, parameter in own.items())
+    assert module.first.weight is module.second.weight

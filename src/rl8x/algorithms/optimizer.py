@@ -10,7 +10,6 @@ What is saved is in the layout of `torch.optim`, for each weight by its name, so
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.hyperparameters import check_names_in
+from rl8x.execution.adam import advance, apply_adam
 from rl8x.rollouts.statistics import any_not_finite
 
 # A cache line of float32; a view that begins in the middle of one is slower to multiply with.
@@ -63,9 +63,6 @@ class Adam(Rule):
         m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  c1 = 1 - b1^t,  c2 = 1 - b2^t
         w = w - lr m / c1 / (sqrt(v / c2) + eps)
 
-    c1 and c2 are taken as -expm1(t log b), which has all digits where b^t is near 1. Numerator and denominator are
-    multiplied by sqrt(c2), as in the paper's section 2, which leaves one division for each weight.
-
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; decoupled weight decay: Loshchilov and Hutter 2019,
     arXiv:1711.05101, algorithm 2.
     """
@@ -86,26 +83,8 @@ class Adam(Rule):
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
         """Move the weights, `[size]`, by the rule above."""
-        first, second, first_total, second_total = self._advance(weights, gradient, moments, lr)
-        unbias = second_total.sqrt()
-        root = second.sqrt().add_(self.eps * unbias)
-        weights.sub_((first / root).mul_(lr * unbias / first_total))
-
-    def _advance(
-        self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Decay the weights and move the moments; return m and v, `[size]`, and c1 and c2, `[1]`."""
-        first, second, step = moments
-        beta1, beta2 = self.betas
-        if self.weight_decay and self.decoupled:
-            weights.mul_(1.0 - lr * self.weight_decay)
-        elif self.weight_decay:
-            gradient = gradient + self.weight_decay * weights
-        first.mul_(beta1).add_(gradient, alpha=1.0 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-        step.add_(1.0)
-        first_total, second_total = (torch.expm1(step * _log(beta)).neg() for beta in (beta1, beta2))
-        return first, second, first_total, second_total
+        options = {name: getattr(self, name) for name in ("betas", "eps", "weight_decay", "decoupled")}
+        apply_adam(weights, gradient, moments, lr, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,8 +101,14 @@ class RAdam(Adam):
 
     def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
         """Move the weights, `[size]`, by the rule above."""
-        first, second, first_total, second_total = self._advance(weights, gradient, moments, lr)
-        step, beta2 = moments[-1], self.betas[1]
+        first, second, step = moments
+        beta1, beta2 = self.betas
+        if self.weight_decay and self.decoupled:
+            weights.mul_(1.0 - lr * self.weight_decay)
+        elif self.weight_decay:
+            gradient = gradient + self.weight_decay * weights
+        step.add_(1.0)
+        first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
         rho = 2.0 / (1.0 - beta2) - 1.0
         rho_t = rho - 2.0 * step * (1.0 - second_total) / second_total
         ratio = (rho_t - 4.0) * (rho_t - 2.0) * (rho / ((rho - 4.0) * (rho - 2.0))) / rho_t
@@ -158,10 +143,6 @@ class SGD(Rule):
             velocity.mul_(self.momentum).add_(gradient)
             direction = gradient + self.momentum * velocity if self.nesterov else velocity
         weights.sub_(direction * lr)
-
-
-def _log(beta: float) -> float:
-    return math.log(beta) if beta else -math.inf
 
 
 OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam, "sgd": SGD}
@@ -251,16 +232,20 @@ class FlatWeights:
         trained = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
         self.names, self.views = [name for name, _ in trained], [parameter for _, parameter in trained]
         self.sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.views]
+        self._shapes = [parameter.shape for parameter in self.views]
+        self._padded = [size > shape.numel() for size, shape in zip(self.sizes, self._shapes, strict=True)]
         self.weights = self.joined(self.views)
         for parameter, values in zip(self.views, self.split(self.weights), strict=True):
             parameter.data = values
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return a vector's parts in the shapes of the weights, as views."""
-        parts = zip(torch.split(vector, self.sizes), self.views, strict=True)
+        parts = torch.split_with_sizes(vector, self.sizes)
         # A slice of all of a part would have a gradient of its own, which is filled with 0 and copied into.
-        whole = (part if len(part) == view.numel() else part[: view.numel()] for part, view in parts)
-        return [part.view(view.shape) for part, view in zip(whole, self.views, strict=True)]
+        return [
+            (part[: shape.numel()] if padded else part).view(shape)
+            for part, shape, padded in zip(parts, self._shapes, self._padded, strict=True)
+        ]
 
     @torch.no_grad()
     def joined(self, parts: Iterable[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rl8x.distributions.base import Distribution
 from rl8x.spaces import describe
 
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class NormalParams(NamedTuple):
@@ -107,7 +107,7 @@ class Normal(Distribution):
 
     def entropy(self, params: NormalParams) -> Tensor:
         """Return the sum of `log std + (1 + log 2 pi) / 2`, `[...]`."""
-        return self._summed(params.log_std + (0.5 + _HALF_LOG_2PI))
+        return self._summed(params.log_std + (0.5 + HALF_LOG_2PI))
 
     def kl(self, params: NormalParams, other: NormalParams) -> Tensor:
         """Return the sum of `log s2 - log s1 + (s1^2 + (m1 - m2)^2) / (2 s2^2) - 1/2`, `[...]`."""
@@ -140,7 +140,7 @@ class Normal(Distribution):
 def normal_logp(params: NormalParams, x: Tensor) -> Tensor:
     """Return the log-density of `x` in each dimension; all are `[..., *action]`."""
     z = (x - params.mean) * (-params.log_std).exp()
-    return -0.5 * z.square() - params.log_std - _HALF_LOG_2PI
+    return -0.5 * z.square() - params.log_std - HALF_LOG_2PI
 
 
 def _checked_bounds(bounds: Sequence[float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rl8x.distributions.normal import Normal, NormalParams, normal_logp
+from rl8x.distributions.normal import HALF_LOG_2PI, Normal, NormalParams, normal_logp
 from rl8x.spaces import describe
 
 _LARGEST_TANH = 1.0 - 2.0**-24
@@ -80,8 +80,10 @@ class SquashedNormal(Normal):
 
     def rsample(self, params: NormalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the same as `sample`, log-densities `[...]` from before rounding; gradients flow through both."""
-        u = self._drawn(params, noise)
-        return self._squashed(u), self._scored(params, u)
+        u, noise = self._drawn(params, noise), self._shaped(noise)
+        # (u - mean) / std is the noise, whatever the parameters: the gradient of the density goes through the rest.
+        logp = -0.5 * noise.square() - params.log_std - HALF_LOG_2PI
+        return self._squashed(u), self._squashed_density(logp, u)
 
     def mode(self, params: NormalParams) -> Tensor:
         """Return the squashed means, `[..., *action]`: the medians, as the density's maximum has no closed form."""
@@ -90,7 +92,8 @@ class SquashedNormal(Normal):
     def logp(self, params: NormalParams, actions: Tensor) -> Tensor:
         """Return the log-density of actions `[..., *action]` in the box, summed over their dimensions, `[...]`."""
         tanh = (actions - self.action_middle) / self.action_half_range
-        return self._scored(params, tanh.clamp(-_LARGEST_TANH, _LARGEST_TANH).atanh())
+        u = tanh.clamp(-_LARGEST_TANH, _LARGEST_TANH).atanh()
+        return self._squashed_density(normal_logp(params, u), u)
 
     def entropy(self, params: NormalParams) -> Tensor:
         """Estimate the entropy `[...]` as that of the normal distribution plus the mean of log da/du.
@@ -102,8 +105,9 @@ class SquashedNormal(Normal):
         u = params.mean.unsqueeze(-1) + params.log_std.exp().unsqueeze(-1) * self.nodes
         return super().entropy(params) + self._summed((log_derivative(u) * self.node_weights).sum(-1) + self.log_scale)
 
-    def _scored(self, params: NormalParams, u: Tensor) -> Tensor:
-        return self._summed(normal_logp(params, u) - log_derivative(u) - self.log_scale)
+    def _squashed_density(self, logp: Tensor, u: Tensor) -> Tensor:
+        """Return the log-density of actions, `[...]`, given that of their u, `[..., *action]` each."""
+        return self._summed(logp - log_derivative(u) - self.log_scale)
 
     def _squashed(self, u: Tensor) -> Tensor:
         actions = torch.addcmul(self.action_middle, self.action_half_range, u.tanh())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl8x.execution import matmul, private
+from rl8x.execution import adam, matmul, private
 from rl8x.execution.building import HOST, build
 from rl8x.execution.hoisting import hoist_scalars
 from rl8x.execution.traces import Description
@@ -66,7 +66,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
         examples: What it is called with, `[*]` each.
     """
     # Traced once more: the compiler needs metadata of every argument, which only tracing gives.
-    traced = make_fx(graph)(*[tensor.detach().clone() for tensor in examples])
+    traced = make_fx(graph, decomposition_table=adam.DECOMPOSITIONS)(*[tensor.detach().clone() for tensor in examples])
     with torch.no_grad():
         compiled: Callable[..., Sequence[Tensor]] = private.inductor().standalone_compile(
             traced, list(examples), dynamic_shapes="from_example_inputs", options={}
@@ -84,7 +84,7 @@ def fused(description: Description) -> tuple[torch.fx.GraphModule, list[Tensor]]
     ]
     if description.loop is not None:
         inputs = description.loop.first(inputs)
-    table = matmul.DECOMPOSITIONS
+    table = matmul.DECOMPOSITIONS | adam.DECOMPOSITIONS
     graph = make_fx(_read(description.code), decomposition_table=table, **private.FAKE_TRACING)(*inputs)
     hoist_scalars(graph)
     return graph, inputs

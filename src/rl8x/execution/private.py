@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # How trees of tensors are taken apart, with what tensordict registered. Without them rl8x cannot be imported.
 from torch.utils._pytree import TreeSpec as TreeSpec
@@ -113,6 +113,51 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
+
+
+def fused_adam(decoupled: bool) -> Any:
+    """Return torch's fused kernel of a step of Adam, in place, with a learning rate that is a tensor, 0-d.
+
+    None where this torch lacks it: Adam is then a formula of a dozen operators everywhere.
+
+    Args:
+        decoupled: Whether weight decay is that of AdamW.
+    """
+    kernel = getattr(torch.ops.aten, "_fused_adamw_" if decoupled else "_fused_adam_", None)
+    return getattr(kernel, "tensor_lr", None)
+
+
+class Substitution:
+    """Calls a module under other weights, as `torch.func.functional_call` does, without searching for them each time.
+
+    That search takes longer than a small module. A module's `_parameters` is where PyTorch itself looks weights up.
+
+    Args:
+        module: The module.
+        names: The weights that are replaced, as `named_parameters` calls them.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        self.module = module
+        named = dict(module.named_parameters())
+        order = {id(named[name]): i for i, name in enumerate(names)}
+        self._places = [
+            (owner, name, order[id(weight)])
+            for owner in module.modules()
+            for name, weight in owner._parameters.items()
+            if id(weight) in order  # one that several modules share is replaced in all
+        ]
+
+    def __call__(self, weights: Sequence[Tensor], *inputs: Any) -> Any:
+        """Call the module on inputs, under weights `[*]` in the order of the names."""
+        before = [owner._parameters[name] for owner, name, _ in self._places]
+        for owner, name, i in self._places:
+            owner._parameters[name] = weights[i]  # type: ignore[assignment] # any tensor does
+        try:
+            return self.module(*inputs)
+        finally:
+            for (owner, name, _), weight in zip(self._places, before, strict=True):
+                owner._parameters[name] = weight
 
 
 def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

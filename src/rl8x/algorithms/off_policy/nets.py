@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
+from rl8x.execution.private import Substitution
 
 Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
 """Calls a network under the weights that are trained; returns the loss, 0-d, and what else is wanted of it, by name."""
@@ -35,11 +35,13 @@ class Trained(NamedTuple):
         module: Its `forward` is what a network computes.
         optimizer: Has its weights as one vector, and moves them.
         max_grad_norm: Largest L2 norm of the gradient; None does not clip.
+        under: Calls the module under other weights.
     """
 
     module: nn.Module
     optimizer: FlatOptimizer
     max_grad_norm: float | None
+    under: Substitution
 
 
 class Net:
@@ -65,7 +67,7 @@ class Net:
 
     def __call__(self, *inputs: Any) -> Any:
         """Call the module under these weights; gradients flow to the inputs, and not to the weights."""
-        return self._under(self._parts, *inputs)
+        return self.trained.under(self._parts, *inputs)
 
     def minimise(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
         """Take a step of the optimizer down a loss.
@@ -80,7 +82,7 @@ class Net:
         optimizer = self.trained.optimizer
         with torch.enable_grad():
             weights = self.weights.detach().requires_grad_()
-            value, found = loss(functools.partial(self._under, optimizer.split(weights)))
+            value, found = loss(functools.partial(self.trained.under, optimizer.split(weights)))
             (gradient,) = torch.autograd.grad(value, weights)
         norm = clip_and_apply(
             optimizer.rule,
@@ -98,10 +100,6 @@ class Net:
     @functools.cached_property
     def _parts(self) -> list[Tensor]:
         return self.trained.optimizer.split(self.weights)
-
-    def _under(self, parts: Sequence[Tensor], *inputs: Any) -> Any:
-        weights = dict(zip(self.trained.optimizer.names, parts, strict=True))
-        return functional_call(self.trained.module, weights, inputs)
 
 
 class Nets:
@@ -123,7 +121,7 @@ class Nets:
     def add(self, name: str, module: nn.Module, rule: Rule, *, lr: float, max_grad_norm: float | None = None) -> None:
         """Add a network that is trained; the module's weights become views of one vector."""
         optimizer = FlatOptimizer(module.named_parameters(), rule, lr=lr)
-        self.trained[name] = Trained(module, optimizer, max_grad_norm)
+        self.trained[name] = Trained(module, optimizer, max_grad_norm, Substitution(module, optimizer.names))
 
     def add_target(self, name: str, *, of: str) -> None:
         """Add a network that is the one of another name under weights of its own, which are the same at first."""

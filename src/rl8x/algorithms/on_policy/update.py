@@ -10,14 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Batch, Rows, SequencePack, epoch
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.execution import Execution, Program
-from rl8x.execution.private import add_to_each
+from rl8x.execution.private import Substitution, add_to_each
 from rl8x.execution.programs import prepare
 from rl8x.execution.threads import Workers
 from rl8x.policy import Policy
@@ -87,6 +86,7 @@ class Updater:
         self.execution = execution
         self.generator = generator
         self.device = policy.device
+        self._under = Substitution(policy, optimizer.names)
         self._scales: dict[int, Tensor] = {}
         # A gradient of each worker, and its parts in the shapes of the weights.
         self._gradients = [optimizer.gradient]
@@ -323,7 +323,7 @@ class Updater:
         """Return the scaled sums of the loss metrics under the weights given, `[num_metrics]`."""
         call: Callable[..., Any] = self.policy
         if views is not self.optimizer.views:
-            call = functools.partial(_call_under, self.policy, dict(zip(self.optimizer.names, views, strict=True)))
+            call = functools.partial(self._under, views)
         return self.objective.losses(call, batch, state, coefficient, self.config) * scale
 
     def _gradient(
@@ -360,7 +360,3 @@ class Updater:
             active=None if self.objective.limit is None else active,
         )
         return [torch.cat((sums, norm.unsqueeze(0))), active.clone()]
-
-
-def _call_under(policy: Policy, weights: dict[str, Tensor], *inputs: Any) -> Any:
-    return functional_call(policy, weights, inputs)
