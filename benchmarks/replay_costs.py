@@ -23,15 +23,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.processes import machine, save  # noqa: E402 - found by the line above
-
-import rl8x  # noqa: E402
-from rl8x import NullTracker, Trainer  # noqa: E402
-from rl8x.algorithms import DQNConfig  # noqa: E402
-from rl8x.checkpoint import Checkpoints  # noqa: E402
-from rl8x.envs import CartPole  # noqa: E402
-from rl8x.rollouts.statistics import gathered_not_finite  # noqa: E402
-from rl8x.trainers.non_finite import Guard  # noqa: E402
+import rl8x
+from benchmarks.processes import machine, save
+from rl8x import NullTracker, Trainer
+from rl8x.algorithms import DQNConfig
+from rl8x.checkpoint import Checkpoints
+from rl8x.envs import CartPole
+from rl8x.rollouts.statistics import gathered_not_finite
+from rl8x.trainers.non_finite import Guard
 
 RESULTS = Path(__file__).parent / "results" / "replay_costs.json"
 # What is to be reached, by the name of a row, in its unit.
@@ -104,7 +103,7 @@ def of_guard(trainer: Trainer) -> dict[str, float]:
 
 def of_checkpoints(trainer: Trainer, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Save after each further twentieth of the replay; return the thread's milliseconds and the megabytes written."""
-    took, written, known = [], [], set[int]()
+    took, written, known = [], [], set[tuple[int, int]]()
     trainer.record.open(trains=False)
     trainer.checkpoints.begin()
     for i in range(8):
@@ -113,10 +112,11 @@ def of_checkpoints(trainer: Trainer, folder: Path) -> tuple[dict[str, float], di
         trainer.record.save(trainer.state_dict(), None)  # as a run does, which does not wait for the disk
         elapsed = 1e3 * (time.perf_counter() - begin)
         trainer.checkpoints.wait()
-        files = {path.stat().st_ino: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+        found = [path.stat() for path in folder.rglob("*") if path.is_file()]
+        files = {(each.st_ino, each.st_mtime_ns): each.st_size for each in found}  # links share both
         if i:  # the first has all of the replay to write
             took.append(elapsed)
-            written.append(sum(size for inode, size in files.items() if inode not in known) / 1e6)
+            written.append(sum(size for file, size in files.items() if file not in known) / 1e6)
         known |= files.keys()
     trainer.checkpoints.end()
     return tuple(
