@@ -75,6 +75,7 @@ def test_cvar_by_hand():
     assert cvar(scores, 1.0) == pytest.approx(mean(scores))
 
 
+@settings(max_examples=50, deadline=None)
 @given(scores_arrays, st.floats(0.01, 1.0), st.integers(1, 5))
 def test_statistics_equal_plain_formulations(scores, fraction, seeds):
     others = np.roll(scores[:1], 1, axis=1).repeat(seeds, axis=0)
@@ -89,6 +90,7 @@ def test_statistics_equal_plain_formulations(scores, fraction, seeds):
     assert cvar(scores, fraction) <= mean(scores) + 1e-9
 
 
+@settings(max_examples=50, deadline=None)
 @given(scores_arrays)
 def test_a_batch_of_scores_gives_each_its_own(scores):
     batch = np.stack([scores, scores + 1, -scores])
@@ -237,7 +239,7 @@ def test_a_repeated_step_counts_by_its_last_value_and_nan_is_left_out():
     assert (steps.tolist(), values.tolist()) == ([1, 2], [[1, 5]])
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(2, 40), st.integers(2, 10))
 def test_thinned_curves_keep_their_ends(points, most):
     steps, values = align([(np.arange(points), np.arange(points) * 2.0)], max_points=most)

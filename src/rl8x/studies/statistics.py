@@ -60,10 +60,13 @@ def cvar(scores: Array, fraction: float) -> Array:
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"`fraction` must be in (0, 1], a share of the cells; got {fraction}.")
-    ordered = np.sort(np.asarray(scores, dtype=np.float64), axis=-1)
-    cells = ordered.shape[-1]
-    weights = np.clip(max(fraction * cells, 1.0) - np.arange(cells), 0.0, 1.0)
-    return np.asarray((ordered @ weights / weights.sum()).mean(axis=-1))
+    scores = np.asarray(scores, dtype=np.float64)
+    counted = max(fraction * scores.shape[-1], 1.0)
+    whole = int(counted)  # cells that count in full; the next one counts by the rest
+    last = min(whole, scores.shape[-1] - 1)
+    ordered = np.partition(scores, (whole - 1, last), axis=-1)
+    worst = ordered[..., :whole].sum(axis=-1) + (counted - whole) * ordered[..., last]
+    return np.asarray((worst / counted).mean(axis=-1))
 
 
 def worst_cell(scores: Array) -> Array:
