@@ -123,7 +123,9 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
         final.merge(cells.assign(cell=range(len(cells))), on=tests)["cell"] if tests else np.zeros(len(final), int)
     )
     final = final.assign(cell=np.asarray(cell_of))
-    groups, left_out, notes = [], set(), []
+    groups: list[tuple[int, Group]] = []
+    left_out: set[tuple[int, Any]] = set()
+    notes: list[str] = []
     for number, rows in final.groupby("group", sort=True):
         first = rows.iloc[0]
         vary = {name.removeprefix(VARY): first[name] for name in varied if first[name] is not None}

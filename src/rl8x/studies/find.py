@@ -1,0 +1,99 @@
+"""Where a study is: its folder, or its parent run in MLflow with the same files as artifacts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rl8x.studies.evaluations import Supports
+
+if TYPE_CHECKING:
+    import pandas
+
+EVALUATIONS: Final = "evaluations.json"
+"""The table, as `mlflow.log_table` writes it: `{"columns": [...], "data": [[...], ...]}`."""
+DEFINITION: Final = "study.json"
+SUPPORTS: Final = "supports.json"
+
+
+class FoundStudy(NamedTuple):
+    """What a report needs of a study.
+
+    Attributes:
+        table: Its evaluations, with the columns of `rl8x.studies.table`.
+        supports: By training and parameter the ends of what was trained on.
+        definition: The study as it was asked for.
+        units: Units of test parameters.
+        title: Its name.
+        folder: Where the report's files go.
+        run_id: Its parent run; None where it is not known.
+    """
+
+    table: pandas.DataFrame
+    supports: Supports
+    definition: Mapping[str, Any]
+    units: Mapping[str, str]
+    title: str
+    folder: Path
+    run_id: str | None
+
+
+def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
+    """Find a study by its folder, or by the name or ID of its parent run.
+
+    Raises:
+        ValueError: If there is none, or it has no table of evaluations that can be read.
+    """
+    folder = Path(study)
+    if folder.is_dir():
+        return _read(folder, folder.resolve().name, folder / "report", None)
+    from rl8x.tracking.reading import RunReader
+
+    reader = RunReader(tracking_uri)
+    run = reader.run(str(study))
+    with tempfile.TemporaryDirectory() as copies:
+        for name in (EVALUATIONS, DEFINITION, SUPPORTS):
+            reader.artifact(run.id, name, Path(copies))
+        if not (Path(copies) / EVALUATIONS).exists():
+            raise ValueError(f"the run {run.name!r} has no artifact {EVALUATIONS}: it is no study's parent run.")
+        return _read(Path(copies), run.name, Path("reports") / "".join(map(_plain, run.name)), run.id)
+
+
+def _plain(letter: str) -> str:
+    return letter if letter.isalnum() or letter in "-_." else "-"
+
+
+def _read(folder: Path, title: str, output: Path, run_id: str | None) -> FoundStudy:
+    import pandas
+
+    table = _json(folder / EVALUATIONS)
+    columns, rows = table.get("columns"), table.get("data")
+    if not isinstance(columns, list) or not isinstance(rows, list):
+        raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
+    definition = _json(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
+    supports = _json(folder / SUPPORTS) if (folder / SUPPORTS).exists() else {}
+    named = str(definition.get("name") or title)
+    frame = pandas.DataFrame(rows, columns=columns)
+    return FoundStudy(frame, supports, definition, definition.get("units") or {}, named, output, run_id)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: {path.parent} is no folder of a study that was evaluated.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a mapping; got {type(found).__name__}.")
+    return found
+
+
+def log_report(run_id: str, files: Sequence[Path], tracking_uri: str | None = None) -> None:
+    """Copy the files of a report to the folder `report` of a run's artifacts."""
+    from rl8x.tracking.reading import RunReader
+
+    RunReader(tracking_uri).log_files(run_id, files, "report")
