@@ -1,20 +1,15 @@
-"""Figures of a report, as PNGs for a light and a dark page. Matplotlib is imported when the first one is drawn.
-
-Lines have colours that the colour-blind can tell apart (Okabe and Ito 2008, "Color universal design") and a style of
-their own; heat maps use viridis.
-"""
+"""Figures of a report."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from rl8x.studies import statistics
 from rl8x.studies.axes import Axis, along, over_two
+from rl8x.studies.drawing import Theme, draw_legend, draw_line, labelled, new_figure, short_ticks, wrapped
 from rl8x.studies.evaluations import Evaluations, Group, Supports
 from rl8x.studies.statistics import Curve
 from rl8x.studies.summary import HEADINGS, Summary
@@ -24,119 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LINES: Final = 8
 MAX_PANELS: Final = 12
-_DPI: Final = 144
-
-
-class Theme(NamedTuple):
-    """Colours of a figure: its background, text and lines of the frame, faint lines, and those of the groups."""
-
-    name: str
-    background: str
-    text: str
-    faint: str
-    colours: tuple[str, ...]
-
-
-_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
-_OKABE_ITO_DARK = ("#56B4E9", "#E8743B", "#1FBF8F", "#E3A0C4", "#F0B93A", "#3D8FD1", "#9A9A9A", "#FFFFFF")
-LIGHT: Final = Theme("light", "#ffffff", "#1f2328", "#d8dde3", _OKABE_ITO)
-DARK: Final = Theme("dark", "#15181d", "#e3e6ea", "#3a4048", _OKABE_ITO_DARK)
-_STYLES: Final[tuple[Any, ...]] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
-_MARKERS: Final = "osD^vPX*"
-
-
-class Drawing(NamedTuple):
-    """A figure of a report.
-
-    Attributes:
-        name: Of its file, without the ending.
-        title: For the page.
-        caption: What is shown, in sentences.
-        draw: Makes it in a theme.
-    """
-
-    name: str
-    title: str
-    caption: str
-    draw: Callable[[Theme], Figure]
-
-
-def png(drawing: Drawing, theme: Theme, *, titled: bool = False) -> bytes:
-    """Draw a figure and return it as a PNG; the same each time."""
-    with _style(theme):
-        figure = drawing.draw(theme)
-        if titled:
-            _set_title(figure, drawing.title, theme)
-        target = io.BytesIO()
-        figure.savefig(target, format="png", dpi=_DPI, metadata={"Software": None})
-    return target.getvalue()
-
-
-def _set_title(figure: Figure, title: str, theme: Theme) -> None:
-    """Write a title above all; above a legend there, as its title, since the layout would put both in one place."""
-    if figure.legends:
-        figure.legends[0].set_title(title, prop={"size": 12, "weight": "bold"})
-    else:
-        figure.suptitle(title, fontsize=12, fontweight="bold", color=theme.text)
-
-
-@contextmanager
-def _style(theme: Theme) -> Iterator[None]:
-    import matplotlib
-
-    text, faint = theme.text, theme.faint
-    settings: Any = {
-        "figure.facecolor": theme.background,
-        "axes.facecolor": theme.background,
-        "savefig.facecolor": theme.background,
-        "axes.edgecolor": text,
-        "axes.labelcolor": text,
-        "axes.titlecolor": text,
-        "text.color": text,
-        "xtick.color": text,
-        "ytick.color": text,
-        "grid.color": faint,
-        "legend.frameon": False,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 10.5,
-        "axes.titleweight": "bold",
-        "axes.labelsize": 10,
-        "xtick.labelsize": 9,
-        "ytick.labelsize": 9,
-        "legend.fontsize": 9,
-        "font.family": "DejaVu Sans",
-        "lines.linewidth": 1.8,
-        "text.parse_math": False,
-    }
-    with matplotlib.rc_context(settings):
-        yield
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def wrapped(label: str, width: int = 30) -> str:
-    """Break a long label at its commas, so that it fits a panel."""
-    lines = [""]
-    for part in label.split(", "):
-        separator = ", " if lines[-1] else ""
-        if lines[-1] and len(lines[-1]) + len(part) + 2 > width:
-            lines[-1] += ","
-            lines.append(part)
-        else:
-            lines[-1] += separator + part
-    return "\n".join(line if len(line) <= width + 8 else f"...{line[-width - 5 :]}" for line in lines)
-
-
-def labelled(name: str, units: dict[str, str]) -> str:
-    """Write a parameter with its unit, such as "length [m]"."""
-    return f"{name} [{units[name]}]" if units.get(name) else name
 
 
 def chosen(summary: Summary, most: int) -> list[int]:
@@ -161,7 +44,7 @@ def heat_maps(
     columns = min(4 if len(groups) != 5 else 3, len(groups))
     lines = -(-len(groups) // columns)
     tallest = max(wrapped(group.label).count("\n") for group in groups)
-    figure = _figure(1.6 + 2.9 * columns, 0.9 + (2.75 + 0.2 * tallest) * lines)
+    figure = new_figure(1.6 + 2.9 * columns, 0.9 + (2.75 + 0.2 * tallest) * lines)
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     mesh: Any = None
     for panel, group, values in zip(panels.flat, groups, maps, strict=False):
@@ -222,7 +105,7 @@ def curves(
     theme: Theme,
 ) -> Figure:
     """Draw the mean return over one parameter with its interval over seeds, and below it what was trained on."""
-    figure = _figure(7.2, 4.2 + 0.16 * len(groups))
+    figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
     trainings = [
         each for each in dict.fromkeys(group.training for group in groups) if axis.name in supports.get(each, {})
     ]
@@ -235,7 +118,7 @@ def curves(
         there = ~np.isnan(means[0])
         estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there])
         curve = Curve(axis.values[there], *estimate)
-        _line(panel, curve, group.label, colour, theme, marker=int(there.sum()) <= 25)
+        draw_line(panel, curve, group.label, colour, theme, marker=int(there.sum()) <= 25)
     _scale(panel, axis)
     panel.set_ylabel("mean return")
     panel.grid(True, alpha=0.6)
@@ -244,7 +127,7 @@ def curves(
     lowest.set_xlabel(labelled(axis.name, units))
     if strip is not None:
         _draw_strip(panel, strip, [(each, supports[each][axis.name]) for each in trainings], groups, colours, theme)
-    _legend(figure, panel, len(groups))
+    draw_legend(figure, panel, len(groups))
     return figure
 
 
@@ -273,32 +156,13 @@ def _draw_strip(
     panel.tick_params(labelbottom=False)
 
 
-def _line(panel: Axes, curve: Curve, label: str, colour: int, theme: Theme, *, marker: bool = False) -> None:
-    shade = theme.colours[colour % len(theme.colours)]
-    style = _STYLES[colour % len(_STYLES)]
-    mark = _MARKERS[colour % len(_MARKERS)] if marker else None
-    panel.plot(curve.steps, curve.mean, linestyle=style, color=shade, label=label, marker=mark, markersize=4)
-    if np.isfinite(curve.low).any():
-        panel.fill_between(curve.steps, curve.low, curve.high, color=shade, alpha=0.2, linewidth=0)
-
-
-def _legend(figure: Figure, panel: Axes, count: int) -> None:
-    """Put the names of several lines above the panels, where they cover nothing."""
-    if count < 2:
-        return
-    handles, labels = panel.get_legend_handles_labels()
-    longest = max(len(label) for label in labels)
-    columns = max(1, min(count, int(figure.get_figwidth() * 12 // (longest + 8))))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.6)
-
-
 # Statistics, profiles, and the course of training.
 
 
 def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
     """Draw a panel for each statistic: a point and its interval for each group."""
     names = [name for name in ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell") if name in HEADINGS]
-    figure = _figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(_label_lines(summary, row) - 1 for row in rows))
+    figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(_label_lines(summary, row) - 1 for row in rows))
     panels = figure.subplots(1, len(names), sharey=True)
     for panel, name in zip(panels, names, strict=True):
         for line, row in enumerate(rows):
@@ -328,16 +192,16 @@ def profiles(groups: Sequence[Group], colours: Sequence[int], summary: Summary, 
     low = min(float(group.scores.min()) for group in groups)
     high = max(float(group.scores.max()) for group in groups)
     thresholds = np.linspace(low, high, 101)
-    figure = _figure(7.2, 4.4)
+    figure = new_figure(7.2, 4.4)
     panel = figure.subplots()
     for group, colour in zip(groups, colours, strict=True):
         curve = Curve(thresholds, *profile(group, thresholds, summary))
-        _line(panel, curve, group.label, colour, theme)
+        draw_line(panel, curve, group.label, colour, theme)
     panel.set_xlabel("return, tau")
     panel.set_ylabel("share of seeds and cells with a return above tau")
     panel.set_ylim(-0.02, 1.02)
     panel.grid(True, alpha=0.6)
-    _legend(figure, panel, len(groups))
+    draw_legend(figure, panel, len(groups))
     return figure
 
 
@@ -361,20 +225,20 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme) -> Fig
     parts = {name: part for name, part in parts.items() if len(part)}
     if len(parts) == 2:  # all cells are inside, or all are outside
         parts.popitem()
-    figure = _figure(1.2 + 3.3 * len(parts), 3.7)
+    figure = new_figure(1.2 + 3.3 * len(parts), 3.7)
     panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
     for panel, (name, part) in zip(panels, parts.items(), strict=True):
         for line, row in enumerate(rows):
             own = part[part["group"] == row]
             if len(own):
                 curve = statistics.mean_curve(training_curves(own))
-                _line(panel, curve, evaluations.groups[row].label, line, theme, marker=len(curve.steps) <= 12)
+                draw_line(panel, curve, evaluations.groups[row].label, line, theme, marker=len(curve.steps) <= 12)
         panel.set_title(name)
         panel.grid(True, alpha=0.6)
-        _short_ticks(panel)
+        short_ticks(panel)
     panels[0].set_ylabel("mean return")
     figure.supxlabel("transitions of training", fontsize=10, color=theme.text)
-    _legend(figure, panels[0], len(rows))
+    draw_legend(figure, panels[0], len(rows))
     return figure
 
 
@@ -385,11 +249,3 @@ def training_curves(points: Any) -> list[tuple[statistics.Array, statistics.Arra
         means = own.groupby(ENV_STEPS)[RETURNS].mean()
         found.append((means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)))
     return found
-
-
-def _short_ticks(panel: Axes) -> None:
-    """Write steps as 200k, 1.5M."""
-    from matplotlib.ticker import EngFormatter
-
-    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
-    panel.locator_params(axis="x", nbins=5)

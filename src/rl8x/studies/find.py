@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rl8x.checkpoint import files
 from rl8x.studies.evaluations import Supports
+from rl8x.tracking.reading import PARENT_TAG, RunReader, RunRecord
+from rl8x.tracking.runs import HANDLE_PREFIX
 
 if TYPE_CHECKING:
     import pandas
@@ -41,6 +45,44 @@ class FoundStudy(NamedTuple):
     run_id: str | None
 
 
+def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
+    """Find the runs that are meant, each once: by name, ID, or folder of checkpoints; of a parent its children.
+
+    Raises:
+        ValueError: If one is not there, or none was named.
+    """
+    found: dict[str, RunRecord] = {}
+    for word in runs:
+        run = _of_checkpoints(reader, Path(word)) if Path(word).is_dir() else reader.run(str(word))
+        for each in reader.children(run.id) or [run]:
+            found.setdefault(each.id, each)
+    if experiment is not None:
+        listed = reader.experiment(experiment)
+        parents = {run.tags.get(PARENT_TAG) for run in listed}
+        for each in listed:
+            if each.id not in parents:
+                found.setdefault(each.id, each)
+        if not found:
+            raise ValueError(f"the experiment {experiment!r} has no runs.")
+    if not found:
+        raise ValueError("no run is named: give names or IDs of runs, folders of checkpoints, or an experiment.")
+    return list(found.values())
+
+
+def _of_checkpoints(reader: RunReader, path: Path) -> RunRecord:
+    """Find the run of a folder of checkpoints, or of one of them, by what the newest says."""
+    listed = files.listed(path)
+    described = files.describe(listed[-1] if listed else path).get("run")
+    known = described if isinstance(described, dict) else {}
+    if known.get("id"):
+        return reader.run(str(known["id"]))
+    handle = str(known.get("handle") or "")
+    run = reader.run_of_spool(handle.removeprefix(HANDLE_PREFIX)) if handle.startswith(HANDLE_PREFIX) else None
+    if run is None:
+        raise ValueError(f"{path} has checkpoints of a run that is not in MLflow.")
+    return run
+
+
 def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
     """Find a study by its folder, or by the name or ID of its parent run.
 
@@ -50,8 +92,6 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
     folder = Path(study)
     if folder.is_dir():
         return _read(folder, folder.resolve().name, folder / "report", None)
-    from rl8x.tracking.reading import RunReader
-
     reader = RunReader(tracking_uri)
     run = reader.run(str(study))
     with tempfile.TemporaryDirectory() as copies:
@@ -59,11 +99,12 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
             reader.artifact(run.id, name, Path(copies))
         if not (Path(copies) / EVALUATIONS).exists():
             raise ValueError(f"the run {run.name!r} has no artifact {EVALUATIONS}: it is no study's parent run.")
-        return _read(Path(copies), run.name, Path("reports") / "".join(map(_plain, run.name)), run.id)
+        return _read(Path(copies), run.name, Path("reports") / plain_name(run.name), run.id)
 
 
-def _plain(letter: str) -> str:
-    return letter if letter.isalnum() or letter in "-_." else "-"
+def plain_name(text: str) -> str:
+    """Make the name of a file or folder of a text."""
+    return re.sub(r"[^\w.-]", "-", text).strip(".") or "-"
 
 
 def _read(folder: Path, title: str, output: Path, run_id: str | None) -> FoundStudy:
@@ -94,6 +135,4 @@ def _json(path: Path) -> dict[str, Any]:
 
 def log_report(run_id: str, files: Sequence[Path], tracking_uri: str | None = None) -> None:
     """Copy the files of a report to the folder `report` of a run's artifacts."""
-    from rl8x.tracking.reading import RunReader
-
     RunReader(tracking_uri).log_files(run_id, files, "report")

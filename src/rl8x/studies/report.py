@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl8x.disk import replace_synced
-from rl8x.studies import figures, page
+from rl8x.studies import drawing, figures, page
 from rl8x.studies.axes import Axis, along, chosen_axes, main_pair
+from rl8x.studies.drawing import DARK, LIGHT, MAX_LINES, Drawing
 from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
-from rl8x.studies.figures import DARK, LIGHT, MAX_LINES, MAX_PANELS, Drawing, chosen
-from rl8x.studies.find import find_study, log_report
+from rl8x.studies.figures import MAX_PANELS, chosen
+from rl8x.studies.find import find_study, log_report, plain_name
 from rl8x.studies.statistics import Over
 from rl8x.studies.summary import (
     HEADINGS,
@@ -71,7 +72,7 @@ class Report:
     @cached_property
     def images(self) -> dict[str, tuple[bytes, bytes]]:
         """PNGs of the figures by their names, for light and for dark pages."""
-        return {each.name: (figures.png(each, LIGHT), figures.png(each, DARK)) for each in self.drawings}
+        return {each.name: (drawing.png(each, LIGHT), drawing.png(each, DARK)) for each in self.drawings}
 
     @property
     def html(self) -> str:
@@ -119,7 +120,7 @@ class Report:
         text = io.StringIO()
         self.frame.to_csv(text, index=False)
         contents = {PAGE: self.html.encode(), TABLE: text.getvalue().encode()}
-        contents |= {f"{each.name}.png": figures.png(each, LIGHT, titled=True) for each in self.drawings}
+        contents |= {f"{each.name}.png": drawing.png(each, LIGHT, titled=True) for each in self.drawings}
         for name, data in contents.items():
             replace_synced(folder / name, data)
         self.folder = folder
@@ -238,7 +239,7 @@ def _drawings(
         binned = f" {axis.name} stands in {len(axis.values)} bins." if axis.binned else ""
         found.append(
             Drawing(
-                f"curve-{_file_name(axis.name)}",
+                f"curve-{plain_name(axis.name)}",
                 f"Return over {axis.name}",
                 f"Mean return of the last policies.{marginal}{binned} {band} Bars below are what was trained on.{some}",
                 partial(figures.curves, groups, colours, supports, axis, units),
@@ -296,7 +297,3 @@ def _some(shown: int, of: int) -> str:
     if shown == of:
         return ""
     return f" Of {of} groups {shown} are drawn: the baseline and the best by IQM."
-
-
-def _file_name(parameter: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in parameter)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from rl8x.output import table
 from rl8x.studies import statistics
 from rl8x.studies.evaluations import Evaluations, Group, counts_in_words
 from rl8x.studies.statistics import Array, Estimate, Over
+from rl8x.studies.terminal import in_blocks
 
 if TYPE_CHECKING:
     import pandas
@@ -228,20 +228,5 @@ def cells_of(summary: Summary) -> list[list[str]]:
 
 
 def in_terminal(summary: Summary, width: int) -> str:
-    """Write the table for a terminal of `width` columns, in blocks where it is wider, and the notes."""
-    rows = cells_of(summary)
-    first = max(len(row[0]) for row in rows)
-    if first > width // 2:
-        first = width // 2
-        rows = [[row[0] if len(row[0]) <= first else row[0][: first - 3] + "...", *row[1:]] for row in rows]
-    blocks: list[list[int]] = [[]]
-    used = first
-    for column in range(1, len(rows[0])):
-        needed = 2 + max(len(row[column]) for row in rows)
-        if blocks[-1] and used + needed > width:
-            blocks.append([])
-            used = first
-        blocks[-1].append(column)
-        used += needed
-    texts = [table([[row[0], *(row[column] for column in block)] for row in rows]) for block in blocks]
-    return "\n\n".join([*texts, "\n".join(summary.notes)])
+    """Write the table for a terminal of `width` columns, and the notes."""
+    return "\n\n".join([in_blocks(cells_of(summary), width), "\n".join(summary.notes)])

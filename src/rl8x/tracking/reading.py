@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rl8x.tracking.location import locate
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import find_run
-from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 PARENT_TAG = "mlflow.parentRunId"
 _REQUESTS = 8  # at once, to a server
@@ -70,6 +70,12 @@ class RunReader:
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
         return _record(find_run(run, self._uri))
+
+    def run_of_spool(self, spool_id: str) -> RunRecord | None:
+        """Find the run that was made for a spool; None where there is none."""
+        with self._told():
+            found = self._store.search_everywhere(f"tags.`{SPOOL_TAG}` = '{spool_id}'") if spool_id.isalnum() else []
+        return _oldest_first(found)[0] if found else None
 
     def children(self, run_id: str) -> list[RunRecord]:
         """List the runs whose parent is a run, the oldest first."""
