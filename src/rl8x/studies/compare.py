@@ -23,7 +23,8 @@ from rl8x.studies.find import find_runs, plain_name
 from rl8x.studies.statistics import Array, Curve, Estimate
 from rl8x.studies.summary import in_words
 from rl8x.studies.terminal import in_blocks, shortened
-from rl8x.tracking.reading import Points, RunReader, RunRecord
+from rl8x.tracking.database_runs import Points, RunRecord
+from rl8x.tracking.reading import RunReader
 
 if TYPE_CHECKING:
     import pandas

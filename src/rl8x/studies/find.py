@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rl8x.checkpoint import files
 from rl8x.studies.evaluations import Supports
-from rl8x.tracking.reading import PARENT_TAG, RunReader, RunRecord
+from rl8x.studies.table import RUN
+from rl8x.tracking.database_runs import RunRecord
+from rl8x.tracking.reading import PARENT_TAG, RunReader
 from rl8x.tracking.runs import HANDLE_PREFIX
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
 
 def _of_checkpoints(reader: RunReader, path: Path) -> RunRecord:
     """Find the run of a folder of checkpoints, or of one of them, by what the newest says."""
+    from rl8x.checkpoint import files
+
     listed = files.listed(path)
     described = files.describe(listed[-1] if listed else path).get("run")
     known = described if isinstance(described, dict) else {}
@@ -118,7 +121,33 @@ def _read(folder: Path, title: str, output: Path, run_id: str | None) -> FoundSt
     supports = _json(folder / SUPPORTS) if (folder / SUPPORTS).exists() else {}
     named = str(definition.get("name") or title)
     frame = pandas.DataFrame(rows, columns=columns)
-    return FoundStudy(frame, supports, definition, definition.get("units") or {}, named, output, run_id)
+    return FoundStudy(frame, supports, definition, _units(definition), named, output, run_id)
+
+
+def _units(definition: Mapping[str, Any]) -> dict[str, str]:
+    """Return the units of an environment's parameters, where it is a built-in one: of others the code would be run."""
+    from rl8x.envs import BUILTIN
+
+    run = definition.get("run")
+    name = run.get("env") if isinstance(run, dict) else definition.get("env")
+    if not isinstance(name, str) or name not in BUILTIN:
+        return {}
+    env = BUILTIN[name](1, seed=0)
+    return {parameter: known.unit for parameter, known in env.parameters.items() if known.unit}
+
+
+def parent_run(found: FoundStudy, tracking_uri: str | None) -> tuple[str | None, str | None]:
+    """Return the ID of a study's parent run and its store; of one found by its folder, by the runs in its table.
+
+    Raises:
+        ValueError: If the store does not answer.
+    """
+    run = found.definition.get("run")
+    uri = tracking_uri or (run.get("tracking_uri") if isinstance(run, dict) else None)
+    if found.run_id is not None:
+        return found.run_id, uri
+    ids = [each for each in found.table.get(RUN, ()) if isinstance(each, str) and each]
+    return (RunReader(uri).run(ids[0]).tags.get(PARENT_TAG) if ids else None), uri
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rl8x.studies.axes import Axis, along, chosen_axes, main_pair
 from rl8x.studies.drawing import DARK, LIGHT, MAX_LINES, Drawing
 from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
 from rl8x.studies.figures import MAX_PANELS, chosen
-from rl8x.studies.find import find_study, log_report, plain_name
+from rl8x.studies.find import find_study, log_report, parent_run, plain_name
 from rl8x.studies.statistics import Over
 from rl8x.studies.summary import (
     HEADINGS,
@@ -171,8 +171,10 @@ def report(
         seed=seed,
     )
     files = made.write(found.folder if output is None else output)
-    if log and found.run_id is not None:
-        log_report(found.run_id, files, tracking_uri)
+    if log:
+        run_id, uri = parent_run(found, tracking_uri)
+        if run_id is not None:
+            log_report(run_id, files, uri)
     return made
 
 

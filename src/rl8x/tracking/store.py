@@ -317,6 +317,16 @@ class MLflowStore:
         """Search for runs, the newest first."""
         return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
 
+    def search_all(self, experiment_ids: list[str], query: str) -> list[Any]:
+        """Search for runs, page by page until there is no other."""
+        found, token = [], None
+        while True:
+            page = self._call(self._client.search_runs, experiment_ids, query, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
+
     def search_everywhere(self, query: str) -> list[Any]:
         """Search for runs in all experiments."""
         return self.search([experiment.experiment_id for experiment in self.experiments()], query)
