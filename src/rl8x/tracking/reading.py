@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 PARENT_TAG = "mlflow.parentRunId"
+_BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 _REQUESTS = 4  # at once, to a server
 _TIMEOUT_S = 30  # of a request: nothing waits for it but the reader
 _WAITS_S = (0.5, 2.0)  # a busy server drops connections
@@ -36,7 +38,9 @@ class RunReader:
         database = self._location.database
         if database is not None and not database.exists():
             raise TrackingError(f"there are no runs: {database} does not exist; train, or give another tracking_uri")
-        self._runs = _StoreRuns(self._location) if database is None else DatabaseRuns(database)
+        self._runs: _StoreRuns | DatabaseRuns = (
+            _StoreRuns(self._location) if database is None else DatabaseRuns(database)
+        )
 
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
@@ -85,7 +89,7 @@ class RunReader:
 
     def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
         """Copy an artifact of a run into a folder; None where the run does not have it. Imports mlflow."""
-        with self._told():
+        with self._told(), _without_bars():
             return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).download(run_id, name, folder)
 
     def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
@@ -101,6 +105,19 @@ class RunReader:
             yield
         except (StoreDownError, StoreRefusedError, sqlite3.Error) as error:
             raise TrackingError(f"cannot read runs of {self._location.shown}: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep MLflow from drawing a progress bar for each file, unless the user has asked for them."""
+    mine = _BARS not in os.environ
+    if mine:
+        os.environ[_BARS] = "false"
+    try:
+        yield
+    finally:
+        if mine:
+            os.environ.pop(_BARS, None)
 
 
 class _StoreRuns:
