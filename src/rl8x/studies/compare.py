@@ -219,7 +219,7 @@ class Comparison:
             for metric in self.metrics
             for label, curve in self.curves(metric).items()
         ]
-        tables["curves.csv"] = pandas.concat(parts)[["metric", "group", *Curve._fields]]
+        tables["curves.csv"] = pandas.concat(parts)[["metric", "group", "steps", "mean", "low", "high"]]
         contents = {PAGE: self.html.encode()}
         for name, frame in tables.items():
             text = io.StringIO()

@@ -166,13 +166,10 @@ def _label(table: pandas.DataFrame, row: Any, varied: list[str]) -> str:
     """Name a group by what differs between groups."""
     parts = [str(row[TRAINING])] if table[TRAINING].nunique() > 1 else []
     for name in varied:
-        if table[name].nunique(dropna=False) > 1 and row[name] is not None:
-            value = row[name]
-            parts.append(
-                f"{name.removeprefix(VARY)}={value:g}"
-                if isinstance(value, float)
-                else f"{name.removeprefix(VARY)}={value}"
-            )
+        value = row[name]
+        if table[name].nunique(dropna=False) > 1 and value is not None:
+            short = name.removeprefix(VARY).removeprefix("algorithm_config.")
+            parts.append(f"{short}={value:g}" if isinstance(value, float) else f"{short}={value}")
     return ", ".join(parts) or str(row[TRAINING])
 
 

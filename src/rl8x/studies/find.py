@@ -128,12 +128,17 @@ def _units(definition: Mapping[str, Any]) -> dict[str, str]:
     """Return the units of an environment's parameters, where it is a built-in one: of others the code would be run."""
     from rl8x.envs import BUILTIN
 
-    run = definition.get("run")
-    name = run.get("env") if isinstance(run, dict) else definition.get("env")
+    name = _of_run(definition, "env")
     if not isinstance(name, str) or name not in BUILTIN:
         return {}
     env = BUILTIN[name](1, seed=0)
     return {parameter: known.unit for parameter, known in env.parameters.items() if known.unit}
+
+
+def _of_run(definition: Mapping[str, Any], name: str) -> Any:
+    """Return what a study's definition says of its runs, among its own keys or under `run`; None where it does not."""
+    run = definition.get("run")
+    return run[name] if isinstance(run, dict) and name in run else definition.get(name)
 
 
 def parent_run(found: FoundStudy, tracking_uri: str | None) -> tuple[str | None, str | None]:
@@ -142,8 +147,7 @@ def parent_run(found: FoundStudy, tracking_uri: str | None) -> tuple[str | None,
     Raises:
         ValueError: If the store does not answer.
     """
-    run = found.definition.get("run")
-    uri = tracking_uri or (run.get("tracking_uri") if isinstance(run, dict) else None)
+    uri = tracking_uri or _of_run(found.definition, "tracking_uri")
     if found.run_id is not None:
         return found.run_id, uri
     ids = [each for each in found.table.get(RUN, ()) if isinstance(each, str) and each]
