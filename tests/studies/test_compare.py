@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rl8x.studies.compare import compare, grouped_runs, param_name
+from rl8x.studies.compare import compare
+from rl8x.studies.run_groups import grouped_runs, param_name
 from rl8x.tracking import TrackingError
 from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.location import locate

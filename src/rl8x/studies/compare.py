@@ -20,6 +20,7 @@ from rl8x.output import counted
 from rl8x.studies import drawing, page, statistics
 from rl8x.studies.drawing import DARK, LIGHT, Drawing, Theme
 from rl8x.studies.find import find_runs, plain_name
+from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name
 from rl8x.studies.statistics import Array, Curve, Estimate
 from rl8x.studies.summary import in_words
 from rl8x.studies.terminal import in_blocks, shortened
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE: Final = "compare.html"
-_PREFERRED: Final = ("eval/returns/mean", "episodes/returns/mean", "eval/horizon_returns/mean", "returns/mean")
-_MAX_VALUE: Final = 40  # letters of a param's value in a table
+_CURVE: Final = ("steps", "mean", "low", "high")
 _MAX_NAMED: Final = 24  # lines of single runs that a legend names
-_PREFIX: Final = "algorithm_config."
 
 
 class Track(NamedTuple):
@@ -73,9 +72,11 @@ class Comparison:
 
     @property
     def frame(self) -> pandas.DataFrame:
-        """A row for each run: id, name, status, `params.NAME` of those that differ, and of each metric its last value
-        `NAME`, the best one `best/NAME`, and the step of that, `best_step/NAME`; `steps` is where the run ended.
-        """  # noqa: D205
+        """A row for each run.
+
+        `params.NAME` are the params that differ, `steps` is where the run ended, and of each metric there are the last
+        value, the best one (`best/NAME`), and the step of that (`best_step/NAME`).
+        """
         import pandas
 
         rows = []
@@ -129,7 +130,7 @@ class Comparison:
         heads = [part for metric in self.metrics for part in (metric, f"{best} {metric}", "at step")]
         rows = [["run", *params, "status", "steps", *heads]]
         for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
-            shown = [shortened(str(run.params.get(name, "-")), _MAX_VALUE) for name in params]
+            shown = [shortened(str(run.params.get(name, "-")), MAX_VALUE) for name in params]
             numbers = [_count(row["steps"])]
             for metric in self.metrics:
                 numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]
@@ -215,11 +216,11 @@ class Comparison:
         if self.group_by:
             tables["groups.csv"] = self.grouped
         parts = [
-            pandas.DataFrame(curve._asdict()).assign(metric=metric, group=label)
+            pandas.DataFrame({"metric": metric, "group": label} | dict(zip(_CURVE, curve, strict=True)))
             for metric in self.metrics
             for label, curve in self.curves(metric).items()
         ]
-        tables["curves.csv"] = pandas.concat(parts)[["metric", "group", "steps", "mean", "low", "high"]]
+        tables["curves.csv"] = pandas.concat(parts)
         contents = {PAGE: self.html.encode()}
         for name, frame in tables.items():
             text = io.StringIO()
@@ -288,70 +289,6 @@ def _tracks(runs: Sequence[RunRecord], histories: dict[str, Points]) -> list[Tra
             if finite.any():
                 found.append(Track(run, steps[finite], values[finite]))
     return found
-
-
-def common_metric(runs: Sequence[RunRecord]) -> str:
-    """Choose the metric to compare: returns of evaluations, else of training, that all runs have.
-
-    Raises:
-        ValueError: If the runs have no metric in common.
-    """
-    common = set.intersection(*(set(run.metrics) for run in runs))
-    for name in _PREFERRED:
-        if name in common:
-            return name
-    useful = sorted(name for name in common if not name.startswith(("profiling/", "memory/", "algorithm/", "env/")))
-    if useful:
-        return useful[0]
-    without = [run.name for run in runs if not run.metrics]
-    why = f"; {', '.join(without[:5])} have none at all" if without else ""
-    raise ValueError(f"the {len(runs)} runs have no metric in common{why}. Leave runs out, or name a metric.")
-
-
-def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """List the params that do not have one value in all runs, in the order of the runs."""
-    names = dict.fromkeys(name for run in runs for name in run.params)
-    return [name for name in names if len({run.params.get(name) for run in runs}) > 1]
-
-
-def param_name(name: str, runs: Sequence[RunRecord]) -> str:
-    """Find a param by its name in MLflow, or as run files have it: `lr` may be called `algorithm_config.lr`.
-
-    Raises:
-        ValueError: If no run has it.
-    """
-    known = dict.fromkeys(param for run in runs for param in run.params)
-    for candidate in (name, name.removeprefix(_PREFIX), _PREFIX + name):
-        if candidate in known:
-            return candidate
-    differ = differing(runs)
-    raise ValueError(
-        f"no run has the param {name!r}; those that differ are {', '.join(differ)}.{did_you_mean(name, known)}"
-    )
-
-
-def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list[RunRecord]]:
-    """Put runs into groups by the values of params, in the order of their values; each alone where there are none."""
-    groups: dict[str, list[RunRecord]] = {}
-    if not by:
-        names = [run.name for run in runs]
-        for run in runs:  # names need not be unique, IDs are
-            groups[run.name if names.count(run.name) == 1 else f"{run.name} ({run.id[:8]})"] = [run]
-        return groups
-    for run in sorted(runs, key=lambda run: [_order(run.params.get(name)) for name in by]):
-        label = ", ".join(f"{name}={shortened(str(run.params.get(name)), _MAX_VALUE)}" for name in by)
-        groups.setdefault(label, []).append(run)
-    return groups
-
-
-def _order(value: str | None) -> tuple[int, float, str]:
-    """Sort numbers before other values, and what is missing last."""
-    if value is None:
-        return 2, 0.0, ""
-    try:
-        return 0, float(value), value
-    except ValueError:
-        return 1, 0.0, value
 
 
 def _notes(

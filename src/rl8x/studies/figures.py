@@ -41,7 +41,7 @@ def heat_maps(
     """Draw a panel for each group: mean return over seeds at each pair of values, and what was trained on."""
     maps = [over_two(group.scores.mean(axis=0), x, y) for group in groups]
     low, high = min(np.nanmin(each) for each in maps), max(np.nanmax(each) for each in maps)
-    columns = min(4 if len(groups) != 5 else 3, len(groups))
+    columns = min((4, 3), key=lambda each: -len(groups) % each) if len(groups) > 4 else len(groups)
     lines = -(-len(groups) // columns)
     tallest = max(wrapped(group.label).count("\n") for group in groups)
     figure = new_figure(1.6 + 2.9 * columns, 0.9 + (2.75 + 0.2 * tallest) * lines)
