@@ -31,6 +31,8 @@ COMMANDS: Final = {
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),
     "cache": ("rl8x.cli.cache", "List or remove the compiled programs that are kept for later runs."),
+    "report": ("rl8x.cli.report", "Statistics, figures and a page of a study."),
+    "compare": ("rl8x.cli.compare", "Compare runs: params, metrics, learning curves."),
     "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
 }
 

@@ -5,10 +5,10 @@ files that stand after it here:
 
     mlflow_tracker, spool_sync                          the tracker, and `rl8x sync`
     writer, sender, stored_run, attempts                from the spool to the store
-    ui, runs                                            runs as a user looks for them
+    ui, runs, reading                                   runs as a user looks for them
     spool, ops_file, kept_files, rejected, spool_files  a run on the disk
     store_process, store_server, store                  MLflow, in a process of its own
-    database, location                                  where runs are kept
+    database, database_runs, location                   where runs are kept
     memory, names, locks, secrets, protocol             what the others share
 """
 

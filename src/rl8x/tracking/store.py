@@ -296,6 +296,19 @@ class MLflowStore:
         """Read the steps at which a run has a metric, one for each point."""
         return [point.step for point in self._call(self._client.get_metric_history, run_id, name)]
 
+    def history(self, run_id: str, name: str) -> tuple[list[int], list[float]]:
+        """Read the steps and values of a run's metric, in the order of their timestamps."""
+        points = self._call(self._client.get_metric_history, run_id, name)
+        points.sort(key=lambda point: (point.timestamp, point.step))
+        return [int(point.step) for point in points], [float(point.value) for point in points]
+
+    def download(self, run_id: str, name: str, folder: Path) -> Path | None:
+        """Copy an artifact, a file at the top of the run's artifacts, into a folder; None where there is none."""
+        self._find_artifacts(run_id)
+        if name not in {entry.path for entry in self._call(self._client.list_artifacts, run_id)}:
+            return None
+        return Path(self._call(self._client.download_artifacts, run_id, name, str(folder), extra_time_s=120))
+
     def experiments(self) -> list[Any]:
         """List the active experiments."""
         return list(self._call(self._client.search_experiments, max_results=1000))
@@ -303,6 +316,16 @@ class MLflowStore:
     def search(self, experiment_ids: list[str], query: str, *, max_results: int = 1000) -> list[Any]:
         """Search for runs, the newest first."""
         return list(self._call(self._client.search_runs, experiment_ids, query, max_results=max_results))
+
+    def search_all(self, experiment_ids: list[str], query: str) -> list[Any]:
+        """Search for runs, page by page until there is no other."""
+        found, token = [], None
+        while True:
+            page = self._call(self._client.search_runs, experiment_ids, query, max_results=1000, page_token=token)
+            found += page
+            token = page.token
+            if not token:
+                return found
 
     def search_everywhere(self, query: str) -> list[Any]:
         """Search for runs in all experiments."""

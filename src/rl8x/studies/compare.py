@@ -1,0 +1,348 @@
+"""Runs side by side: the params that differ, final and best metrics, and learning curves."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from rl8x import keys
+from rl8x.disk import replace_synced
+from rl8x.names import did_you_mean
+from rl8x.output import counted
+from rl8x.studies import drawing, page, statistics
+from rl8x.studies.drawing import DARK, LIGHT, Drawing, Theme
+from rl8x.studies.find import find_runs, plain_name
+from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name
+from rl8x.studies.statistics import Array, Curve, Estimate
+from rl8x.studies.summary import in_words
+from rl8x.studies.terminal import in_blocks, shortened
+from rl8x.tracking.database_runs import Points, RunRecord
+from rl8x.tracking.reading import RunReader
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+PAGE: Final = "compare.html"
+_CURVE: Final = ("steps", "mean", "low", "high")
+_MAX_NAMED: Final = 24  # lines of single runs that a legend names
+
+
+class Track(NamedTuple):
+    """A metric of a run: steps, which are the clock of its algorithm, and values, finite ones alone."""
+
+    run: RunRecord
+    steps: Array
+    values: Array
+
+
+@dataclass
+class Comparison:
+    """Runs side by side; its text is the table for a terminal.
+
+    Attributes:
+        runs: In the order in which they were asked for.
+        metrics: The metrics that are compared.
+        tracks: By metric, the curve of each run that has it.
+        group_by: The params whose values make groups.
+        groups: The runs of each group, by its label; one group a run where nothing groups them.
+        notes: What a reader must know, in sentences.
+        minimize: Whether the lowest value of a metric is its best one.
+        level: Coverage of the intervals.
+        folder: Where its files were written last; None where they were not.
+    """
+
+    runs: tuple[RunRecord, ...]
+    metrics: tuple[str, ...]
+    tracks: dict[str, list[Track]]
+    group_by: tuple[str, ...]
+    groups: dict[str, list[RunRecord]]
+    notes: tuple[str, ...]
+    minimize: bool = False
+    level: float = 0.95
+    folder: Path | None = None
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """A row for each run.
+
+        `params.NAME` are the params that differ, `steps` is where the run ended, and of each metric there are the last
+        value, the best one (`best/NAME`), and the step of that (`best_step/NAME`).
+        """
+        import pandas
+
+        rows = []
+        for run in self.runs:
+            row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
+            row |= {f"params.{name}": run.params.get(name) for name in differing(self.runs)}
+            row["steps"] = self._last_step(run)
+            for metric in self.metrics:
+                row |= self._values(metric, run)
+            rows.append(row)
+        return pandas.DataFrame(rows)
+
+    def _last_step(self, run: RunRecord) -> float:
+        steps = [track.steps[-1] for tracks in self.tracks.values() for track in tracks if track.run is run]
+        return max(map(float, steps), default=math.nan)
+
+    def _values(self, metric: str, run: RunRecord) -> dict[str, float]:
+        track = next((track for track in self.tracks[metric] if track.run is run), None)
+        names = (metric, f"best/{metric}", f"best_step/{metric}")
+        if track is None:
+            return dict.fromkeys(names, math.nan)
+        best = int(track.values.argmin() if self.minimize else track.values.argmax())
+        return dict(zip(names, map(float, (track.values[-1], track.values[best], track.steps[best])), strict=True))
+
+    @property
+    def grouped(self) -> pandas.DataFrame:
+        """A row for each group: its runs, and mean and interval over them of each metric's last and best value."""
+        import pandas
+
+        frame = self.frame.set_index("run_id")
+        rows = []
+        for label, runs in self.groups.items():
+            row: dict[str, Any] = {"group": label, "runs": len(runs)}
+            for metric in self.metrics:
+                for name in (metric, f"best/{metric}"):
+                    estimate = self._over_runs(frame.loc[[run.id for run in runs], name].to_numpy(dtype=np.float64))
+                    row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            rows.append(row)
+        return pandas.DataFrame(rows)
+
+    def _over_runs(self, values: Array) -> Estimate:
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return Estimate(*(np.array(math.nan) for _ in range(3)))
+        return statistics.bootstrap(statistics.mean, values[:, None], level=self.level)
+
+    def cells(self) -> list[list[str]]:
+        """Return the table of runs as texts, the headings first."""
+        frame, params = self.frame, differing(self.runs)
+        best = "lowest" if self.minimize else "best"
+        heads = [part for metric in self.metrics for part in (metric, f"{best} {metric}", "at step")]
+        rows = [["run", *params, "status", "steps", *heads]]
+        for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
+            shown = [shortened(str(run.params.get(name, "-")), MAX_VALUE) for name in params]
+            numbers = [_count(row["steps"])]
+            for metric in self.metrics:
+                numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]
+            rows.append([run.name, *shown, run.status.lower(), *numbers])
+        return rows
+
+    def grouped_cells(self) -> list[list[str]]:
+        """Return the table of groups as texts, the headings first."""
+        best = "lowest" if self.minimize else "best"
+        rows = [["group", "runs", *(part for metric in self.metrics for part in (metric, f"{best} {metric}"))]]
+        for _, row in self.grouped.iterrows():
+            texts = []
+            for metric in self.metrics:
+                for name in (metric, f"best/{metric}"):
+                    estimate = Estimate(*(np.array(row[f"{name}{end}"]) for end in ("", "_low", "_high")))
+                    texts.append(in_words(estimate, _decimals(float(estimate.value))))
+            rows.append([str(row["group"]), str(row["runs"]), *texts])
+        return rows
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size((120, 24)).columns
+        tables = [self.cells()] + ([self.grouped_cells()] if self.group_by else [])
+        return "\n\n".join(
+            [*(in_blocks(rows, width) for rows in tables), *(["\n".join(self.notes)] if self.notes else [])]
+        )
+
+    def curves(self, metric: str) -> dict[str, Curve]:
+        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval."""
+        found = {}
+        for label, runs in self.groups.items():
+            ids = {run.id for run in runs}
+            own = [(track.steps, track.values) for track in self.tracks[metric] if track.run.id in ids]
+            if own:
+                found[label] = statistics.mean_curve(own, level=self.level)
+        return found
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """The figures, one for each metric."""
+        over = f" Lines are means over runs, bands {self.level:.0%} intervals." if self.group_by else ""
+        caption = (
+            f"Against the {self.clock}, aligned by interpolation; a run that has stopped keeps its last value.{over}"
+        )
+        return [
+            Drawing(f"curve-{plain_name(metric)}", metric, caption, partial(draw_curves, self, metric))
+            for metric in self.metrics
+        ]
+
+    @property
+    def figure(self) -> Figure:
+        """The figure of the first metric, for a light page; `drawings` has them all."""
+        return drawing.drawn(self.drawings[0], LIGHT, titled=True)
+
+    @property
+    def clock(self) -> str:
+        """What the steps count, in words."""
+        names = {name for run in self.runs for name in (keys.ENV_STEPS, keys.UPDATES) if name in run.metrics}
+        if all(keys.ENV_STEPS in run.metrics for run in self.runs):
+            return "transitions of training"
+        return "updates" if names == {keys.UPDATES} else "clock of the algorithm"
+
+    @property
+    def html(self) -> str:
+        """The page."""
+        first = page.Section("Runs", page.table(self.cells()) + page.paragraphs(self.notes))
+        groups = [page.Section("Groups", page.table(self.grouped_cells()))] if self.group_by else []
+        images = [
+            page.image(page.Image(each.title, each.caption, drawing.png(each, LIGHT), drawing.png(each, DARK)))
+            for each in self.drawings
+        ]
+        by = f", grouped by {', '.join(self.group_by)}" if self.group_by else ""
+        return page.page(
+            "Comparison of runs", f"{counted(len(self.runs), 'run', 'runs')}{by}.", [first, *groups, *images]
+        )
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write the page, tables and figures into a folder; returns their paths, the page first."""
+        import pandas
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {"runs.csv": self.frame}
+        if self.group_by:
+            tables["groups.csv"] = self.grouped
+        parts = [
+            pandas.DataFrame({"metric": metric, "group": label} | dict(zip(_CURVE, curve, strict=True)))
+            for metric in self.metrics
+            for label, curve in self.curves(metric).items()
+        ]
+        tables["curves.csv"] = pandas.concat(parts)
+        contents = {PAGE: self.html.encode()}
+        for name, frame in tables.items():
+            text = io.StringIO()
+            frame.to_csv(text, index=False)
+            contents[name] = text.getvalue().encode()
+        contents |= {f"{each.name}.png": drawing.png(each, LIGHT, titled=True) for each in self.drawings}
+        for name, data in contents.items():
+            replace_synced(folder / name, data)
+        self.folder = folder
+        return [folder / name for name in contents]
+
+
+def compare(
+    runs: Sequence[str | Path] = (),
+    *,
+    experiment: str | None = None,
+    metrics: Sequence[str] = (),
+    group_by: Sequence[str] | str = (),
+    minimize: bool = False,
+    level: float = 0.95,
+    tracking_uri: str | None = None,
+    output: str | Path | None = None,
+) -> Comparison:
+    """Compare runs.
+
+    Args:
+        runs: Names or IDs of runs, or folders of checkpoints; of a run that has children these are compared.
+        experiment: Name or ID of an experiment, all of whose runs are compared too.
+        metrics: The metrics to compare. None named: returns of evaluations if all runs have them, else of training.
+        group_by: Params whose values make groups; runs of a group are averaged.
+        minimize: Whether the lowest value of a metric is its best one.
+        level: Coverage of the intervals over the runs of a group.
+        tracking_uri: Where the runs are. None: as in training.
+        output: A folder for a page, tables and figures. None: nothing is written.
+
+    Raises:
+        ValueError: If a run is not there, the runs have no such metric or none in common, or no such param.
+    """
+    reader = RunReader(tracking_uri)
+    records = find_runs(reader, runs, experiment)
+    names = tuple(dict.fromkeys(metrics)) or (common_metric(records),)
+    histories = reader.histories([run.id for run in records], names)
+    tracks = {name: _tracks(records, histories[name]) for name in names}
+    for name in names:
+        if not tracks[name]:
+            known = sorted({metric for run in records for metric in run.metrics})
+            hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
+            raise ValueError(f"no run has the metric {name!r}.{hint}")
+    wanted = (group_by,) if isinstance(group_by, str) else tuple(group_by)
+    by = tuple(param_name(name, records) for name in wanted)
+    groups = grouped_runs(records, by)
+    made = Comparison(
+        tuple(records), names, tracks, by, groups, tuple(_notes(records, tracks, groups, by, level)), minimize, level
+    )
+    if output is not None:
+        made.write(output)
+    return made
+
+
+def _tracks(runs: Sequence[RunRecord], histories: dict[str, Points]) -> list[Track]:
+    found = []
+    for run in runs:
+        if run.id in histories:
+            steps, values = (np.asarray(part, dtype=np.float64) for part in histories[run.id])
+            finite = np.isfinite(values)
+            if finite.any():
+                found.append(Track(run, steps[finite], values[finite]))
+    return found
+
+
+def _notes(
+    runs: Sequence[RunRecord],
+    tracks: dict[str, list[Track]],
+    groups: dict[str, list[RunRecord]],
+    by: Sequence[str],
+    level: float,
+) -> list[str]:
+    notes = []
+    for name, own in tracks.items():
+        have = {track.run.id for track in own}
+        lacking = [run.name for run in runs if run.id not in have]
+        if lacking:
+            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+            notes.append(f"No value of {name} in {', '.join(lacking[:5])}{more}.")
+    if by:
+        sizes = sorted({len(own) for own in groups.values()})
+        if sizes[-1] > 1:
+            notes.append(f"Intervals: {level:.0%}, percentiles of a bootstrap over the runs of a group.")
+        if sizes[0] == 1:
+            notes.append("A group of one run has no interval.")
+    return notes
+
+
+def draw_curves(comparison: Comparison, metric: str, theme: Theme) -> Figure:
+    """Draw the learning curves of a metric, one for each group."""
+    curves = comparison.curves(metric)
+    figure = drawing.new_figure(8.4, 4.6 + 0.13 * min(len(curves), _MAX_NAMED))
+    panel = figure.subplots()
+    shade_alone = len(curves) > _MAX_NAMED
+    for number, (label, curve) in enumerate(curves.items()):
+        if shade_alone:
+            panel.plot(curve.steps, curve.mean, color=theme.colours[0], linewidth=0.9, alpha=0.35)
+        else:
+            drawing.draw_line(panel, curve, drawing.wrapped(label, 60), number, theme)
+    panel.set_xlabel(comparison.clock)
+    panel.set_ylabel(metric)
+    panel.grid(True, alpha=0.6)
+    drawing.short_ticks(panel)
+    if not shade_alone:
+        drawing.draw_legend(figure, panel, len(curves))
+    return figure
+
+
+def _decimals(value: float) -> int:
+    if not math.isfinite(value) or value == 0:
+        return 1
+    return max(0, min(3 - math.floor(math.log10(abs(value))), 8))
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _count(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:,.0f}"

@@ -1,0 +1,170 @@
+"""What all figures have in common: themes, lines with bands, legends, and how they become PNGs.
+
+Lines have colours that the colour-blind can tell apart (Okabe and Ito 2008, "Color universal design") and a style of
+their own. Matplotlib is imported when the first figure is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from rl8x.studies.statistics import Curve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_LINES: Final = 8
+_DPI: Final = 144
+
+
+class Theme(NamedTuple):
+    """Colours of a figure: its background, text and lines of the frame, faint lines, and those of the groups."""
+
+    name: str
+    background: str
+    text: str
+    faint: str
+    colours: tuple[str, ...]
+
+
+_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+_OKABE_ITO_DARK = ("#56B4E9", "#E8743B", "#1FBF8F", "#E3A0C4", "#F0B93A", "#3D8FD1", "#9A9A9A", "#FFFFFF")
+LIGHT: Final = Theme("light", "#ffffff", "#1f2328", "#d8dde3", _OKABE_ITO)
+DARK: Final = Theme("dark", "#15181d", "#e3e6ea", "#3a4048", _OKABE_ITO_DARK)
+_STYLES: Final[tuple[Any, ...]] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+_MARKERS: Final = "osD^vPX*"
+
+
+class Drawing(NamedTuple):
+    """A figure of a report.
+
+    Attributes:
+        name: Of its file, without the ending.
+        title: For the page.
+        caption: What is shown, in sentences.
+        draw: Makes it in a theme.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Theme], Figure]
+
+
+def drawn(drawing: Drawing, theme: Theme, *, titled: bool = False) -> Figure:
+    """Draw a figure."""
+    with _style(theme):
+        figure = drawing.draw(theme)
+        if titled:
+            _set_title(figure, drawing.title, theme)
+    return figure
+
+
+def png(drawing: Drawing, theme: Theme, *, titled: bool = False) -> bytes:
+    """Draw a figure and return it as a PNG; the same each time."""
+    figure = drawn(drawing, theme, titled=titled)
+    with _style(theme):
+        target = io.BytesIO()
+        figure.savefig(target, format="png", dpi=_DPI, metadata={"Software": None})
+    return target.getvalue()
+
+
+def _set_title(figure: Figure, title: str, theme: Theme) -> None:
+    """Write a title above all; above a legend there, as its title, since the layout would put both in one place."""
+    if figure.legends:
+        figure.legends[0].set_title(title)
+        figure.legends[0].get_title().set(fontsize=12, fontweight="bold")
+    else:
+        figure.suptitle(title, fontsize=12, fontweight="bold", color=theme.text)
+
+
+@contextmanager
+def _style(theme: Theme) -> Iterator[None]:
+    import matplotlib
+
+    text, faint = theme.text, theme.faint
+    settings: Any = {
+        "figure.facecolor": theme.background,
+        "axes.facecolor": theme.background,
+        "savefig.facecolor": theme.background,
+        "axes.edgecolor": text,
+        "axes.labelcolor": text,
+        "axes.titlecolor": text,
+        "text.color": text,
+        "xtick.color": text,
+        "ytick.color": text,
+        "grid.color": faint,
+        "legend.frameon": False,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 10.5,
+        "axes.titleweight": "bold",
+        "axes.labelsize": 10,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
+        "legend.fontsize": 9,
+        "font.family": "DejaVu Sans",
+        "lines.linewidth": 1.8,
+        "text.parse_math": False,
+    }
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Make an empty figure, in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def wrapped(label: str, width: int = 30) -> str:
+    """Break a long label at its commas, so that it fits a panel."""
+    lines = [""]
+    for part in label.split(", "):
+        separator = ", " if lines[-1] else ""
+        if lines[-1] and len(lines[-1]) + len(part) + 2 > width:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += separator + part
+    return "\n".join(line if len(line) <= width + 8 else f"...{line[-width - 5 :]}" for line in lines)
+
+
+def labelled(name: str, units: dict[str, str]) -> str:
+    """Write a parameter with its unit, such as "length [m]"."""
+    return f"{name} [{units[name]}]" if units.get(name) else name
+
+
+def draw_line(panel: Axes, curve: Curve, label: str, colour: int, theme: Theme, *, marker: bool = False) -> None:
+    """Draw a curve with its band, in the colour and style of a number."""
+    shade = theme.colours[colour % len(theme.colours)]
+    style = _STYLES[colour % len(_STYLES)]
+    mark = _MARKERS[colour % len(_MARKERS)] if marker else None
+    panel.plot(curve.steps, curve.mean, linestyle=style, color=shade, label=label, marker=mark, markersize=4)
+    if np.isfinite(curve.low).any():
+        panel.fill_between(curve.steps, curve.low, curve.high, color=shade, alpha=0.2, linewidth=0)
+
+
+def draw_legend(figure: Figure, panel: Axes, count: int) -> None:
+    """Put the names of several lines above the panels, where they cover nothing."""
+    if count < 2:
+        return
+    handles, labels = panel.get_legend_handles_labels()
+    longest = max(len(label) for label in labels)
+    columns = max(1, min(count, int(figure.get_figwidth() * 12 // (longest + 8))))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, handlelength=2.6)
+
+
+def short_ticks(panel: Axes) -> None:
+    """Write steps as 200k, 1.5M."""
+    from matplotlib.ticker import EngFormatter
+
+    panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+    panel.locator_params(axis="x", nbins=5)

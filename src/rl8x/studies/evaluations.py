@@ -1,0 +1,215 @@
+"""A study's table of evaluations as scores: for each training and set of hyperparameters an array `[seeds, cells]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl8x.names import did_you_mean
+from rl8x.output import counted
+from rl8x.studies.statistics import Array
+from rl8x.studies.table import (
+    ENV_STEPS,
+    EPISODES,
+    FINAL,
+    INSIDE,
+    LENGTHS,
+    RETURNS,
+    SEED,
+    TEST,
+    TRAINING,
+    VARY,
+)
+
+if TYPE_CHECKING:
+    import pandas
+
+Supports = Mapping[str, Mapping[str, tuple[float, float]]]
+"""By training and parameter the ends of what was trained on, equal ones where it was fixed."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The policies of one training with one set of hyperparameters, one for each seed.
+
+    Attributes:
+        training: Its name.
+        vary: The hyperparameters that the study varies.
+        label: What distinguishes it from the others.
+        seeds: `[seeds]`.
+        scores: Mean returns of the last policies, `[seeds, cells]`.
+        inside: Whether each cell lies in the training's support, `[cells]`.
+    """
+
+    training: str
+    vary: Mapping[str, Any]
+    label: str
+    seeds: tuple[Any, ...]
+    scores: Array
+    inside: NDArray[np.bool_]
+
+
+class Counts(NamedTuple):
+    """How much was played to evaluate, and to train what was evaluated.
+
+    Attributes:
+        policies: Policies that were evaluated, those of points of training included.
+        episodes: Episodes of all evaluations in the table.
+        steps: Their environment steps; None where the table has no lengths.
+        training_steps: Environment steps that the last policies were trained on, all together.
+    """
+
+    policies: int
+    episodes: int
+    steps: int | None
+    training_steps: int
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """What a table of evaluations says.
+
+    Attributes:
+        groups: In the order of the table.
+        cells: The test cells, a row each and a column for each test parameter, in the order of the scores' columns.
+        points: The whole table without what was left out, with a column `group`, the position in `groups`.
+        counts: What the evaluations cost.
+        notes: What was left out, in sentences.
+    """
+
+    groups: tuple[Group, ...]
+    cells: pandas.DataFrame
+    points: pandas.DataFrame
+    counts: Counts
+    notes: tuple[str, ...] = field(default=())
+
+    def group(self, name: str) -> Group:
+        """Find a group by its label, or by its training where that has one group; raises `ValueError`."""
+        found = [each for each in self.groups if each.label == name]
+        found = found or [each for each in self.groups if each.training == name]
+        if len(found) == 1:
+            return found[0]
+        labels = [each.label for each in (found or self.groups)]
+        problem = "is the training of several groups" if found else "is no group of this study"
+        raise ValueError(f"{name!r} {problem}; there are {'; '.join(labels)}.{did_you_mean(name, labels)}")
+
+
+def read_evaluations(table: pandas.DataFrame) -> Evaluations:
+    """Read a table of evaluations, with the columns of `rl8x.studies.table`.
+
+    A row that is there twice counts by its last copy. A policy that lacks a cell, or whose return is not finite in one,
+    is left out and noted.
+
+    Raises:
+        ValueError: If the table has no rows, lacks a column, or no policy is complete.
+    """
+    _check(table)
+    tests = [name for name in table.columns if name.startswith(TEST)]
+    varied = [name for name in table.columns if name.startswith(VARY)]
+    table = table.assign(**{name: table[name].map(_plain) for name in varied})
+    names = [TRAINING, *varied]
+    table = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL, *tests], keep="last")
+    table = table.assign(group=table.groupby(names, sort=False, dropna=False).ngroup())
+    final = table[table[FINAL].astype(bool)]
+    if final.empty:
+        raise ValueError("no policy of the study has been evaluated at the end of its training; let the study finish.")
+    cells = final[tests].drop_duplicates().sort_values(tests) if tests else final[[]].iloc[:1]
+    cells = cells.reset_index(drop=True)
+    cell_of = (
+        final.merge(cells.assign(cell=range(len(cells))), on=tests)["cell"] if tests else np.zeros(len(final), int)
+    )
+    final = final.assign(cell=np.asarray(cell_of))
+    groups: list[tuple[int, Group]] = []
+    left_out: set[tuple[int, Any]] = set()
+    notes: list[str] = []
+    for number, rows in final.groupby("group", sort=True):
+        first = rows.iloc[0]
+        vary = {name.removeprefix(VARY): first[name] for name in varied if first[name] is not None}
+        group, incomplete = _group(rows, len(cells), str(first[TRAINING]), vary, _label(final, first, varied))
+        notes += incomplete.values()
+        left_out |= {(number, seed) for seed in incomplete}
+        if group is not None:
+            groups.append((number, group))
+    if not groups:
+        raise ValueError(f"no policy of the study is complete: {notes[0]}.")
+    position = {number: index for index, (number, _) in enumerate(groups)}
+    kept = [(number, seed) not in left_out for number, seed in zip(table["group"], table[SEED], strict=True)]
+    points = table[kept]
+    points = points[points["group"].isin(position)]
+    points = points.assign(group=points["group"].map(position))
+    found = tuple(group for _, group in groups)
+    renamed = cells.rename(columns=lambda name: name.removeprefix(TEST))
+    return Evaluations(found, renamed, points, _counts(table, names), tuple(notes))
+
+
+def _check(table: pandas.DataFrame) -> None:
+    needed = (TRAINING, SEED, ENV_STEPS, FINAL, INSIDE, EPISODES, RETURNS)
+    missing = [name for name in needed if name not in table.columns]
+    if missing:
+        raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
+    if table.empty:
+        raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
+
+
+def _plain(value: Any) -> Any:
+    """Make a varied hyperparameter something that can be compared: None for what is missing, texts for lists."""
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return str(value) if isinstance(value, list | dict) else value
+
+
+def _label(table: pandas.DataFrame, row: Any, varied: list[str]) -> str:
+    """Name a group by what differs between groups."""
+    parts = [str(row[TRAINING])] if table[TRAINING].nunique() > 1 else []
+    for name in varied:
+        value = row[name]
+        if table[name].nunique(dropna=False) > 1 and value is not None:
+            short = name.removeprefix(VARY).removeprefix("algorithm_config.")
+            parts.append(f"{short}={value:g}" if isinstance(value, float) else f"{short}={value}")
+    return ", ".join(parts) or str(row[TRAINING])
+
+
+def _group(
+    rows: pandas.DataFrame, num_cells: int, training: str, vary: Mapping[str, Any], label: str
+) -> tuple[Group | None, dict[Any, str]]:
+    """Gather the scores of a group; also returns why each seed that is not complete was left out."""
+    wide = rows.pivot_table(index=SEED, columns="cell", values=RETURNS, aggfunc="last", dropna=False)
+    wide = wide.reindex(columns=range(num_cells))
+    present = rows.groupby(SEED)["cell"].nunique()
+    finite = np.isfinite(wide.to_numpy(dtype=np.float64)).all(axis=1)
+    why = {}
+    for seed, is_finite in zip(wide.index, finite, strict=True):
+        if not is_finite:
+            lacks = num_cells - present[seed]
+            what = f"lacks {lacks} of {num_cells} cells" if lacks else "has returns that are not finite"
+            why[seed] = f"{label}, seed {seed} is left out: it {what}"
+    complete = wide[finite]
+    if complete.empty:
+        return None, why
+    inside = rows.drop_duplicates("cell").set_index("cell")[INSIDE].reindex(range(num_cells)).astype(bool)
+    scores = complete.to_numpy(dtype=np.float64)
+    return Group(training, vary, label, tuple(complete.index), scores, inside.to_numpy()), why
+
+
+def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:
+    policies = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL])
+    steps = None
+    if LENGTHS in table.columns and table[LENGTHS].notna().all():
+        steps = round(float((table[EPISODES] * table[LENGTHS]).sum()))
+    trained = policies[policies[FINAL].astype(bool)][ENV_STEPS].sum()
+    return Counts(len(policies), int(table[EPISODES].sum()), steps, int(trained))
+
+
+def counts_in_words(counts: Counts) -> str:
+    """Write what the evaluations cost, in a sentence."""
+    what = f"{counted(counts.policies, 'policy', 'policies')} in {counted(counts.episodes, 'episode', 'episodes')}"
+    if counts.steps is None:
+        return f"Evaluations online: {what}."
+    return (
+        f"Evaluations online: {what}, {counted(counts.steps, 'environment step', 'environment steps')}; "
+        f"training took {counts.training_steps:,}."
+    )

@@ -1,0 +1,251 @@
+"""Figures of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rl8x.studies import statistics
+from rl8x.studies.axes import Axis, along, over_two
+from rl8x.studies.drawing import Theme, draw_legend, draw_line, labelled, new_figure, short_ticks, wrapped
+from rl8x.studies.evaluations import Evaluations, Group, Supports
+from rl8x.studies.statistics import Curve
+from rl8x.studies.summary import HEADINGS, Summary
+from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_PANELS: Final = 12
+
+
+def chosen(summary: Summary, most: int) -> list[int]:
+    """Return the positions of the groups to draw: all, or the baseline and the best by interquartile mean."""
+    count = len(summary.rows)
+    if count <= most:
+        return list(range(count))
+    order = sorted(range(count), key=lambda row: -float(summary.rows[row].estimates["iqm"].value))
+    base = [row for row in range(count) if summary.rows[row].group.label == summary.baseline]
+    return sorted((base + [row for row in order if row not in base])[:most])
+
+
+# Heat maps over two parameters.
+
+
+def heat_maps(
+    groups: Sequence[Group], supports: Supports, x: Axis, y: Axis, units: dict[str, str], theme: Theme
+) -> Figure:
+    """Draw a panel for each group: mean return over seeds at each pair of values, and what was trained on."""
+    maps = [over_two(group.scores.mean(axis=0), x, y) for group in groups]
+    low, high = min(np.nanmin(each) for each in maps), max(np.nanmax(each) for each in maps)
+    columns = min((4, 3), key=lambda each: -len(groups) % each) if len(groups) > 4 else len(groups)
+    lines = -(-len(groups) // columns)
+    tallest = max(wrapped(group.label).count("\n") for group in groups)
+    figure = new_figure(1.6 + 2.9 * columns, 0.9 + (2.75 + 0.2 * tallest) * lines)
+    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    mesh: Any = None
+    for panel, group, values in zip(panels.flat, groups, maps, strict=False):
+        mesh = panel.pcolormesh(x.edges, y.edges, values, cmap="viridis", vmin=low, vmax=high, rasterized=True)
+        panel.set_title(wrapped(group.label), color=theme.text)
+        panel.set_facecolor(theme.faint)
+        _scale(panel, x, y)
+        _draw_support(panel, supports.get(group.training, {}), x, y)
+    for panel in panels.flat[len(groups) :]:
+        panel.set_visible(False)
+    for column in range(columns):  # the lowest panel that is drawn has the ticks
+        panels[(len(groups) - 1 - column) // columns, column].xaxis.set_tick_params(labelbottom=True)
+    figure.supxlabel(labelled(x.name, units), fontsize=10, color=theme.text)
+    figure.supylabel(labelled(y.name, units), fontsize=10, color=theme.text)
+    bar = figure.colorbar(mesh, ax=list(panels.flat), label="mean return", aspect=25, pad=0.015)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _scale(panel: Axes, x: Axis, y: Axis | None = None) -> None:
+    if x.logarithmic:
+        panel.set_xscale("log")
+    panel.set_xlim(x.edges[0], x.edges[-1])
+    if y is not None:
+        if y.logarithmic:
+            panel.set_yscale("log")
+        panel.set_ylim(y.edges[0], y.edges[-1])
+
+
+def _draw_support(panel: Axes, support: Any, x: Axis, y: Axis) -> None:
+    """Outline what was trained on: a rectangle, a line where one parameter was fixed, a cross where both were."""
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import Stroke
+
+    if x.name not in support or y.name not in support:
+        return
+    (left, right), (bottom, top) = support[x.name], support[y.name]
+    if left == right and bottom == top:
+        panel.plot(left, bottom, "X", color="white", markersize=10, markeredgecolor="black", markeredgewidth=1.2)
+        return
+    left, right = (float(np.clip(each, x.edges[0], x.edges[-1])) for each in (left, right))
+    bottom, top = (float(np.clip(each, y.edges[0], y.edges[-1])) for each in (bottom, top))
+    box = Rectangle((left, bottom), right - left, top - bottom, fill=False, edgecolor="white", linewidth=2)
+    box.set(clip_on=False, zorder=5, joinstyle="miter")
+    box.set_path_effects([Stroke(linewidth=4, foreground="black"), Stroke(linewidth=2, foreground="white")])
+    panel.add_patch(box)
+
+
+# Curves over one parameter.
+
+
+def curves(
+    groups: Sequence[Group],
+    colours: Sequence[int],
+    supports: Supports,
+    axis: Axis,
+    units: dict[str, str],
+    theme: Theme,
+) -> Figure:
+    """Draw the mean return over one parameter with its interval over seeds, and below it what was trained on."""
+    figure = new_figure(7.2, 4.2 + 0.16 * len(groups))
+    trainings = [
+        each for each in dict.fromkeys(group.training for group in groups) if axis.name in supports.get(each, {})
+    ]
+    if trainings:
+        panel, strip = figure.subplots(2, 1, sharex=True, height_ratios=[1, 0.045 * len(trainings) + 0.03])
+    else:
+        panel, strip = figure.subplots(), None
+    for group, colour in zip(groups, colours, strict=True):
+        means = along(group.scores, axis)
+        there = ~np.isnan(means[0])
+        estimate = statistics.bootstrap(lambda scores: scores.mean(axis=-2), means[:, there])
+        curve = Curve(axis.values[there], *estimate)
+        draw_line(panel, curve, group.label, colour, theme, marker=int(there.sum()) <= 25)
+    _scale(panel, axis)
+    panel.set_ylabel("mean return")
+    panel.grid(True, alpha=0.6)
+    panel.set_axisbelow(True)
+    lowest = panel if strip is None else strip
+    lowest.set_xlabel(labelled(axis.name, units))
+    if strip is not None:
+        _draw_strip(panel, strip, [(each, supports[each][axis.name]) for each in trainings], groups, colours, theme)
+    draw_legend(figure, panel, len(groups))
+    return figure
+
+
+def _draw_strip(
+    panel: Axes, strip: Axes, supports: Sequence[Any], groups: Sequence[Group], colours: Sequence[int], theme: Theme
+) -> None:
+    """Draw a bar for each training from the lowest to the highest value that it was trained on."""
+    first, last = panel.get_xlim()
+    for line, (training, (low, high)) in enumerate(supports):
+        mine = [colour for group, colour in zip(groups, colours, strict=True) if group.training == training]
+        colour = theme.colours[mine[0] % len(theme.colours)] if len(mine) == 1 else theme.text
+        if low == high:
+            strip.plot(low, line, "D", color=colour, markersize=5.5, clip_on=False)
+        else:
+            strip.barh(line, high - low, left=low, height=0.62, color=colour)
+        if low < high and len(supports) == 1:
+            panel.axvspan(low, high, color=colour, alpha=0.1, linewidth=0, zorder=0)
+        elif low < high and len(mine) == 1:
+            for end in (low, high):
+                panel.axvline(end, color=colour, linewidth=0.8, alpha=0.45, zorder=0)
+    strip.set_xlim(first, last)
+    strip.set_ylim(len(supports) - 0.4, -0.6)
+    strip.set_yticks(range(len(supports)), [f"trained on ({training})" for training, _ in supports], fontsize=8)
+    strip.tick_params(axis="y", length=0)
+    strip.spines["left"].set_visible(False)
+    panel.tick_params(labelbottom=False)
+
+
+# Statistics, profiles, and the course of training.
+
+
+def intervals(summary: Summary, rows: Sequence[int], theme: Theme) -> Figure:
+    """Draw a panel for each statistic: a point and its interval for each group."""
+    names = [name for name in ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell") if name in HEADINGS]
+    figure = new_figure(10.5, 1.1 + 0.42 * len(rows) + 0.12 * sum(_label_lines(summary, row) - 1 for row in rows))
+    panels = figure.subplots(1, len(names), sharey=True)
+    for panel, name in zip(panels, names, strict=True):
+        for line, row in enumerate(rows):
+            value, low, high = (float(part) for part in summary.rows[row].estimates[name])
+            shade = theme.colours[line % len(theme.colours)]
+            if np.isfinite(low):
+                panel.plot([low, high], [line, line], color=shade, linewidth=7, alpha=0.35, solid_capstyle="butt")
+            panel.plot(value, line, "|", color=shade, markersize=13, markeredgewidth=2.4)
+        panel.set_title(HEADINGS[name])
+        panel.grid(True, axis="x", alpha=0.6)
+        panel.spines["left"].set_visible(False)
+        panel.tick_params(axis="y", length=0)
+        panel.locator_params(axis="x", nbins=4)
+        panel.margins(x=0.12)
+    panels[0].set_yticks(range(len(rows)), [wrapped(summary.rows[row].group.label, 34) for row in rows])
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    figure.supxlabel("return", fontsize=10, color=theme.text)
+    return figure
+
+
+def _label_lines(summary: Summary, row: int) -> int:
+    return wrapped(summary.rows[row].group.label, 34).count("\n") + 1
+
+
+def profiles(groups: Sequence[Group], colours: Sequence[int], summary: Summary, theme: Theme) -> Figure:
+    """Draw performance profiles (Agarwal et al. 2021, section 4.2) with their bands."""
+    low = min(float(group.scores.min()) for group in groups)
+    high = max(float(group.scores.max()) for group in groups)
+    thresholds = np.linspace(low, high, 101)
+    figure = new_figure(7.2, 4.4)
+    panel = figure.subplots()
+    for group, colour in zip(groups, colours, strict=True):
+        curve = Curve(thresholds, *profile(group, thresholds, summary))
+        draw_line(panel, curve, group.label, colour, theme)
+    panel.set_xlabel("return, tau")
+    panel.set_ylabel("share of seeds and cells with a return above tau")
+    panel.set_ylim(-0.02, 1.02)
+    panel.grid(True, alpha=0.6)
+    draw_legend(figure, panel, len(groups))
+    return figure
+
+
+def profile(group: Group, thresholds: statistics.Array, summary: Summary) -> statistics.Estimate:
+    """Estimate a group's performance profile with the bootstrap of the report."""
+
+    def of_each(scores: statistics.Array) -> statistics.Array:
+        return statistics.performance_profile(scores[..., None, :], thresholds)
+
+    if summary.over == "policies":  # a profile is an average over policies
+        return statistics.bootstrap(lambda each: each.mean(axis=-2), of_each(group.scores), level=summary.level)
+    return statistics.bootstrap(
+        lambda scores: of_each(scores).mean(axis=-2), group.scores, over="cells", level=summary.level, resamples=400
+    )
+
+
+def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme) -> Figure:
+    """Draw the mean return against the transitions of training: over all cells, those inside, and those outside."""
+    points = evaluations.points
+    parts = {"all cells": points, "inside": points[points[INSIDE]], "outside": points[~points[INSIDE].astype(bool)]}
+    parts = {name: part for name, part in parts.items() if len(part)}
+    if len(parts) == 2:  # all cells are inside, or all are outside
+        parts.popitem()
+    figure = new_figure(1.2 + 3.3 * len(parts), 3.7)
+    panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
+    for panel, (name, part) in zip(panels, parts.items(), strict=True):
+        for line, row in enumerate(rows):
+            own = part[part["group"] == row]
+            if len(own):
+                curve = statistics.mean_curve(training_curves(own))
+                draw_line(panel, curve, evaluations.groups[row].label, line, theme, marker=len(curve.steps) <= 12)
+        panel.set_title(name)
+        panel.grid(True, alpha=0.6)
+        short_ticks(panel)
+    panels[0].set_ylabel("mean return")
+    figure.supxlabel("transitions of training", fontsize=10, color=theme.text)
+    draw_legend(figure, panels[0], len(rows))
+    return figure
+
+
+def training_curves(points: Any) -> list[tuple[statistics.Array, statistics.Array]]:
+    """Return, for each seed in rows of a table, the transitions of training and the mean over cells at each."""
+    found = []
+    for _, own in points.groupby(SEED):
+        means = own.groupby(ENV_STEPS)[RETURNS].mean()
+        found.append((means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)))
+    return found

@@ -1,0 +1,171 @@
+"""Where a study is: its folder, or its parent run in MLflow with the same files as artifacts."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rl8x.studies.evaluations import Supports
+from rl8x.studies.table import RUN
+from rl8x.tracking.database_runs import RunRecord
+from rl8x.tracking.reading import PARENT_TAG, RunReader
+from rl8x.tracking.runs import HANDLE_PREFIX
+
+if TYPE_CHECKING:
+    import pandas
+
+EVALUATIONS: Final = "evaluations.json"
+"""The table, as `mlflow.log_table` writes it: `{"columns": [...], "data": [[...], ...]}`."""
+DEFINITION: Final = "study.json"
+SUPPORTS: Final = "supports.json"
+
+
+class FoundStudy(NamedTuple):
+    """What a report needs of a study.
+
+    Attributes:
+        table: Its evaluations, with the columns of `rl8x.studies.table`.
+        supports: By training and parameter the ends of what was trained on.
+        definition: The study as it was asked for.
+        units: Units of test parameters.
+        title: Its name.
+        folder: Where the report's files go.
+        run_id: Its parent run; None where it is not known.
+    """
+
+    table: pandas.DataFrame
+    supports: Supports
+    definition: Mapping[str, Any]
+    units: Mapping[str, str]
+    title: str
+    folder: Path
+    run_id: str | None
+
+
+def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
+    """Find the runs that are meant, each once: by name, ID, or folder of checkpoints; of a parent its children.
+
+    Raises:
+        ValueError: If one is not there, or none was named.
+    """
+    found: dict[str, RunRecord] = {}
+    for word in runs:
+        run = _of_checkpoints(reader, Path(word)) if Path(word).is_dir() else reader.run(str(word))
+        for each in reader.children(run.id) or [run]:
+            found.setdefault(each.id, each)
+    if experiment is not None:
+        listed = reader.experiment(experiment)
+        parents = {run.tags.get(PARENT_TAG) for run in listed}
+        for each in listed:
+            if each.id not in parents:
+                found.setdefault(each.id, each)
+        if not found:
+            raise ValueError(f"the experiment {experiment!r} has no runs.")
+    if not found:
+        raise ValueError("no run is named: give names or IDs of runs, folders of checkpoints, or an experiment.")
+    return list(found.values())
+
+
+def _of_checkpoints(reader: RunReader, path: Path) -> RunRecord:
+    """Find the run of a folder of checkpoints, or of one of them, by what the newest says."""
+    from rl8x.checkpoint import files
+
+    listed = files.listed(path)
+    described = files.describe(listed[-1] if listed else path).get("run")
+    known = described if isinstance(described, dict) else {}
+    if known.get("id"):
+        return reader.run(str(known["id"]))
+    handle = str(known.get("handle") or "")
+    run = reader.run_of_spool(handle.removeprefix(HANDLE_PREFIX)) if handle.startswith(HANDLE_PREFIX) else None
+    if run is None:
+        raise ValueError(f"{path} has checkpoints of a run that is not in MLflow.")
+    return run
+
+
+def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy:
+    """Find a study by its folder, or by the name or ID of its parent run.
+
+    Raises:
+        ValueError: If there is none, or it has no table of evaluations that can be read.
+    """
+    folder = Path(study)
+    if folder.is_dir():
+        return _read(folder, folder.resolve().name, folder / "report", None)
+    reader = RunReader(tracking_uri)
+    run = reader.run(str(study))
+    with tempfile.TemporaryDirectory() as copies:
+        for name in (EVALUATIONS, DEFINITION, SUPPORTS):
+            reader.artifact(run.id, name, Path(copies))
+        if not (Path(copies) / EVALUATIONS).exists():
+            raise ValueError(f"the run {run.name!r} has no artifact {EVALUATIONS}: it is no study's parent run.")
+        return _read(Path(copies), run.name, Path("reports") / plain_name(run.name), run.id)
+
+
+def plain_name(text: str) -> str:
+    """Make the name of a file or folder of a text."""
+    return re.sub(r"[^\w.-]", "-", text).strip(".") or "-"
+
+
+def _read(folder: Path, title: str, output: Path, run_id: str | None) -> FoundStudy:
+    import pandas
+
+    table = _json(folder / EVALUATIONS)
+    columns, rows = table.get("columns"), table.get("data")
+    if not isinstance(columns, list) or not isinstance(rows, list):
+        raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
+    definition = _json(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
+    supports = _json(folder / SUPPORTS) if (folder / SUPPORTS).exists() else {}
+    named = str(definition.get("name") or title)
+    frame = pandas.DataFrame(rows, columns=columns)
+    return FoundStudy(frame, supports, definition, _units(definition), named, output, run_id)
+
+
+def _units(definition: Mapping[str, Any]) -> dict[str, str]:
+    """Return the units of an environment's parameters, where it is a built-in one: of others the code would be run."""
+    from rl8x.envs import BUILTIN
+
+    name = _of_run(definition, "env")
+    if not isinstance(name, str) or name not in BUILTIN:
+        return {}
+    env = BUILTIN[name](1, seed=0)
+    return {parameter: known.unit for parameter, known in env.parameters.items() if known.unit}
+
+
+def _of_run(definition: Mapping[str, Any], name: str) -> Any:
+    """Return what a study's definition says of its runs, among its own keys or under `run`; None where it does not."""
+    run = definition.get("run")
+    return run[name] if isinstance(run, dict) and name in run else definition.get(name)
+
+
+def parent_run(found: FoundStudy, tracking_uri: str | None) -> tuple[str | None, str | None]:
+    """Return the ID of a study's parent run and its store; of one found by its folder, by the runs in its table.
+
+    Raises:
+        ValueError: If the store does not answer.
+    """
+    uri = tracking_uri or _of_run(found.definition, "tracking_uri")
+    if found.run_id is not None:
+        return found.run_id, uri
+    ids = [each for each in found.table.get(RUN, ()) if isinstance(each, str) and each]
+    return (RunReader(uri).run(ids[0]).tags.get(PARENT_TAG) if ids else None), uri
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: {path.parent} is no folder of a study that was evaluated.") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a mapping; got {type(found).__name__}.")
+    return found
+
+
+def log_report(run_id: str, files: Sequence[Path], tracking_uri: str | None = None) -> None:
+    """Copy the files of a report to the folder `report` of a run's artifacts."""
+    RunReader(tracking_uri).log_files(run_id, files, "report")

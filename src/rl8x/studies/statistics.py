@@ -1,0 +1,240 @@
+"""Statistics over seeds and test cells, with bootstrap intervals.
+
+Scores are arrays `[..., seeds, cells]`: a row for each policy, of one training with one seed, and a column for each
+test cell; a score is a mean return. Each statistic reduces the last two axes, so that a batch of resamples is one call.
+
+Source: Agarwal et al. 2021, arXiv:2108.13264, for interquartile mean, probability of improvement, performance profiles,
+and percentile intervals of the stratified bootstrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+Over = Literal["policies", "cells"]
+
+RESAMPLES = 2000
+"""Resamples of a bootstrap, as many as Agarwal et al. take for their profiles."""
+_MAX_ELEMENTS = 4_000_000  # scores that are resampled at once: 32 MB
+
+
+class Estimate(NamedTuple):
+    """A statistic and its interval; of one seed the interval is NaN, for there is nothing to resample."""
+
+    value: Array
+    low: Array
+    high: Array
+
+
+def mean(scores: Array) -> Array:
+    """Average over seeds and cells."""
+    return np.asarray(np.asarray(scores).mean(axis=(-2, -1)))
+
+
+def iqm(scores: Array) -> Array:
+    """Average the middle half of the scores of all seeds and cells (interquartile mean, section 4.3)."""
+    flat = np.asarray(scores).reshape(*np.shape(scores)[:-2], -1)
+    count = flat.shape[-1]
+    cut = count // 4
+    middle = np.partition(flat, (cut, count - cut - 1), axis=-1)[..., cut : count - cut]
+    return np.asarray(middle.mean(axis=-1))
+
+
+def cvar(scores: Array, fraction: float) -> Array:
+    """Average each policy's worst `fraction` of the cells, then the policies (conditional value at risk).
+
+    Where `fraction` of the cells is no whole number, the last cell counts by the part of it that belongs; where it is
+    less than one cell, the worst cell alone counts.
+
+    Args:
+        scores: `[..., seeds, cells]`.
+        fraction: Share of the cells, in (0, 1].
+
+    Source: Rockafellar and Uryasev 2002, "Conditional value-at-risk for general loss distributions", proposition 8;
+        over the parameters of an environment as in Rajeswaran et al. 2017, arXiv:1610.01283, equation 4.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"`fraction` must be in (0, 1], a share of the cells; got {fraction}.")
+    scores = np.asarray(scores, dtype=np.float64)
+    counted = max(fraction * scores.shape[-1], 1.0)
+    whole = int(counted)  # cells that count in full; the next one counts by the rest
+    last = min(whole, scores.shape[-1] - 1)
+    ordered = np.partition(scores, (whole - 1, last), axis=-1)
+    worst = ordered[..., :whole].sum(axis=-1) + (counted - whole) * ordered[..., last]
+    return np.asarray((worst / counted).mean(axis=-1))
+
+
+def worst_cell(scores: Array) -> Array:
+    """Average the policies' scores in the worst cell of each: `cvar` as the fraction goes to 0."""
+    return np.asarray(np.asarray(scores).min(axis=-1).mean(axis=-1))
+
+
+def gap(scores: Array, inside: NDArray[np.bool_]) -> Array:
+    """Subtract the mean of the cells outside the training's support from that of the cells inside; NaN without either.
+
+    Source: the generalisation gap of Kirk et al. 2021, arXiv:2111.09794, equation 2.
+    """
+    return subset_mean(scores, inside) - subset_mean(scores, ~np.asarray(inside))
+
+
+def subset_mean(scores: Array, chosen: NDArray[np.bool_]) -> Array:
+    """Average over seeds and the chosen cells, `[cells]`; NaN where none is."""
+    scores = np.asarray(scores, dtype=np.float64)
+    return mean(scores[..., chosen]) if np.any(chosen) else np.full(scores.shape[:-2], np.nan)
+
+
+def probability_of_improvement(x: Array, y: Array) -> Array:
+    """Return how often a policy of `x` beats one of `y` in a cell, over all pairs and cells; a tie counts as half.
+
+    Args:
+        x: `[..., seeds of x, cells]`.
+        y: `[..., seeds of y, cells]`, the same cells.
+
+    Source: Agarwal et al. 2021, section 4.3 and appendix A.6 (the Mann-Whitney U statistic).
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    wins = np.zeros(np.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+    for row in range(y.shape[-2]):  # seed by seed: pairs of all seeds at once would be a large array
+        other = y[..., row : row + 1, :]
+        wins += ((x > other) + 0.5 * (x == other)).mean(axis=(-2, -1))
+    return np.asarray(wins / y.shape[-2])
+
+
+def performance_profile(scores: Array, thresholds: ArrayLike) -> Array:
+    """Return the share of seeds and cells that score above each threshold, `[..., thresholds]` (equation 3)."""
+    flat = np.asarray(scores).reshape(*np.shape(scores)[:-2], -1)
+    levels = np.asarray(thresholds, dtype=np.float64)
+    return np.stack([(flat > level).mean(axis=-1) for level in levels], axis=-1)
+
+
+def bootstrap(
+    statistic: Callable[..., Any],
+    *scores: ArrayLike,
+    over: Over = "policies",
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """Estimate a statistic and its percentile interval by resampling seeds, each array of scores for itself.
+
+    Args:
+        statistic: Takes arrays `[resamples, seeds, cells]` and returns `[resamples, ...]`.
+        scores: Arrays `[seeds, cells]`; numbers of seeds may differ.
+        over: "policies" draws whole rows: one policy has been played in all cells, and its scores there rise and fall
+            together. "cells" draws seeds anew in each cell, which is the stratified bootstrap of Agarwal et al.: right
+            where each score is of a training of its own, far too narrow where it is not.
+        level: Coverage of the interval.
+        resamples: Number of resamples.
+        seed: Of the random numbers: equal arguments give equal intervals.
+
+    Raises:
+        ValueError: If an array is not `[seeds, cells]`, is empty, or has a number that is not finite.
+    """
+    arrays = [_checked(each) for each in scores]
+    if over not in ("policies", "cells"):
+        raise ValueError(f"`over` must be 'policies' or 'cells'; got {over!r}.")
+    value = np.asarray(statistic(*(array[None] for array in arrays)), dtype=np.float64)[0]
+    if any(len(array) < 2 for array in arrays):
+        return Estimate(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
+    generators = [np.random.default_rng((seed, index)) for index in range(len(arrays))]
+    chunk = max(1, _MAX_ELEMENTS // sum(array.size for array in arrays))
+    values = []
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        drawn = [_resampled(*each, count, over) for each in zip(arrays, generators, strict=True)]
+        values.append(np.asarray(statistic(*drawn), dtype=np.float64))
+    return Estimate(value, *percentile_interval(np.concatenate(values), level))
+
+
+def _checked(scores: ArrayLike) -> Array:
+    array = np.asarray(scores, dtype=np.float64)
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"scores must be `[seeds, cells]` with at least one of each; got shape {list(array.shape)}.")
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{np.sum(~np.isfinite(array))} of {array.size} scores are not finite; leave their policies out."
+        )
+    return array
+
+
+def _resampled(scores: Array, generator: np.random.Generator, count: int, over: Over) -> Array:
+    """Draw seeds with replacement, `[count, seeds, cells]`."""
+    seeds, cells = scores.shape
+    if over == "policies":
+        return scores[generator.integers(0, seeds, (count, seeds))]
+    return scores[generator.integers(0, seeds, (count, seeds, cells)), np.arange(cells)]
+
+
+def percentile_interval(values: Array, level: float = 0.95) -> tuple[Array, Array]:
+    """Return the ends of the middle `level` of resampled statistics, `[resamples, ...]`."""
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must be in (0, 1); got {level}.")
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return np.asarray(low), np.asarray(high)
+
+
+class Curve(NamedTuple):
+    """A mean over seeds with its interval, at common steps, each `[points]`."""
+
+    steps: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+def mean_curve(
+    curves: Sequence[tuple[ArrayLike, ArrayLike]], *, max_points: int = 500, level: float = 0.95, seed: int = 0
+) -> Curve:
+    """Average learning curves over seeds at common steps, with a percentile interval of resampled seeds.
+
+    Args:
+        curves: Steps and values of each run. A step that is there twice counts by its last value; a value that is not
+            finite is left out.
+        max_points: Points at most.
+        level: Coverage of the interval.
+        seed: Of the random numbers.
+
+    Raises:
+        ValueError: If a curve has no finite value.
+    """
+    steps, values = align(curves, max_points=max_points)
+    if len(values) < 2:
+        nothing = np.full_like(steps, np.nan)
+        return Curve(steps, values.mean(axis=0), nothing, nothing)
+    estimate = bootstrap(lambda scores: scores.mean(axis=-2), values, level=level, seed=seed)
+    return Curve(steps, *estimate)
+
+
+def align(curves: Sequence[tuple[ArrayLike, ArrayLike]], *, max_points: int = 500) -> tuple[Array, Array]:
+    """Put curves on common steps, by lines between their points: steps `[points]` and values `[curves, points]`.
+
+    The steps are those at which some curve has a point, thinned evenly, from where all have begun. A run that has
+    stopped keeps its last value: were it left out, the mean would jump when the good runs are done.
+    """
+    cleaned = [_cleaned(*curve) for curve in curves]
+    if not cleaned:
+        raise ValueError("there is no curve to align.")
+    steps = np.unique(np.concatenate([each for each, _ in cleaned]))
+    steps = steps[steps >= max(each[0] for each, _ in cleaned)]
+    if len(steps) > max_points:
+        steps = steps[np.unique(np.linspace(0, len(steps) - 1, max_points).round().astype(int))]
+    return steps, np.stack([np.interp(steps, *each) for each in cleaned])
+
+
+def _cleaned(steps: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
+    """Order a curve by its steps, each once, without values that are not finite."""
+    at, of = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if at.shape != of.shape or at.ndim != 1:
+        raise ValueError(f"a curve needs as many steps as values; got {list(at.shape)} and {list(of.shape)}.")
+    at, of = at[np.isfinite(of)], of[np.isfinite(of)]
+    if not len(at):
+        raise ValueError("a curve has no finite value.")
+    order = np.argsort(at, kind="stable")
+    at, of = at[order], of[order]
+    last = np.append(at[1:] != at[:-1], True)
+    return at[last], of[last]

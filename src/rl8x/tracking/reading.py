@@ -1,0 +1,178 @@
+"""What runs have in their store, read for reports and comparisons: params, metrics' histories in bulk, artifacts."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
+from rl8x.tracking.location import Location, locate
+from rl8x.tracking.protocol import TrackingError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
+
+PARENT_TAG = "mlflow.parentRunId"
+_BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+_REQUESTS = 4  # at once, to a server
+_TIMEOUT_S = 30  # of a request: nothing waits for it but the reader
+_WAITS_S = (0.5, 2.0)  # a busy server drops connections
+
+
+class RunReader:
+    """Reads runs of one store: a local database itself, others through MLflow.
+
+    Every call raises `TrackingError` where the store does not answer.
+
+    Args:
+        tracking_uri: The store. None: as in training.
+    """
+
+    def __init__(self, tracking_uri: str | None = None) -> None:
+        self._location = locate(tracking_uri)
+        database = self._location.database
+        if database is not None and not database.exists():
+            raise TrackingError(f"there are no runs: {database} does not exist; train, or give another tracking_uri")
+        self._runs: _StoreRuns | DatabaseRuns = (
+            _StoreRuns(self._location) if database is None else DatabaseRuns(database)
+        )
+
+    def run(self, run: str) -> RunRecord:
+        """Find a run by its ID or name."""
+        with self._told():
+            found = self._runs.by_id(run) if run.isalnum() else []
+            found = found or self._runs.by_name(run)
+            if not found:
+                near = difflib.get_close_matches(run, sorted(self._runs.names()), n=3)
+                hint = f"; did you mean {' or '.join(near)}?" if near else "; `rl8x ui` shows what is there"
+                raise TrackingError(f"there is no run {run!r} in {self._location.shown}{hint}")
+        if len(found) > 1:
+            ids = ", ".join(other.id for other in found[:5])
+            raise TrackingError(f"{len(found)} runs are called {run!r}; name one by its ID: {ids}")
+        return found[0]
+
+    def run_of_spool(self, spool_id: str) -> RunRecord | None:
+        """Find the run that was made for a spool; None where there is none."""
+        with self._told():
+            found = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
+        return found[0] if found else None
+
+    def children(self, run_id: str) -> list[RunRecord]:
+        """List the runs whose parent is a run, the oldest first."""
+        with self._told():
+            return self._runs.by_tag(PARENT_TAG, run_id)
+
+    def experiment(self, name: str) -> list[RunRecord]:
+        """List the runs of an experiment, by its name or ID, the oldest first."""
+        with self._told():
+            experiments = self._runs.experiments()
+            ids = [key for key, known in experiments.items() if name == known] or [
+                key for key in experiments if key == name
+            ]
+            if not ids:
+                known = ", ".join(sorted(experiments.values()))
+                raise TrackingError(f"there is no experiment {name!r} in {self._location.shown}; there are {known}")
+            return self._runs.of_experiment(ids[0])
+
+    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
+        """Read metrics of several runs, by metric and run: one query of a local database, else a request for each.
+
+        What a run does not have is left out.
+        """
+        with self._told():
+            return self._runs.histories(run_ids, names)
+
+    def artifact(self, run_id: str, name: str, folder: Path) -> Path | None:
+        """Copy an artifact of a run into a folder; None where the run does not have it. Imports mlflow."""
+        with self._told(), _without_bars():
+            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).download(run_id, name, folder)
+
+    def log_files(self, run_id: str, files: Sequence[Path], to: str) -> None:
+        """Copy files to a folder of a run's artifacts. Imports mlflow."""
+        with self._told():
+            store = MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
+            for file in files:
+                store.log_artifact(run_id, file, to)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (StoreDownError, StoreRefusedError, sqlite3.Error) as error:
+            raise TrackingError(f"cannot read runs of {self._location.shown}: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep MLflow from drawing a progress bar for each file, unless the user has asked for them."""
+    mine = _BARS not in os.environ
+    if mine:
+        os.environ[_BARS] = "false"
+    try:
+        yield
+    finally:
+        if mine:
+            os.environ.pop(_BARS, None)
+
+
+class _StoreRuns:
+    """What `DatabaseRuns` does, through MLflow."""
+
+    def __init__(self, location: Location) -> None:
+        self._store = MLflowStore(location, request_timeout_s=_TIMEOUT_S)
+
+    def by_id(self, run_id: str) -> list[RunRecord]:
+        return self._search(f"attributes.run_id = '{run_id}'")
+
+    def by_name(self, name: str) -> list[RunRecord]:
+        return self._search(f"attributes.run_name = '{name}'") if "'" not in name else []
+
+    def by_tag(self, tag: str, value: str) -> list[RunRecord]:
+        return self._search(f"tags.`{tag}` = '{value}'")
+
+    def of_experiment(self, experiment_id: str) -> list[RunRecord]:
+        return _oldest_first(self._store.search_all([experiment_id], ""))
+
+    def names(self) -> set[str]:
+        return {run.name for run in self._search("")}
+
+    def experiments(self) -> dict[str, str]:
+        return {str(each.experiment_id): str(each.name) for each in self._store.experiments()}
+
+    def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
+        pairs = [(name, run_id) for name in names for run_id in run_ids]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            histories = list(pool.map(lambda pair: self._history(pair[1], pair[0]), pairs))
+        found: dict[str, dict[str, Points]] = {name: {} for name in names}
+        for (name, run_id), history in zip(pairs, histories, strict=True):
+            if history[0]:
+                found[name][run_id] = history
+        return found
+
+    def _history(self, run_id: str, name: str) -> Points:
+        for wait_s in _WAITS_S:
+            try:
+                return self._store.history(run_id, name)
+            except StoreDownError:
+                time.sleep(wait_s)
+        return self._store.history(run_id, name)
+
+    def _search(self, query: str) -> list[RunRecord]:
+        return _oldest_first(self._store.search_all(list(self.experiments()), query))
+
+
+def _oldest_first(runs: Sequence[Any]) -> list[RunRecord]:
+    return sorted(map(_record, runs), key=lambda run: (run.start_time, run.id))
+
+
+def _record(run: Any) -> RunRecord:
+    info, data = run.info, run.data
+    name, start = str(info.run_name or info.run_id), int(info.start_time or 0)
+    return RunRecord(
+        str(info.run_id), name, str(info.status), start, dict(data.params), dict(data.metrics), dict(data.tags)
+    )

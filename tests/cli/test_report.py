@@ -1,0 +1,110 @@
+"""`rl8x report` and `rl8x compare`: what they print, write and log, and their mistakes."""
+
+import numpy as np
+import pytest
+from tests.studies.synthetic import SUPPORTS, evaluations, write_study
+
+from rl8x.cli.main import main
+from rl8x.studies import drawing
+from rl8x.tracking.location import locate
+from rl8x.tracking.store import MLflowStore, Point, RunSpec
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    """Draw nothing: tests of figures are elsewhere, and each takes a third of a second."""
+    monkeypatch.setattr(drawing, "png", lambda *_, titled=False: b"a picture")
+
+
+@pytest.fixture
+def study(tmp_path):
+    table = evaluations(grid={"length": np.linspace(0.1, 2.0, 4)})
+    return write_study(tmp_path / "poles", table, SUPPORTS, name="poles", run={"env": "CartPole"})
+
+
+def test_a_folder_is_reported(study, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["report", str(study), "--baseline", "uniform", "--no-log"]) == 0
+    text = capsys.readouterr().out
+    assert "fixed    3" in text
+    assert "Evaluations online: 6 policies in 96 episodes" in text
+    assert f"Written: {study}/report/report.html" in text
+    assert {path.name for path in (study / "report").iterdir()} == {
+        "report.html", "summary.csv", "intervals.png", "curve-length.png", "profiles.png"
+    }  # fmt: skip
+
+
+def test_a_parent_run_is_reported_and_gets_the_files(study, mlruns, mlflow_client, capsys):
+    store = MLflowStore(locate(None))
+    parent = store.create_run(RunSpec("1", "studies", None, "my study", 1))
+    for name in ("evaluations.json", "supports.json", "study.json"):
+        store.log_artifact(parent, study / name, None)
+    assert main(["report", "my study", "--output", "figures"]) == 0
+    logged = {entry.path for entry in mlflow_client.list_artifacts(parent, "report")}
+    assert logged == {f"report/{path.name}" for path in (mlruns.parent / "figures").iterdir()}
+    assert "report/report.html" in logged
+
+    by_folder = capsys.readouterr().out.splitlines()[:3]
+    assert main(["report", str(study), "--no-log"]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == by_folder
+    other = store.create_run(RunSpec("2", "studies", None, "no study", 2))
+    assert main(["report", other]) == 2
+    assert "the run 'no study' has no artifact evaluations.json: it is no study's parent" in capsys.readouterr().err
+
+
+def test_a_study_found_by_its_folder_goes_to_the_parent_of_its_runs(tmp_path, mlruns, mlflow_client):
+    store = MLflowStore(locate(None))
+    parent, child = (store.create_run(RunSpec(str(each), "studies", None, f"run{each}", each)) for each in (1, 2))
+    store.set_tags(child, {"mlflow.parentRunId": parent})
+    table = evaluations(grid={"length": [0.5, 1.0]}).assign(run_id=child)
+    assert main(["report", str(write_study(tmp_path / "poles", table))]) == 0
+    assert "report/report.html" in {entry.path for entry in mlflow_client.list_artifacts(parent, "report")}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--baseline", "wide"], "'wide' is no group of this study; there are fixed; uniform."),
+        (["--parameters", "length,mass"], "'mass' is no test parameter with several values; there are length."),
+        (["--level", "95"], "95.0 is not in the range"),
+    ],
+)
+def test_mistakes_get_one_line(study, words, says, capsys):
+    assert main(["report", str(study), "--no-log", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_empty_table_gets_one_line(tmp_path, capsys):
+    write_study(tmp_path / "poles", evaluations().iloc[:0])
+    assert main(["report", str(tmp_path / "poles")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rl8x: error: the table of evaluations is empty")
+    assert error.count("\n") == 1
+
+
+def test_runs_are_compared(mlruns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    store = MLflowStore(locate(None))
+    for number, lr in enumerate(("0.1", "0.2")):
+        run = store.create_run(RunSpec(str(number), "poles", None, f"run-{number}", 1 + number))
+        store.log_params(run, {"lr": lr, "gamma": "0.9"})
+        store.log_points(run, [Point("eval/returns/mean", 5.0 * number + step, 1 + step, step) for step in range(3)])
+    assert main(["compare", "run-0", "run-1", "--group-by", "lr"]) == 0
+    text = capsys.readouterr().out
+    assert "run-1  0.2  running  2      7" in text
+    assert "gamma" not in text
+    table, _, _ = text.rpartition("\n\n")
+    assert max(map(len, table.splitlines())) <= 90
+    assert "Written: reports/compare-run-0/compare.html" in text
+    assert (mlruns.parent / "reports" / "compare-run-0" / "compare.html").is_file()
+    assert main(["compare", "run-2"]) == 2
+    assert "there is no run 'run-2' in" in capsys.readouterr().err
+    assert main(["compare"]) == 2
+    assert "no run is named" in capsys.readouterr().err
+
+
+def test_without_a_store_there_are_no_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "first"]) == 2
+    assert "there are no runs: " in capsys.readouterr().err
+    assert not (tmp_path / "mlruns").exists()

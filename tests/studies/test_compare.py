@@ -1,0 +1,213 @@
+"""Comparisons against the runs that were logged, in a local database and on MLflow's server."""
+
+import re
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rl8x.studies.compare import compare
+from rl8x.studies.run_groups import grouped_runs, param_name
+from rl8x.tracking import TrackingError
+from rl8x.tracking.database_runs import RunRecord
+from rl8x.tracking.location import locate
+from rl8x.tracking.reading import RunReader
+from rl8x.tracking.store import MLflowStore, Point, RunSpec
+
+STEPS = {"a": (0, 10, 20), "b": (5, 15, 20), "c": (0, 20)}
+RETURNS = {"a": (0.0, 30.0, 20.0), "b": (10.0, 20.0, 40.0), "c": (5.0, float("nan"))}
+LR = {"a": "0.01", "b": "0.01", "c": "0.001"}
+
+
+def fill(store, experiment="poles"):
+    """Log three runs with params, metrics, and a parent; returns their IDs by name."""
+    ids = {"parent": store.create_run(RunSpec("9", experiment, None, "parent", 1))}
+    for number, name in enumerate(STEPS):
+        ids[name] = run_id = store.create_run(RunSpec(f"spool{number}", experiment, None, name, 2 + number))
+        store.set_tags(run_id, {"mlflow.parentRunId": ids["parent"]})
+        store.log_params(run_id, {"lr": LR[name], "env": "CartPole", "seed": str(number)})
+        points = [
+            Point("returns/mean", value, 1 + at, at) for at, value in zip(STEPS[name], RETURNS[name], strict=True)
+        ]
+        store.log_points(run_id, [*points, Point("env/steps", 20.0, 99, 20), Point("losses/total", 1.0, 99, 20)])
+    return ids
+
+
+@pytest.fixture
+def store(mlruns):
+    return MLflowStore(locate(None))
+
+
+def test_a_row_for_each_run_with_what_differs_and_last_and_best_values(store):
+    ids = fill(store)
+    made = compare(["b", ids["a"], "c"])
+    frame = made.frame.set_index("name")
+    assert list(frame.index) == ["b", "a", "c"]
+    assert [name for name in frame if name.startswith("params.")] == ["params.lr", "params.seed"]
+    assert frame["params.lr"].to_dict() == LR
+    assert made.metrics == ("returns/mean",)
+    assert frame["returns/mean"].to_dict() == {"a": 20.0, "b": 40.0, "c": 5.0}  # the last finite value
+    assert frame["best/returns/mean"].to_dict() == {"a": 30.0, "b": 40.0, "c": 5.0}
+    assert frame["best_step/returns/mean"].to_dict() == {"a": 10.0, "b": 20.0, "c": 0.0}
+    assert compare(["a"], minimize=True).frame["best/returns/mean"].tolist() == [0.0]
+    assert made.clock == "transitions of training"
+
+
+def test_groups_average_their_runs_on_common_steps(store):
+    fill(store)
+    made = compare(["parent"], group_by="algorithm_config.lr")
+    assert list(made.groups) == ["lr=0.001", "lr=0.01"]
+    assert [[run.name for run in runs] for runs in made.groups.values()] == [["c"], ["a", "b"]]
+    curve = made.curves("returns/mean")["lr=0.01"]
+    assert curve.steps.tolist() == [5, 10, 15, 20]  # from where both have begun
+    assert curve.mean.tolist() == [(15 + 10) / 2, (30 + 15) / 2, (25 + 20) / 2, (20 + 40) / 2]
+    assert (curve.low <= curve.mean).all()
+    assert curve.high.tolist() == [15, 30, 25, 40]  # of two runs the ends of 95% are the runs themselves
+    grouped = made.grouped.set_index("group")
+    assert grouped["returns/mean"].to_dict() == {"lr=0.01": 30.0, "lr=0.001": 5.0}
+    assert grouped["best/returns/mean"].to_dict() == {"lr=0.01": 35.0, "lr=0.001": 5.0}
+    assert np.isnan(grouped.loc["lr=0.001", "returns/mean_low"])
+    assert "A group of one run has no interval." in str(made)
+
+
+def test_the_figure_shows_the_curves(store):
+    fill(store)
+    made = compare(["parent"], group_by=["lr"])
+    (panel,) = made.figure.axes
+    for line, curve in zip(panel.lines, made.curves("returns/mean").values(), strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), curve.steps)
+        np.testing.assert_array_equal(line.get_ydata(), curve.mean)
+    assert len(panel.collections) == 1  # a band of the one group with several runs
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("transitions of training", "returns/mean")
+
+
+def test_what_is_written_is_what_is_shown(store, tmp_path):
+    fill(store)
+    made = compare(["a", "b"], metrics=["returns/mean", "losses/total"], group_by="lr", output=tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    pngs = {"curve-returns-mean.png", "curve-losses-total.png"}
+    assert names == {"compare.html", "runs.csv", "groups.csv", "curves.csv", *pngs}
+    written = pd.read_csv(tmp_path / "out" / "runs.csv")
+    assert written["best/returns/mean"].tolist() == [30, 40]
+    curves = pd.read_csv(tmp_path / "out" / "curves.csv")
+    mine = curves[curves["metric"] == "returns/mean"]
+    assert mine["mean"].tolist() == made.curves("returns/mean")["lr=0.01"].mean.tolist()
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "<script" not in page
+    assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", page)
+    assert page.count("data:image/png") == 4
+
+
+def test_runs_are_found_by_experiment_parent_and_checkpoints(store, tmp_path, monkeypatch):
+    ids = fill(store)
+    fill(store, "others")
+    of_experiment = compare(experiment="poles")
+    assert [run.id for run in of_experiment.runs] == [ids["a"], ids["b"], ids["c"]]  # the parent is no training
+    assert [run.id for run in compare([ids["parent"], ids["b"]]).runs] == [ids["a"], ids["b"], ids["c"]]
+    from rl8x.checkpoint import files
+
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": ids["b"]}})
+    assert [run.id for run in compare([folder]).runs] == [ids["b"]]
+    monkeypatch.setattr(files, "describe", lambda path: {"run": {"id": None, "handle": "spool-nothing"}})
+    with pytest.raises(ValueError, match="has checkpoints of a run that is not in MLflow"):
+        compare([folder])
+
+
+def test_a_database_is_read_as_mlflow_reads_it(store, mlflow_client):
+    ids = fill(store)
+    reader = RunReader()
+    for name, run_id in ids.items():
+        data = mlflow_client.get_run(run_id).data
+        ours = reader.run(name)
+        assert (ours.id, ours.params, ours.tags) == (run_id, data.params, data.tags)
+        assert ours.metrics == pytest.approx(data.metrics, nan_ok=True)
+    histories = reader.histories([*ids.values()], ["returns/mean"])["returns/mean"]
+    assert histories.keys() == {ids["a"], ids["b"], ids["c"]}
+    for run_id, (steps, values) in histories.items():
+        points = mlflow_client.get_metric_history(run_id, "returns/mean")
+        assert steps == [point.step for point in points]
+        assert values == pytest.approx([point.value for point in points], nan_ok=True)
+    mlflow_client.delete_run(ids["c"])
+    assert [run.name for run in reader.children(ids["parent"])] == ["a", "b"]
+
+
+@pytest.fixture
+def server(mlruns, monkeypatch):
+    """MLflow's own server on the database of `mlruns`, in this process."""
+    import mlflow.server
+    from mlflow.server import handlers
+    from mlflow.tracking._tracking_service import utils
+    from werkzeug.serving import make_server
+
+    monkeypatch.setattr(utils, "_tracking_uri", None)  # both are set by the server, for its whole process
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.setenv(mlflow.server.BACKEND_STORE_URI_ENV_VAR, f"sqlite:///{mlruns}/mlflow.db")
+    monkeypatch.setenv(mlflow.server.ARTIFACT_ROOT_ENV_VAR, str(mlruns / "artifacts"))
+    monkeypatch.setattr(handlers, "_tracking_store", None)
+    served = make_server("127.0.0.1", 0, mlflow.server.app, threaded=True)
+    thread = threading.Thread(target=served.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{served.server_port}"
+    served.shutdown()
+    thread.join()
+    served.server_close()
+
+
+def test_a_server_gives_the_same_comparison(store, server):
+    fill(store)
+    local, remote = compare(["parent"], group_by="lr"), compare(["parent"], group_by="lr", tracking_uri=server)
+    pd.testing.assert_frame_equal(local.frame, remote.frame)
+    pd.testing.assert_frame_equal(local.grouped, remote.grouped)
+    assert local.cells() == remote.cells()
+    assert [run.id for run in compare(experiment="poles", tracking_uri=server).runs] == [run.id for run in local.runs]
+    with pytest.raises(TrackingError, match=r"there is no run 'paren' in http://127.*; did you mean parent\?"):
+        compare(["paren"], tracking_uri=server)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"runs": ["paren"]}, r"there is no run 'paren' in .*; did you mean parent\?"),
+        ({"runs": []}, "no run is named: give names or IDs of runs, folders of checkpoints, or an experiment"),
+        ({"experiment": "sticks"}, "there is no experiment 'sticks' in .*; there are Default, poles"),
+        ({"runs": ["a"], "metrics": ["return/mean"]}, r"no run has the metric 'return/mean'.*returns/mean"),
+        ({"runs": ["parent"], "group_by": "lrr"}, r"no run has the param 'lrr'; those that differ are lr, seed"),
+        ({"runs": ["a", "empty"]}, "the 2 runs have no metric in common; empty have none at all"),
+    ],
+)
+def test_bad_input_gets_one_line(store, arguments, says):
+    fill(store)
+    store.create_run(RunSpec("7", "poles", None, "empty", 7))
+    with pytest.raises(ValueError, match=says):
+        compare(**arguments)
+
+
+def test_a_run_without_the_metric_is_named(store):
+    fill(store)
+    store.create_run(RunSpec("7", "poles", None, "empty", 7))
+    made = compare(["a", "empty"], metrics=["returns/mean"])
+    assert "No value of returns/mean in empty." in str(made)
+    assert list(made.curves("returns/mean")) == ["a"]
+    assert np.isnan(made.frame["returns/mean"][1])
+
+
+def record(name, **params):
+    return RunRecord(f"id-{name}", name, "FINISHED", 0, params, {}, {})
+
+
+def test_groups_are_in_the_order_of_their_numbers_and_what_is_missing_is_last():
+    runs = [record("a", lr="1e-2"), record("b"), record("c", lr="auto"), record("d", lr="9e-3"), record("e", lr="1e-2")]
+    groups = grouped_runs(runs, ["lr"])
+    assert list(groups) == ["lr=9e-3", "lr=1e-2", "lr=auto", "lr=None"]
+    assert [run.name for run in groups["lr=1e-2"]] == ["a", "e"]
+    alike = grouped_runs([record("a"), RunRecord("other", "a", "", 0, {}, {}, {})], [])
+    assert list(alike) == ["a (id-a)", "a (other)"]
+
+
+def test_params_go_by_their_names_in_run_files_too():
+    runs = [record("a", lr="1", **{"model.class": "MLP"})]
+    assert param_name("algorithm_config.lr", runs) == param_name("lr", runs) == "lr"
+    assert param_name("model.class", runs) == "model.class"

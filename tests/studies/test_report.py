@@ -1,0 +1,343 @@
+"""A report's table, figures and page against the frame that they were made of."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import Normalize
+from matplotlib.patches import Rectangle
+from tests.studies.synthetic import SUPPORTS, evaluations, write_study
+
+from rl8x.studies import axes, drawing, figures
+from rl8x.studies.drawing import DARK, LIGHT
+from rl8x.studies.evaluations import read_evaluations
+from rl8x.studies.report import make_report, report
+from rl8x.studies.summary import HEADINGS, in_terminal, summarize, to_frame
+
+
+@pytest.fixture(scope="module")
+def table():
+    return evaluations(points=(2_000, 5_000))
+
+
+@pytest.fixture(scope="module")
+def made(table):
+    return make_report(table, SUPPORTS, title="Poles <& masses>", units={"length": "m"}, definition={"seeds": [0, 1]})
+
+
+def of(table, training):
+    return table[table["final"] & (table["training"] == training)]
+
+
+def test_values_equal_those_of_the_frame(table, made):
+    """Each statistic by pandas alone."""
+    frame = made.frame.set_index("training")
+    for training in ("fixed", "uniform"):
+        own = of(table, training)
+        assert frame.loc[training, "mean"] == pytest.approx(own["returns"].mean())
+        ordered = own["returns"].sort_values()
+        quarter = len(ordered) // 4
+        assert frame.loc[training, "iqm"] == pytest.approx(ordered.iloc[quarter : len(ordered) - quarter].mean())
+        policies = own.groupby("seed")["returns"]
+        assert frame.loc[training, "cvar_10"] == pytest.approx(
+            policies.apply(lambda each: each.nsmallest(2).mean()).mean()
+        )
+        assert frame.loc[training, "cvar_1"] == pytest.approx(policies.min().mean())
+        assert frame.loc[training, "worst_cell"] == pytest.approx(policies.min().mean())
+    uniform = of(table, "uniform")
+    means = uniform.groupby("inside")["returns"].mean()
+    assert frame.loc["uniform", ["inside", "outside", "gap"]].tolist() == pytest.approx(
+        [means[True], means[False], means[True] - means[False]]
+    )
+    tests = ["test.length", "test.mass"]
+    pairs = of(table, "uniform").merge(of(table, "fixed"), on=tests)
+    wins = (pairs["returns_x"] > pairs["returns_y"]) + 0.5 * (pairs["returns_x"] == pairs["returns_y"])
+    assert frame.loc["uniform", "improvement"] == pytest.approx(wins.mean())
+    assert np.isnan(frame.loc["fixed", "improvement"])
+    assert np.isnan(frame.loc["fixed", "gap"])  # no cell of the grid is the one point of its support
+
+
+def test_intervals_equal_a_plain_bootstrap_of_policies(table, made):
+    frame = made.frame.set_index("training")
+    wide = of(table, "uniform").pivot(index="seed", columns=["test.length", "test.mass"], values="returns").to_numpy()
+    rows = np.random.default_rng((0, 0)).integers(0, 3, (2000, 3))
+    means = [wide[draw].mean() for draw in rows]
+    assert frame.loc["uniform", ["mean_low", "mean_high"]].tolist() == pytest.approx(
+        np.quantile(means, [0.025, 0.975]).tolist()
+    )
+    others = of(table, "fixed").pivot(index="seed", columns=["test.length", "test.mass"], values="returns").to_numpy()
+    columns = np.random.default_rng((0, 1)).integers(0, 3, (2000, 3))
+    wins = [(wide[x][:, None] > others[y][None]).mean() for x, y in zip(rows, columns, strict=True)]
+    assert frame.loc["uniform", ["improvement_low", "improvement_high"]].tolist() == pytest.approx(
+        np.quantile(wins, [0.025, 0.975]).tolist()
+    )
+
+
+def test_drawing_cells_gives_the_same_values_and_other_intervals(table):
+    evaluated = read_evaluations(table)
+    policies, cells = (to_frame(summarize(evaluated, over=over, resamples=300)) for over in ("policies", "cells"))
+    for name in HEADINGS:
+        np.testing.assert_allclose(policies[name], cells[name])
+    assert (policies["mean_high"] - policies["mean_low"]).min() > 1.5 * (cells["mean_high"] - cells["mean_low"]).max()
+
+
+def test_rows_are_groups_of_training_and_hyperparameters():
+    evaluated = read_evaluations(evaluations(vary=(1.0, 2.0)))
+    assert [group.label for group in evaluated.groups] == [
+        "fixed, lr=1",
+        "fixed, lr=2",
+        "uniform, lr=1",
+        "uniform, lr=2",
+    ]
+    assert [len(group.seeds) for group in evaluated.groups] == [3] * 4
+    summary = summarize(evaluated, baseline="uniform, lr=1")
+    assert [name for name, row in zip("abcd", summary.rows, strict=True) if "improvement" not in row.estimates] == ["c"]
+    with pytest.raises(
+        ValueError, match="'uniform' is the training of several groups; there are uniform, lr=1; uniform"
+    ):
+        summarize(evaluated, baseline="uniform")
+    with pytest.raises(ValueError, match="'wide' is no group of this study; there are fixed, lr=1"):
+        summarize(evaluated, baseline="wide")
+
+
+def test_the_order_of_rows_does_not_matter_but_for_that_of_groups(table):
+    shuffled = table.sample(frac=1, random_state=1)
+    ours = make_report(shuffled, SUPPORTS, baseline="fixed").frame.set_index("training").loc[["fixed", "uniform"]]
+    expected = make_report(table, SUPPORTS, baseline="fixed").frame.set_index("training")
+    pd.testing.assert_frame_equal(ours, expected)
+
+
+def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table):
+    final = table.index[table["final"]]
+    damaged = table.drop(final[0])
+    damaged.loc[final[-1], "returns"] = np.nan
+    made = make_report(pd.concat([damaged, damaged.iloc[5:9]]), SUPPORTS)  # rows that are there twice count once
+    assert made.frame["seeds"].tolist() == [2, 2]
+    text = " ".join(made.summary.notes)
+    assert "fixed, seed 0 is left out: it lacks 1 of 20 cells" in text
+    assert "uniform, seed 2 is left out: it has returns that are not finite" in text
+    assert made.frame["mean"][0] == pytest.approx(of(table, "fixed")[lambda rows: rows["seed"] > 0]["returns"].mean())
+
+
+def test_evaluations_are_counted(table, made):
+    assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000)
+    assert "18 policies in 1,440 episodes, 36,000 environment steps; training took 60,000" in str(made)
+
+
+def test_one_seed_has_no_interval_and_few_have_narrow_ones():
+    alone = make_report(evaluations(seeds=1), SUPPORTS)
+    assert np.isnan(alone.frame["mean_low"]).all()
+    assert "One seed has no interval, and says nothing of other seeds: fixed, uniform." in str(alone)
+    assert "[" not in in_terminal(alone.summary, 200).splitlines()[1]
+    assert "fewer than 5 seeds such intervals are too narrow" in str(make_report(evaluations(seeds=2), SUPPORTS))
+    assert "too narrow" not in str(make_report(evaluations(seeds=5), SUPPORTS))
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_terminal_table_fits_and_has_all_numbers(made, width):
+    text = in_terminal(made.summary, width)
+    blocks, _ = text.split("\nEvaluations online")
+    assert max(map(len, blocks.splitlines())) <= width
+    row = made.frame.set_index("training").loc["uniform"]
+    for name in ("mean", "iqm", "cvar_10", "gap"):
+        numbers = re.findall(r"-?\d+(?:\.\d+)?", blocks)
+        assert any(abs(float(number) - row[name]) <= 0.5 for number in numbers), name
+    for heading in HEADINGS.values():
+        assert heading in blocks
+
+
+def test_heat_maps_show_the_frame_on_one_scale_with_the_supports(table):
+    evaluated = read_evaluations(table)
+    (length, mass), _ = axes.chosen_axes(evaluated, None)
+    figure = figures.heat_maps(evaluated.groups, SUPPORTS, length, mass, {"length": "m"}, LIGHT)
+    panels = [panel for panel in figure.axes if panel.collections and panel.get_title()]
+    assert [panel.get_title() for panel in panels] == ["fixed", "uniform"]
+    assert figure.get_supxlabel() == "length [m]"
+    scales = set()
+    for panel, training in zip(panels, ("fixed", "uniform"), strict=True):
+        mesh = panel.collections[0]
+        expected = (
+            of(table, training).pivot_table(index="test.mass", columns="test.length", values="returns").to_numpy()
+        )
+        np.testing.assert_allclose(mesh.get_array().reshape(expected.shape), expected)
+        assert isinstance(mesh.norm, Normalize)
+        scales.add((mesh.norm.vmin, mesh.norm.vmax))
+        corners = mesh.get_coordinates()
+        assert corners[0, 0].tolist() == pytest.approx([0.1 - 0.2375, 0.02 - 0.13])
+    assert len(scales) == 1
+    (cross,) = panels[0].lines
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (0.5, 0.1)
+    (box,) = [patch for patch in panels[1].patches if isinstance(patch, Rectangle)]
+    assert [*box.get_xy(), box.get_width(), box.get_height()] == pytest.approx([0.3, 0.05, 0.7, 0.25])
+
+
+def test_curves_show_marginal_means_and_bands(table):
+    evaluated = read_evaluations(table)
+    length = axes.chosen_axes(evaluated, ["length"])[0][0]
+    figure = figures.curves(evaluated.groups, range(2), SUPPORTS, length, {}, LIGHT)
+    panel, strip = figure.axes
+    for line, training in zip(panel.lines[:2], ("fixed", "uniform"), strict=True):
+        expected = of(table, training).groupby("test.length")["returns"].mean()
+        np.testing.assert_allclose(line.get_xdata(), expected.index)
+        np.testing.assert_allclose(line.get_ydata(), expected)
+    of_seeds = of(table, "uniform").groupby(["test.length", "seed"])["returns"].mean().unstack()
+    band = panel.collections[1].get_paths()[0].get_extents()
+    assert of_seeds.to_numpy().min() - 1e-9 <= band.ymin < band.ymax <= of_seeds.to_numpy().max() + 1e-9
+    bar = strip.patches[0]
+    assert (bar.get_x(), bar.get_x() + bar.get_width()) == pytest.approx((0.3, 1.0))
+
+
+def test_figures_fit_the_number_of_test_parameters(table):
+    one = make_report(evaluations(grid={"length": np.linspace(0.1, 2, 6)}), SUPPORTS)
+    assert [each.name for each in one.drawings] == ["intervals", "curve-length", "profiles"]
+    two = make_report(table, SUPPORTS)
+    assert [each.name for each in two.drawings] == [
+        "intervals", "heat-maps", "curve-length", "curve-mass", "profiles", "training"
+    ]  # fmt: skip
+    three = {"length": [0.5, 1.0, 2.0], "mass": [0.1, 0.4], "force": [10.0, 10.001]}
+    made = make_report(evaluations(grid=three), SUPPORTS)
+    assert [each.name for each in made.drawings][1:5] == ["heat-maps", "curve-length", "curve-mass", "curve-force"]
+    caption = made.drawings[1].caption
+    assert "Averaged over force: length and mass are the two parameters that explain most" in caption
+    asked = make_report(evaluations(grid=three), SUPPORTS, parameters=["force", "mass"])
+    assert asked.drawings[1].title == "Return over force and mass"
+    with pytest.raises(ValueError, match="'masses' is no test parameter with several values; there are length, mass"):
+        make_report(table, SUPPORTS, parameters=["masses"])
+    single = make_report(evaluations(grid={"length": [0.5]}), SUPPORTS)
+    assert [each.name for each in single.drawings] == ["intervals", "profiles"]
+
+
+def test_a_sample_of_cells_is_drawn_in_bins():
+    made = make_report(evaluations(sample=60), SUPPORTS)
+    evaluated = made.evaluations
+    (length, mass), _ = axes.chosen_axes(evaluated, None)
+    assert length.binned
+    assert len(length.values) == 12
+    values = axes.over_two(evaluated.groups[0].scores.mean(axis=0), length, mass)
+    for row, column in ((0, 0), (5, 7), (11, 11)):
+        cells = evaluated.cells
+        mine = cells["length"].between(*length.edges[column : column + 2]) & cells["mass"].between(
+            *mass.edges[row : row + 2]
+        )
+        expected = evaluated.groups[0].scores[:, mine].mean() if mine.any() else np.nan
+        assert values[row, column] == pytest.approx(expected, nan_ok=True)
+    assert "stand in bins" in made.drawings[1].caption
+
+
+def test_a_grid_of_ratios_has_a_logarithmic_axis():
+    geometric = evaluations(grid={"length": [0.1, 1.0, 10.0], "mass": [0.1, 0.2]})
+    (length, mass), _ = axes.chosen_axes(read_evaluations(geometric), None)
+    assert length.logarithmic
+    assert not mass.logarithmic
+    np.testing.assert_allclose(length.edges, 10.0 ** np.array([-1.5, -0.5, 0.5, 1.5]))
+
+
+class Parsed(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.sources, self.tags, self.cell = [], [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "srcset", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.cell = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.cell = None
+
+    def handle_data(self, data):
+        if self.cell:
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def written(table, tmp_path_factory):
+    """A report of a study's folder, with few figures, and that folder."""
+    folder = write_study(
+        tmp_path_factory.mktemp("studies") / "poles", table, SUPPORTS, name="Poles <& masses>", seeds=[0]
+    )
+    return report(folder, parameters=["length"], log=False), folder
+
+
+def test_a_studys_folder_becomes_a_report(written, table):
+    made, folder = written
+    assert made.title == "Poles <& masses>"
+    assert [each.name for each in made.drawings] == ["intervals", "curve-length", "profiles", "training"]
+    names = {path.name for path in (folder / "report").iterdir()}
+    assert names == {"report.html", "summary.csv", *(f"{each.name}.png" for each in made.drawings)}
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "report" / "summary.csv"), made.frame)
+    pd.testing.assert_frame_equal(made.frame, make_report(table, SUPPORTS).frame)
+
+
+def test_the_page_stands_alone_and_has_the_table(written):
+    made, folder = written
+    text = (folder / "report" / "report.html").read_text()
+    page = Parsed(text)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert len(page.sources) == 2 * len(made.drawings)
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
+    assert "Poles &lt;&amp; masses&gt;" in text
+    row = made.frame.set_index("training").loc["uniform"]
+    cells = dict(zip(page.rows[0], page.rows[2], strict=True))
+    value, low, high = map(float, re.findall(r"-?[\d.]+", cells["IQM"].replace("[", " ")))
+    assert [value, low, high] == pytest.approx([row["iqm"], row["iqm_low"], row["iqm_high"]], abs=0.5)
+    worst = next(row for row in page.rows if row[0] == "uniform" and len(row) == 5)
+    means = made.evaluations.groups[1].scores.mean(axis=0)
+    assert float(worst[3]) == pytest.approx(means.min(), rel=1e-3)
+    assert float(worst[1]) == pytest.approx(made.evaluations.cells["length"][means.argmin()], rel=1e-3)
+
+
+def test_figures_are_drawn_alike_each_time_in_both_themes(made):
+    each = made.drawings[0]
+    light, dark = drawing.png(each, LIGHT), drawing.png(each, DARK)
+    assert light.startswith(b"\x89PNG")
+    assert light != dark
+    assert light == drawing.png(each, LIGHT)
+
+
+def test_many_groups_draw_the_baseline_and_the_best():
+    table = evaluations(trainings=("uniform",), vary=tuple(float(each) for each in range(15)), seeds=2)
+    made = make_report(table, SUPPORTS)
+    assert len(made.frame) == 15
+    rows = figures.chosen(made.summary, 4)
+    best = made.frame["iqm"].nlargest(3).index
+    assert rows == sorted({0, *best})
+    assert "Of 15 groups 8 are drawn" in made.drawings[0].caption
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda table: table.iloc[:0], "the table of evaluations is empty: no training"),
+        (lambda table: table.drop(columns=["inside", "seed"]), "lacks the columns seed, inside"),
+        (lambda table: table[~table["final"]], "no policy of the study has been evaluated at the end"),
+        (lambda table: table.assign(returns=np.nan), "no policy of the study is complete: fixed, seed 0 is left out"),
+    ],
+)
+def test_a_bad_table_gets_one_line(table, change, says):
+    with pytest.raises(ValueError, match=says):
+        make_report(change(table), SUPPORTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("other.json", "{}", r"there is no .*evaluations.json: .* is no folder of a study"),
+        ("evaluations.json", "{", r"evaluations.json cannot be read"),
+        ("evaluations.json", "[]", r"must hold a mapping; got list"),
+        ("evaluations.json", "{}", r"is no table: it needs `columns` and `data`"),
+    ],
+)
+def test_a_bad_folder_gets_one_line(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=says):
+        report(tmp_path)
