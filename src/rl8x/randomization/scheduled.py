@@ -43,6 +43,10 @@ class PerCopy(ParameterDistribution):
         """Make the one that has these values."""
         return cls(tuple(numbers))
 
+    def __repr__(self) -> str:
+        """Write the number, or the list."""
+        return repr(self.values[0] if len(self.values) == 1 else list(self.values))
+
     def draw(self, noise: Tensor) -> Tensor:
         """Return the values, whatever the noise, `[num_envs]`."""
         return self.draw_by(noise, torch.tensor(self.values, dtype=torch.float32, device=noise.device))
