@@ -162,7 +162,10 @@ def tested(task: Task, policy: Any, seed: int) -> torch.Tensor:
 def measure(name: str, task: Task, method: str, seed: int) -> dict[str, Any]:
     """Train once by a method, and test what came out."""
     wall, cpu = time.perf_counter(), time.process_time()
-    config = {**task.config, "lr_schedule": {"kind": "interp", "points": [[0, task.config["lr"]], [task.transitions, 0]]}}
+    config = {
+        **task.config,
+        "lr_schedule": {"kind": "interp", "points": [[0, task.config["lr"]], [task.transitions, 0]]},
+    }
     algorithm = PPOConfig(**config, seed=seed).build(task.env)
     trainer = Trainer(algorithm, tracker=NullTracker(), eval_env=False)
     trainer.run(

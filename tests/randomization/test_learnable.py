@@ -102,7 +102,9 @@ def test_rounds_are_those_of_a_plain_formulation(bounded):
             rounds += 1
             best, found = plain_round(before["values"].tolist(), before["scores"].tolist(), episodes, 3)
             assert group.state["values"][:3].tolist() == best
-            torch.testing.assert_close(group.state["scores"][:3], torch.tensor(found, dtype=torch.float64), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                group.state["scores"][:3], torch.tensor(found, dtype=torch.float64), atol=1e-5, rtol=0
+            )
             fresh = torch.rand(5, 2, generator=following)
             assert group.state["values"][3:, 0].equal(fresh[:, 0])
             torch.testing.assert_close(group.state["values"][3:, 1], LogUniform(0.1, 10).draw(fresh[:, 1]))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig
 from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group
+from rl8x.randomization.scheduled import PerCopy
 
 if TYPE_CHECKING:
     from rl8x.envs.steps import Carry
@@ -199,8 +200,9 @@ class MovesParameters:
         config = self._next_config or self._config
         if config.steered:
             return dict(config.given)
-        present = {name: now.to_dict() for group in config.groups for name, now in group.present().items()}
-        return {**config.given, **present}
+        present = {name: now for group in config.groups for name, now in group.present().items()}
+        forms = {name: now.values[0] if isinstance(now, PerCopy) else now.to_dict() for name, now in present.items()}
+        return {**config.given, **forms}
 
     def parameter_support(self) -> dict[str, tuple[float, float]]:
         """Return the smallest and the largest value of each parameter as evaluations draw it now, in its own unit."""

@@ -27,7 +27,7 @@ from rl8x.trainers.statistics import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 # How a checkpoint has an `env_config` that is a function: by its name.
-_FUNCTION: Final = "$function"
+_FUNCTION: Final = "function()"
 OPTIONS: Final = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
 RUN_OPTIONS: Final = (*OPTIONS, "stop_conditions")
 
