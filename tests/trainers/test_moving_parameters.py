@@ -149,7 +149,7 @@ def test_tasks_that_never_end_need_resets():
     low, high = trainer.algorithm.env.parameter_support()["length"]
     assert low < 0.4 or high > 0.6
     never = PPOConfig(**options, horizons_per_env_reset=-1).build(CartPoleInfinite)
-    with pytest.raises(ValueError, match="none ever ends: .* Use horizons_per_env_reset=1"):
+    with pytest.raises(ValueError, match=r"none ever ends: .* Use horizons_per_env_reset=1"):
         never.collect(env_config=config)
 
 
