@@ -232,8 +232,8 @@ class Env(MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
 
     def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draw the randomised parameters, and sources of those that go by returns; see `ResolvedConfig.draw`."""
-        first = self.step_noise + self.reset_noise
-        return self._config.draw(noise[:, first:]) if first else self._config.draw(noise)
+        first, width = self.step_noise + self.reset_noise, self._config.noise_width
+        return self._config.draw(self._columns(noise, first, width)) if width else ({}, {})
 
     # ---- stateful: Gymnasium's API
 
