@@ -43,7 +43,7 @@ from rl8x.conditions import (
 )
 from rl8x.envs import Env, GymnasiumEnv
 from rl8x.policy import Policy
-from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
+from rl8x.randomization import Choice, Grid, LogUniform, Normal, Scheduled, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
@@ -250,6 +250,9 @@ def recording(kind: str, task: tuple[tuple[str, Any], ...], transitions: int) ->
     path = Path(tempfile.mkdtemp(dir=folder())) / "recorded"
     dataset.save(path)
     return path, dataset
+
+
+WIDENING = Scheduled([(0, Uniform(0.9, 1.1)), (60, Uniform(0.2, 2.0))])
 
 
 def values_of_scale(num_envs: int) -> st.SearchStrategy[Any]:
@@ -556,7 +559,7 @@ def cases(draw: Any, algorithm: str, *, compiled_one_in: int) -> Case:
     if kind != "gymnasium":
         num_envs = config.get("num_envs", 1)
         copies = num_eval_envs if case.own_evaluation else num_envs
-        env_config = draw(st.none() | st.fixed_dictionaries({"scale": values_of_scale(num_envs)}))
+        env_config = draw(st.none() | st.fixed_dictionaries({"scale": values_of_scale(num_envs) | st.just(WIDENING)}))
         eval_env_config = draw(
             st.none() | st.just({}) | st.fixed_dictionaries({"scale": values_of_scale(copies), "drift": st.just(0.5)})
         )

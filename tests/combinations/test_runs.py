@@ -145,7 +145,8 @@ def check_physics(env, config: dict) -> None:
     actual = env.carry["parameters"]
     for name, value in expected.fixed.items():
         assert torch.equal(actual[name].expand(env.num_envs), value.expand(env.num_envs)), (name, actual[name], value)
-    for name, distribution in expected.drawn.items():
+    moving = {name: member for group in expected.groups for name, member in group.members.items()}
+    for name, distribution in (expected.drawn | moving).items():
         low, high = distribution.support
         assert bool(((actual[name] >= low - 1e-6) & (actual[name] <= high + 1e-6)).all()), (name, actual[name])
 
