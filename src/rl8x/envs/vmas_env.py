@@ -114,7 +114,7 @@ class VmasEnv(SimulatorEnv):
         values = self.episode_metrics.values(metrics)
         step = Step(next_obs, self._joined(rewards), terminated, truncated, final_obs, returns, elapsed, None, values)
         metrics = self.episode_metrics.restarted(metrics, done)
-        return self.next_carry(done, elapsed, returns) | {"metrics": metrics}, step
+        return self.next_carry(done, elapsed, returns, {}) | {"metrics": metrics}, step
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""
