@@ -146,7 +146,9 @@ class GymnasiumEnv(SimulatorEnv):
         if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
             copies.adopt(self.vector_env)
             return copies
-        return Batch(self._setters, inner, resets_itself=self.autoreset_mode == AutoresetMode.SAME_STEP)
+        advice = "Set what has a row for each copy, or let GymnasiumEnv make the copies ('sync' or 'async')."
+        resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
+        return Batch(self._setters, inner, resets_itself=resets_itself, advice=advice)
 
     def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
         """Check an `env_config`, also whether the simulator can be set so."""

@@ -156,7 +156,8 @@ class Batch:
     all copies to the next.
     """
 
-    def __init__(self, setters: Mapping[str, Setter], simulator: Any, *, resets_itself: bool) -> None:
+    def __init__(self, setters: Mapping[str, Setter], simulator: Any, *, resets_itself: bool, advice: str) -> None:
+        self.advice = advice
         self.simulator, self.resets_itself = Simulator(simulator, setters), resets_itself
         self.parameters: Mapping[str, Parameter] = self.simulator.parameters
 
@@ -170,8 +171,7 @@ class Batch:
             setter, fixed = self.simulator.setters[name], resolved.fixed.get(name)
             if not setter.by_copy and (fixed is None or bool((fixed != fixed[0]).any())):
                 raise ValueError(
-                    f"{owner}[{name!r}] must be a number for all copies: {setter} serves all of them. Let "
-                    "GymnasiumEnv make copies of their own (vectorization='sync' or 'async')."
+                    f"{owner}[{name!r}] must be a number for all copies: {setter} serves all of them. {self.advice}"
                 )
             if fixed is None and self.resets_itself:
                 raise ValueError(

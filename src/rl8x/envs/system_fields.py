@@ -34,13 +34,16 @@ class SystemField(Setter):
 
     def read(self, simulator: Systems) -> Any:
         """Return a copy of the field's elements in the system that the environment came with."""
-        return np.array(np.asarray(self.array(simulator.system))[self.where(simulator)])
+        array = np.asarray(self.array(simulator.system))
+        if array.dtype.kind not in "iuf":
+            raise ValueError(f"sets {self.path!r}, which must be numbers; it is {array.dtype}.")
+        return array[self.where(simulator)].copy()
 
     def array(self, system: Any) -> Any:
         """Return the whole field.
 
         Raises:
-            ValueError: If there is none, or it is no number.
+            ValueError: If there is none.
         """
         found = system
         for name in self.path.split("."):
@@ -48,8 +51,6 @@ class SystemField(Setter):
                 legal = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
                 raise ValueError(unknown_name("field", name, legal, f" of {type(found).__name__}"))
             found = getattr(found, name)
-        if np.asarray(found).dtype.kind not in "iuf":
-            raise ValueError(f"{self.path!r} of {type(system).__name__} must be numbers; it is {type(found).__name__}.")
         return found
 
     def where(self, simulator: Systems) -> Any:
