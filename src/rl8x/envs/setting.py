@@ -20,6 +20,7 @@ from torch import Tensor
 from rl8x.envs.mujoco_model import ModelField, derive_constants
 from rl8x.envs.parameters import Parameter, ResolvedConfig
 from rl8x.envs.setter import Setter, Value
+from rl8x.envs.setters import Function
 
 
 class Simulator:
@@ -160,6 +161,7 @@ class Batch:
         self.advice = advice
         self.simulator, self.resets_itself = Simulator(simulator, setters), resets_itself
         self.parameters: Mapping[str, Parameter] = self.simulator.parameters
+        self._by_function: set[str] = set()
 
     def check(self, resolved: ResolvedConfig, owner: str) -> None:
         """Raise where a value is not for all copies, or changes when nothing can be set.
@@ -181,12 +183,14 @@ class Batch:
 
     def put(self, values: Mapping[str, Tensor], named: Collection[str]) -> None:
         """Set values, `[num_envs]` each, at once."""
-        self.simulator.set(
-            {
-                name: None if name not in named else values[name] if setter.by_copy else float(values[name][0])
-                for name, setter in self.simulator.setters.items()
-            }
-        )
+        self._by_function |= {name for name in named if isinstance(self.simulator.setters[name], Function)}
+        put: dict[str, Value | None] = {}
+        for name, setter in self.simulator.setters.items():
+            if name in named or name in self._by_function:  # a function gets its default as it gets other values
+                put[name] = values[name] if setter.by_copy else float(values[name][0])
+            else:
+                put[name] = None
+        self.simulator.set(put)
 
 
 def _same(value: Value | None, other: Value | None) -> bool:
