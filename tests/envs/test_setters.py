@@ -248,6 +248,16 @@ def test_a_reset_that_sets_the_attribute_itself_is_told():
         env.reset(config={"wind": 2.0})
 
 
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_processes_share_values_however_they_are_started(context):
+    options = {"context": context}
+    env = GymnasiumEnv("CartPole-v1", 2, vectorization="async", parameters={"length": "length"}, vector_kwargs=options)
+    for lengths in ([0.25, 0.5], [1.0, 2.0]):
+        env.reset(config={"length": lengths})
+        assert list(env.vector_env.get_attr("length")) == lengths
+    env.close()
+
+
 def test_given_vector_environments():
     sync = GymnasiumEnv(SyncVectorEnv([Echo] * 2), parameters={"wind": "wind"})
     assert torch.equal(sync.reset(config={"wind": [2.0, 3.0]})[0][:, 0], torch.tensor([2.0, 3.0]))

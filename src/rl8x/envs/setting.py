@@ -8,11 +8,14 @@ physics.
 from __future__ import annotations
 
 import math
-import multiprocessing.sharedctypes
-from collections.abc import Collection, Mapping
+import os
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Protocol
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from torch import Tensor
@@ -81,6 +84,46 @@ class Simulator:
                 )
 
 
+class SharedTable:
+    """Numbers that processes share by name, which Gymnasium can take along however it starts them.
+
+    It hands things over by cloudpickle, which `multiprocessing.Array` does not go through. The memory is released when
+    the table of the process that made it is gone.
+    """
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.length = len(values)
+        self.memory = SharedMemory(create=True, size=8 * self.length)
+        weakref.finalize(self, _release, self.memory, os.getpid())
+        self[:] = values
+
+    def __getitem__(self, rows: slice) -> list[float]:
+        values: list[float] = self._array()[rows].tolist()
+        return values
+
+    def __setitem__(self, rows: slice, values: Sequence[float]) -> None:
+        self._array()[rows] = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self.memory.name, self.length)
+
+    def _array(self) -> np.ndarray:
+        return np.frombuffer(self.memory.buf, np.float64, self.length)
+
+
+def _attached(name: str, length: int) -> SharedTable:
+    """Return the table in another process."""
+    table = SharedTable.__new__(SharedTable)
+    table.length, table.memory = length, SharedMemory(name)
+    return table
+
+
+def _release(memory: SharedMemory, maker: int) -> None:
+    if os.getpid() == maker:
+        memory.close()
+        memory.unlink()
+
+
 class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Sets a copy's parameters before each of its resets."""
 
@@ -122,7 +165,7 @@ class Copies:
     def __init__(self, setters: Mapping[str, Setter], num_envs: int, *, processes: bool) -> None:
         self.setters, size = setters, num_envs * len(setters)
         nothing = [math.nan] * size
-        self.table: Any = multiprocessing.sharedctypes.RawArray("d", nothing) if processes else nothing
+        self.table: SharedTable | list[float] = SharedTable(nothing) if processes else nothing
         self.parameters: Mapping[str, Parameter] = {}
 
     def wrapped(self, env: gymnasium.Env[Any, Any]) -> ParameterWrapper:
