@@ -169,7 +169,7 @@ def test_training_gives_the_critic_its_group_and_evaluations_leave_its_random_nu
         stats |= dict(algorithm.step()) | dict(algorithm.collect())
         assert stats["episodes/lengths/mean"] == 3.0
         assert np.isfinite(stats[f"episodes/info/{METRIC}/mean"])
-        seen.append(algorithm.buffer["obs", "actor"].clone())
+        seen.append(algorithm.buffer["obs/actor"].clone())
     assert torch.equal(*seen)
 
 

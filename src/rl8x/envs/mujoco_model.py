@@ -40,7 +40,7 @@ def model_of(simulator: Any) -> Any:
     """
     for name in ("model", "mj_model"):
         model = getattr(simulator, name, None)
-        if hasattr(model, "nbody"):
+        if isinstance(getattr(model, "body_mass", None), np.ndarray):  # mjlab has another `model` beside it
             return model
     raise ValueError(f"{type(simulator).__name__} has no MuJoCo model (`model` or `mj_model`).")
 
