@@ -108,6 +108,7 @@ class SharedTable:
         return _attached, (self.memory.name, self.length)
 
     def _array(self) -> np.ndarray:
+        assert self.memory.buf is not None
         return np.frombuffer(self.memory.buf, np.float64, self.length)
 
 
