@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x import PPOConfig
@@ -162,6 +162,7 @@ def test_what_is_set_is_what_is_recorded():
     assert env.vector_env.get_attr("g") == tuple(env.carry["parameters"]["g"].double().tolist())
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.dictionaries(st.sampled_from(list(CARTPOLE)), st.floats(0.125, 8.0, width=16)), min_size=1, max_size=6)
 )
@@ -248,13 +249,12 @@ def test_a_reset_that_sets_the_attribute_itself_is_told():
         env.reset(config={"wind": 2.0})
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_processes_share_values_however_they_are_started(context):
-    options = {"context": context}
-    env = GymnasiumEnv("CartPole-v1", 2, vectorization="async", parameters={"length": "length"}, vector_kwargs=options)
-    for lengths in ([0.25, 0.5], [1.0, 2.0]):
-        env.reset(config={"length": lengths})
-        assert list(env.vector_env.get_attr("length")) == lengths
+def test_processes_share_values_also_where_they_are_not_forked():
+    options = {"context": "spawn"}
+    env = GymnasiumEnv("CartPole-v1", 1, vectorization="async", parameters={"length": "length"}, vector_kwargs=options)
+    for length in (0.25, 2.0):
+        env.reset(config={"length": length})
+        assert env.vector_env.get_attr("length") == (length,)
     env.close()
 
 
