@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -13,9 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rl8x import PPOConfig
-from rl8x.envs import GymnasiumEnv
+from rl8x.envs import Function, GymnasiumEnv, ModelField, Scale
 from rl8x.envs.brax_env import BraxEnv
+from rl8x.envs.system_fields import SystemField
 from rl8x.envs.vmas_env import VmasEnv
+from rl8x.randomization import Choice, Grid, Uniform
 
 
 def needs(package):
@@ -44,6 +47,79 @@ def test_mujoco_through_gymnasium():
     stats = train(env, horizon=48)
     assert stats["episodes/info/reward_survive/mean"] == pytest.approx(stats["episodes/returns/mean"])
     env.close()
+
+
+def changed_hopper(tmp_path, density, friction):
+    """Make Gymnasium's Hopper of an XML file whose torso and friction are others: MuJoCo compiles it by itself."""
+    import mujoco
+
+    path = f"{gymnasium.__path__[0]}/envs/mujoco/assets/hopper.xml"
+    spec = mujoco.MjSpec.from_file(path)
+    for geom in spec.geoms:
+        geom.friction[0] *= friction
+        geom.density *= density if geom.parent.name == "torso" else 1.0
+    file = tmp_path / "hopper.xml"
+    spec.compile()
+    file.write_text(spec.to_xml())
+    return gymnasium.make("Hopper-v5", xml_file=str(file))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_masses_and_friction_of_mujoco_move_as_a_model_that_is_compiled_with_them(tmp_path, vectorization):
+    needs("mujoco")
+    torso = [ModelField(field, "torso") for field in ("body_mass", "body_inertia")]
+    parameters = {
+        "density": Scale(torso, high=10.0),
+        "friction": {"scale": {"model_field": "geom_friction", "index": 0}},
+        "foot": ModelField("geom_friction", "foot_geom", 0, low=0.1),
+        "gravity": "model.opt.gravity[2]",
+    }
+    env = GymnasiumEnv("Hopper-v5", 3, seed=4, vectorization=vectorization, parameters=parameters, time_limit=30)
+    assert (env.parameters["foot"].default, env.parameters["gravity"].default) == (2.0, -9.81)
+    assert (env.parameters["gravity"].low, env.parameters["gravity"].high) == (-np.inf, 0.0)
+    density, friction = [1.0, 2.0, 0.5], [1.0, 0.25, 1.5]
+    obs, _ = env.reset(config={"density": density, "friction": friction})
+    singles = [changed_hopper(tmp_path, *each) for each in zip(density, friction, strict=True)]
+    expected = [single.reset(seed=4 + i)[0] for i, single in enumerate(singles)]
+    np.testing.assert_allclose(obs, np.stack(expected), rtol=1e-6)
+    rng, moved = np.random.default_rng(0), []
+    for _ in range(25):
+        actions = rng.uniform(-1, 1, 3).astype(np.float32)
+        obs, rewards, terminated, _, info = env.step(torch.as_tensor(actions).repeat(3, 1))
+        for i, single in enumerate(singles):
+            expected, reward, ended, _, _ = single.step(actions)
+            np.testing.assert_allclose(info["final_obs"][i], expected, rtol=1e-4, atol=1e-5)
+            assert float(rewards[i]) == pytest.approx(reward, rel=1e-4, abs=1e-5)
+            assert bool(terminated[i]) == ended
+            if ended:
+                single.reset()
+        moved.append(info["final_obs"])
+    assert (torch.stack(moved)[-1].diff(dim=0).abs().amax(1) > 1e-2).all()  # the three are of different physics
+    # The defaults come back, bit for bit.
+    plain = GymnasiumEnv("Hopper-v5", 3, seed=9)
+    assert torch.equal(env.reset(seed=9, config={})[0], plain.reset()[0])
+    for _ in range(10):
+        actions = torch.as_tensor(rng.uniform(-1, 1, (3, 3)).astype(np.float32))
+        assert torch.equal(env.step(actions)[0], plain.step(actions)[0])
+    env.close()
+
+
+def test_names_of_mujoco_models_that_do_not_exist_are_told():
+    needs("mujoco")
+    for field, message in (
+        (
+            ModelField("body_mass", "tors"),
+            r"no body 'tors' in the model\. Did you mean 'torso'\? There are world, torso",
+        ),
+        (ModelField("body_mas", "torso"), "no field 'body_mas'. Did you mean 'body_mass'"),
+        (ModelField("geom_friction", "floor", 3), "`index` of 'geom_friction' must lie in a row of 3; got 3"),
+        (ModelField("body_mass"), "sets 5 numbers that differ, from 0 to "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GymnasiumEnv("Hopper-v5", 1, parameters={"x": field})
+    env = GymnasiumEnv("Hopper-v5", 1, parameters={"damping": ModelField("dof_damping", ["thigh_joint", "leg_joint"])})
+    env.reset(config={"damping": 3.0})
+    assert env.vector_env.envs[0].unwrapped.model.dof_damping.tolist() == [0.0, 0.0, 0.0, 3.0, 3.0, 1.0]
 
 
 def test_envpool_through_gymnasiums_api():
@@ -97,6 +173,43 @@ def test_vmas_worlds_are_whole():
     assert algorithm.collect()["episodes/lengths/mean"] == 3.0
 
 
+def test_parameters_of_vmas_are_those_of_worlds():
+    needs("vmas")
+    from vmas import make_env
+
+    def set_gravity(environment, values):
+        environment.world._gravity = torch.stack((torch.zeros_like(values), -values), -1)
+
+    parameters = {"mass": Scale("agents[0].mass"), "gravity": Function(set_gravity, default=0.05, high=1.0)}
+    options = {"n_agents": 3, "parameters": parameters, "time_limit": 4}
+    env = VmasEnv("balance", 9, seed=0, **options)
+    env.reset(seed=0, config={"gravity": Grid([0.05, 0.3, 0.9]), "mass": 2.0})
+    assert torch.equal(env.carry["parameters"]["gravity"], torch.tensor([0.05, 0.3, 0.9]).repeat(3))
+    references = []
+    for gravity in (0.05, 0.3, 0.9):
+        reference = make_env("balance", num_envs=3, device="cpu", terminated_truncated=True, seed=0, n_agents=3)
+        reference.world._gravity = torch.tensor([0.0, -gravity])
+        reference.agents[0].mass *= 2.0
+        reference.reset(seed=0)
+        references.append(reference)
+    actions = torch.linspace(-1, 1, 18).view(9, 2)
+    for _ in range(4):
+        info = env.step(actions)[4]
+        for world, reference in enumerate(references):
+            obs = reference.step([part.clone() for part in actions.view(3, 3, 2)])[0]
+            torch.testing.assert_close(info["final_obs"].view(3, 3, -1)[:, world], torch.stack(obs)[:, world])
+    with pytest.raises(ValueError, match="agents of a world share one: use a Grid of at most 3 values"):
+        env.reset(config={"gravity": Grid([0.1, 0.2, 0.3, 0.4])})
+    with pytest.raises(ValueError, match=r"must be a number for all copies: Scale\(Attribute\('agents\[0\].mass'\)\)"):
+        env.reset(config={"mass": Uniform(1.0, 2.0)})
+    env.reset(config={"gravity": Choice([0.1, 0.2, 0.3])})
+    for _ in range(9):
+        env.step(actions)
+        drawn = env.carry["parameters"]["gravity"].view(3, 3)
+        assert torch.equal(drawn, drawn[:1].expand(3, 3))
+        assert torch.equal(env.worlds.world._gravity[:, 1], -drawn[0])
+
+
 def test_a_missing_vmas_is_told(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vmas", None)
     with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[vmas\]'"):
@@ -144,6 +257,68 @@ def test_brax_through_dlpack():
     assert train(env)["episodes/lengths/mean"] <= 5.0
     algorithm = PPOConfig(num_envs=8, horizon=4, seed=0, device="cpu").build(functools.partial(BraxEnv, Walk()))
     algorithm.collect()
+
+
+def test_fields_of_a_brax_system_move_as_an_environment_made_with_them():
+    needs("brax")
+    import jax
+    from brax import envs
+
+    def lighter(system, value):
+        return system.replace(dof=system.dof.replace(damping=system.dof.damping + value))
+
+    parameters = {
+        "mass": SystemField("link.inertia.mass", "pole", unit="kg"),
+        "gravity": {"scale": {"system_field": "gravity", "index": 2}},
+        "damping": Function(lighter, default=0.0, low=0.0, high=1.0),
+    }
+    simulated = envs.get_environment("inverted_pendulum", backend="spring")
+    env = BraxEnv(simulated, 3, seed=0, time_limit=4, parameters=parameters)
+    mass = float(simulated.sys.link.inertia.mass[1])
+    assert (env.parameters["mass"].default, env.parameters["gravity"].default) == (pytest.approx(mass), 1.0)
+    config = {"mass": [1.0, mass, 9.0], "gravity": Grid([1.0, 0.5, 2.0]), "damping": 0.25}
+    env.reset(config=config)
+    states, singles = env._simulated, []
+    for i, (m, g) in enumerate([(1.0, 1.0), (mass, 0.5), (9.0, 2.0)]):
+        single = envs.get_environment("inverted_pendulum", backend="spring")
+        inertia = single.sys.link.inertia.replace(mass=single.sys.link.inertia.mass.at[1].set(m))
+        system = single.sys.replace(link=single.sys.link.replace(inertia=inertia), gravity=single.sys.gravity * g)
+        single.sys = lighter(system, 0.25)
+        singles.append((single, jax.tree.map(lambda part, row=i: part[row], states)))
+    step = jax.jit(lambda system, state, action: stepped(singles[0][0], system, state, action))
+    seen = []
+    for t in range(3):
+        actions = torch.tensor([[0.3], [-0.2], [0.1]]) * (t + 1)
+        _, rewards, _, _, info = env.step(actions)
+        for i, (single, state) in enumerate(singles):
+            state = step(single.sys, state, jax.numpy.asarray(actions[i].numpy()))
+            singles[i] = single, state
+            np.testing.assert_allclose(info["final_obs"][i], state.obs, rtol=1e-4, atol=1e-5)
+            assert float(rewards[i]) == pytest.approx(float(state.reward), rel=1e-4)
+        seen.append(info["final_obs"])
+    assert (seen[-1].diff(dim=0).abs().amax(1) > 1e-3).all()
+    # Values are arguments of the program: none is compiled for them, and episodes that begin have their own.
+    env.reset(config={"mass": Uniform(1.0, 2.0), "gravity": 0.7})
+    before = env.carry["parameters"]["mass"]
+    for t in range(5):
+        env.step(torch.zeros(3, 1))
+        assert torch.equal(env.carry["parameters"]["mass"] == before, torch.full((3,), t < 3))
+    assert (env._advance._cache_size(), env._reset._cache_size()) == (1, 1)
+    assert simulated.sys.link.inertia.mass[1] == mass
+    assert torch.equal(env.another(3, seed=0).starting_parameters(torch.empty(3, 0))["mass"], torch.full((3,), mass))
+    with pytest.raises(ValueError, match=r"no link 'pol' of the system\. Did you mean 'pole'"):
+        BraxEnv(simulated, 2, parameters={"mass": SystemField("link.inertia.mass", "pol")})
+    with pytest.raises(ValueError, match=r"no field 'inertias' of Link\. Did you mean 'inertia'"):
+        BraxEnv(simulated, 2, parameters={"mass": "link.inertias.mass"})
+
+
+def stepped(env, system, state, action):
+    """Step an environment whose system is an argument, for one compilation of several."""
+    kept, env.sys = env.sys, system
+    try:
+        return env.step(state, action)
+    finally:
+        env.sys = kept
 
 
 def test_mujoco_playground_through_dlpack():
@@ -246,8 +421,10 @@ class IsaacLike(gymnasium.Env):
     )
     single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
-    def __init__(self, compute_final_obs=False):
-        self.compute_final_obs = compute_final_obs
+    def __init__(self, **options):
+        # An older Isaac Lab has no `compute_final_obs`; later ones look at it in each step, and it is off by default.
+        self.cfg = SimpleNamespace(decimation=2, **options)
+        self.extras = {}
 
     def observation(self):
         return {"policy": self.time.unsqueeze(1).expand(4, 2), "critic": self.time.unsqueeze(1) * torch.ones(3)}
@@ -261,11 +438,12 @@ class IsaacLike(gymnasium.Env):
         self.time = self.time + 1
         terminated, truncated = self.time == torch.tensor([2, 9, 9, 9]), self.time == torch.tensor([9, 3, 4, 5])
         done = terminated | truncated
-        extras = {"log": {"Episode_Reward/track": float(self.time[done].mean())}} if done.any() else {"log": {}}
-        if self.compute_final_obs and done.any():
-            extras["final_obs"] = self.observation()  # of every copy, without a mask, only in steps that reset one
+        self.extras["log"] = {"Episode_Reward/track": float(self.time[done].mean())} if done.any() else {}
+        if getattr(self.cfg, "compute_final_obs", False) and done.any():
+            # Of every copy, without a mask; it stays there until the next step that resets one.
+            self.extras["final_obs"] = self.observation()
         self.time = torch.where(done, 0.0, self.time)
-        return self.observation(), torch.ones(4), terminated, truncated, extras
+        return self.observation(), torch.ones(4), terminated, truncated, self.extras
 
 
 def test_the_contract_of_isaac_lab():
@@ -279,8 +457,10 @@ def test_the_contract_of_isaac_lab():
     assert not env.gives_final_obs
 
 
-def test_the_final_observations_of_isaac_lab_are_taken_where_it_computes_them():
-    env = GymnasiumEnv(IsaacLike(compute_final_obs=True))
+def test_isaac_lab_is_asked_for_final_observations_and_they_are_taken():
+    simulated = IsaacLike(compute_final_obs=False)
+    env = GymnasiumEnv(simulated)
+    assert simulated.cfg.compute_final_obs
     env.reset()
     ages, ends = torch.zeros(4), 0
     for _ in range(30):
@@ -297,3 +477,26 @@ def test_the_final_observations_of_isaac_lab_are_taken_where_it_computes_them():
         warnings.simplefilter("error", RuntimeWarning)
         train(env, horizon=16, model_config={"hidden_sizes": [8], "critic_obs": ["critic"]})
     assert env.gives_final_obs
+
+
+def test_isaac_lab_must_reset_its_copies_itself():
+    with pytest.raises(ValueError, match=r"Isaac Lab must reset its copies itself; set `autoreset_mode` to SAME_STEP"):
+        GymnasiumEnv(IsaacLike(compute_final_obs=True, autoreset_mode=AutoresetMode.DISABLED))
+
+
+def test_a_parameter_of_isaac_lab_is_set_by_a_function_of_all_values():
+    class Windy(IsaacLike):
+        wind = torch.zeros(4)
+
+        def observation(self):
+            return {name: part + 100.0 * self.wind.unsqueeze(1) for name, part in super().observation().items()}
+
+    def set_wind(env, values):
+        env.wind = values.clone()
+
+    env = GymnasiumEnv(Windy(compute_final_obs=False), parameters={"wind": Function(set_wind, default=0.0)})
+    obs, _ = env.reset(config={"wind": Grid([1.0, 2.0])})
+    assert obs["policy"][:, 0].tolist() == [100.0, 200.0, 100.0, 200.0]
+    assert env.reset(config={})[0]["policy"].abs().max() == 0.0
+    with pytest.raises(ValueError, match="the simulator starts episodes within its step"):
+        env.reset(config={"wind": Uniform(0.0, 1.0)})

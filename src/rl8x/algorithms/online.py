@@ -19,8 +19,8 @@ from rl8x.algorithms.base import AlgorithmConfig, AnyEnvConfig, EnvFactory, Gene
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
 from rl8x.envs import Env, GymnasiumEnv, env_maker
-from rl8x.envs.gymnasium_env import is_vectorised
 from rl8x.envs.parameters import shown_value
+from rl8x.envs.vectorised import is_vectorised
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, reduce_horizons

@@ -19,6 +19,7 @@ from rl8x.checkpoint.tree import CheckpointError
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
+from rl8x.envs.setter import Setter
 from rl8x.importing import (
     Trust,
     UntrustedError,
@@ -90,6 +91,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, type):
         path = dotted_path(value)
         return _NOT_PLAIN if path is None else {CLASS: path}
+    if isinstance(value, Setter):
+        value = value.to_dict()
     if isinstance(value, Mapping):
         items = {key: _plain(item) for key, item in value.items()}
         has_form = all(isinstance(key, str) and item is not _NOT_PLAIN for key, item in items.items())

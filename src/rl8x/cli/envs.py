@@ -48,7 +48,8 @@ def describe(name: str) -> str:
         lines += [f"env_kwargs   {', '.join(takes)}", ""]
     env.close()
     if not env.parameters:
-        return "\n".join([*lines, "env_config can set nothing."])
+        by_name = " until env_kwargs.parameters names it (docs/simulators.md)" if isinstance(env, GymnasiumEnv) else ""
+        return "\n".join([*lines, f"env_config can set nothing{by_name}."])
     rows: list[tuple[str, ...]] = [("env_config", "default", "low", "high", "unit", "")]
     for parameter_name, parameter in env.parameters.items():
         numbers = (f"{number:g}" for number in (parameter.default, parameter.low, parameter.high))

@@ -4,11 +4,14 @@
 
 Such an environment has pure functions `reset(key)` and `step(state, action)` of one copy. Time limits and resets are
 done here, in the step that ends an episode, so that the observation before the reset is given; their own wrappers lose
-it.
+it. `parameters` replace fields of the system that the functions see, for each copy, as arguments of the one program:
+
+    BraxEnv(env, 1024, parameters={"mass": SystemField("link.inertia.mass", "torso"), "gravity": Scale("gravity")})
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import EllipsisType
 from typing import Any, ClassVar
 
@@ -18,7 +21,10 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.mujoco_model import ModelField
+from rl8x.envs.setters import Function, Scale, setters_of
 from rl8x.envs.simulator import SimulatorEnv
+from rl8x.envs.system_fields import SystemField, Systems
 from rl8x.spaces import tree_of
 
 
@@ -38,6 +44,7 @@ class BraxEnv(SimulatorEnv):
         device: torch.device | str = "cpu",
         seed: int | None = None,
         time_limit: int | EllipsisType | None = ...,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """Compile the environment for a batch.
 
@@ -47,41 +54,36 @@ class BraxEnv(SimulatorEnv):
             device: Where the tensors are wanted; JAX simulates on its own default device.
             seed: Seeds the keys.
             time_limit: Steps until truncation, None for never.
+            parameters: What `env_config` may set: names to the path of a field of the system, `SystemField`,
+                `ModelField` (of an MJX model), `Scale`, their plain forms, or a pure function `(system, value) ->
+                system` with a default, `Function(f, default=...)`.
 
         Raises:
             RuntimeError: If JAX is not installed.
+            ValueError: If there is no such field.
         """
         try:
             import jax
         except ImportError as error:
             raise RuntimeError("BraxEnv needs JAX. Install it with: pip install 'rl8x[brax]'") from error
         self.jax = jax
-        self._copied = env
+        self._copied, self._set_by = env, parameters
+        systems = Systems(setters_of(parameters or {}, (SystemField, ModelField, Scale, Function), "BraxEnv"), env)
+        self.parameters = systems.parameters
         size = env.observation_size
         self.single_observation_space = _observation_space(size)
         self.single_action_space = spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
-        reset, step = jax.vmap(env.reset), jax.vmap(env.step)
-
-        def advance(state: Any, actions: Any, over: Any, key: Any) -> tuple[Any, Any, Any]:
-            stepped = step(state, actions)
-            done = jax.numpy.logical_or(stepped.done > 0, over)
-            fresh = jax.lax.cond(done.any(), lambda: reset(jax.random.split(key, num_envs)), lambda: stepped)
-
-            def choose(new: Any, old: Any) -> Any:
-                shaped = done.reshape(done.shape + (1,) * (old.ndim - 1)) if old.ndim else done.any()
-                return jax.numpy.where(shaped, new, old)
-
-            return jax.tree.map(choose, fresh, stepped), stepped, stepped.done > 0
-
-        self._reset = jax.jit(lambda key: reset(jax.random.split(key, num_envs)))
-        self._advance = jax.jit(advance)
+        reset, step = jax.vmap(systems.applied(env.reset)), jax.vmap(systems.applied(env.step))
+        self._reset, self._advance = _programs(jax, reset, step, num_envs)
         self._simulated: Any = None
+        self._values: tuple[dict[str, Tensor], dict[str, Any]] = {}, {}
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies by a key drawn from the generator; the first observation is `[num_envs, *]`."""
-        self._simulated = self._reset(self._key())
-        return self.first_carry({}, {}), self._tensors_of(self._simulated.obs)
+        parameters = self.starting_parameters(noise)
+        self._simulated = self._reset(self._arrays_of(parameters), self._key())
+        return self.first_carry({}, parameters), self._tensors_of(self._simulated.obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the simulators by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
@@ -91,14 +93,15 @@ class BraxEnv(SimulatorEnv):
         truncated = torch.zeros_like(elapsed, dtype=torch.bool)
         if self.time_limit is not None:
             truncated = elapsed >= self.time_limit
-        given = self.jax.numpy.asarray(actions.detach().to(torch.float32).cpu().numpy())
-        over = self.jax.numpy.asarray(truncated.cpu().numpy())
-        self._simulated, stepped, ended = self._advance(self._simulated, given, over, self._key())
+        before, fresh = carry["parameters"], self.starting_parameters(noise)
+        values = self._arrays_of(before), self._arrays_of(fresh)
+        given, over = self._array_of(actions.detach().to(torch.float32)), self._array_of(truncated)
+        self._simulated, stepped, ended = self._advance(self._simulated, *values, given, over, self._key())
         rewards, terminated = self._tensors_of(stepped.reward), self._tensors_of(ended).bool()
         returns, done = carry["returns"] + rewards, terminated | truncated
         obs, final_obs = self._tensors_of(self._simulated.obs), self._tensors_of(stepped.obs)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, {})
-        return self.next_carry(done, elapsed, returns), step
+        return self.next_carry(done, elapsed, returns, self.redrawn(done, before, fresh)), step
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take over the seeding; the next call must be `reset`."""
@@ -108,11 +111,25 @@ class BraxEnv(SimulatorEnv):
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Compile the same pure functions for other copies, at most 128 by default."""
         count = num_envs or min(self.num_envs, MAX_EVAL_ENVS)
-        return type(self)(self._copied, count, device=self.device, seed=seed, time_limit=self.time_limit)
+        options: Any = {"device": self.device, "time_limit": self.time_limit, "parameters": self._set_by}
+        return type(self)(self._copied, count, seed=seed, **options)
 
     def _key(self) -> Any:
         seed = torch.randint(2**31 - 1, (), generator=self.generator, device=self.device)
         return self.jax.random.PRNGKey(int(seed))
+
+    def _array_of(self, tensor: Tensor) -> Any:
+        return self.jax.numpy.asarray(tensor.cpu().numpy())
+
+    def _arrays_of(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return parameters, `[num_envs]` each, for JAX; those that stay as they were are not copied again."""
+        tensors, arrays = self._values
+        new = {
+            name: arrays[name] if value is tensors.get(name) else self._array_of(value)
+            for name, value in parameters.items()
+        }
+        self._values = dict(parameters), new
+        return new
 
     def _tensors_of(self, arrays: Any) -> Any:
         """Return JAX arrays, or dicts of them, as tensors on the device; floats as float32."""
@@ -124,6 +141,27 @@ class BraxEnv(SimulatorEnv):
         tensor: Tensor = torch.utils.dlpack.from_dlpack(array.astype("uint8") if array.dtype == bool else array)
         dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self.device, dtype, copy=True)
+
+
+def _programs(
+    jax: Any, reset: Callable[..., Any], step: Callable[..., Any], num_envs: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Compile the reset of all copies, and a step with the resets after it; values of parameters are arguments."""
+
+    def advance(state: Any, values: Any, fresh: Any, actions: Any, over: Any, key: Any) -> tuple[Any, Any, Any]:
+        stepped = step(values, state, actions)
+        done = jax.numpy.logical_or(stepped.done > 0, over)
+        begun = jax.lax.cond(done.any(), lambda: reset(fresh, jax.random.split(key, num_envs)), lambda: stepped)
+
+        def choose(new: Any, old: Any) -> Any:
+            shaped = done.reshape(done.shape + (1,) * (old.ndim - 1)) if old.ndim else done.any()
+            chosen = jax.numpy.where(shaped, new, old)
+            # As strongly typed as what a reset gives, or the second step would be compiled anew.
+            return jax.lax.convert_element_type(chosen, chosen.dtype) if chosen.weak_type else chosen
+
+        return jax.tree.map(choose, begun, stepped), stepped, stepped.done > 0
+
+    return jax.jit(lambda values, key: reset(values, jax.random.split(key, num_envs))), jax.jit(advance)
 
 
 def _observation_space(size: Any) -> Any:

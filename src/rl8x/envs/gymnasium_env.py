@@ -4,6 +4,7 @@
     GymnasiumEnv("LunarLander-v3", num_envs=16, vectorization="async") # one process a copy
     GymnasiumEnv(lambda: MyWrapper(gymnasium.make("Ant-v5")), num_envs=16)
     GymnasiumEnv(my_vector_env)                                        # any gymnasium.vector.VectorEnv, in its own mode
+    GymnasiumEnv("Ant-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})    # for `env_config`
 
 Such an environment has a state of its own, so that nothing of it is compiled or captured, and no snapshot of it can be
 taken: after `load_state_dict` it starts new episodes.
@@ -11,33 +12,36 @@ taken: after `load_state_dict` it starts new episodes.
 
 from __future__ import annotations
 
-import functools
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any
 
-import gymnasium
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.mujoco_model import ModelField
+from rl8x.envs.parameters import EnvConfig, ResolvedConfig
+from rl8x.envs.setters import Attribute, Function, Scale, setters_of
+from rl8x.envs.setting import Batch, Copies, Setting
 from rl8x.envs.simulator import SimulatorEnv
-from rl8x.names import did_you_mean
+from rl8x.envs.vectorised import (
+    Source,
+    ask_for_final_obs,
+    is_vectorised,
+    own_kwargs,
+    single_copies,
+    spec_of,
+    time_limit_of,
+    vectorised,
+)
 from rl8x.spaces import check_supported, element_of, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map
-
-Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
-_VECTORIZATIONS: Final = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
-"""Our names and Gymnasium's."""
-# What `gymnasium.make_vec` keeps among the arguments of a spec
-_OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -59,6 +63,7 @@ class GymnasiumEnv(SimulatorEnv):
         time_limit: int | EllipsisType | None = ...,
         vectorization: str = "sync",
         metrics: str | Sequence[str] | Mapping[str, str] = "auto",
+        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Make the copies, or take them over; `close` closes them either way.
@@ -73,16 +78,20 @@ class GymnasiumEnv(SimulatorEnv):
             vectorization: "sync", "async" (a process each), or "vector" (the id's own vectorised form).
             metrics: Values of `info` to average over episodes, as `EpisodeMetrics` takes them; "auto" is `success` and
                 `is_success` at the episode's end.
+            parameters: What `env_config` may set: names to an attribute's path, `Attribute`, `ModelField` (of MuJoCo),
+                `Scale`, a function `(unwrapped env, value) -> None`, or the plain forms of the first three.
             **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
         """
+        self._setters = setters_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
         self._made_from: tuple[Source, dict[str, Any]] | None = None
         if not is_vectorised(env):
             options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
-            self._made_from = env, {**options, **kwargs}
+            self._made_from = env, {**options, "parameters": parameters, **kwargs}
         self._kwargs = dict(kwargs)
-        self.vector_env = _vectorised(env, num_envs, time_limit, vectorization, kwargs)
+        copies = Copies(self._setters, num_envs or 0, processes=vectorization == "async") if self._setters else None
+        self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs, copies)
         self._vectorization = vectorization if self._made_from else type(env).__name__
         self._source = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
         default = AutoresetMode.NEXT_STEP if isinstance(self.vector_env, VectorEnv) else AutoresetMode.SAME_STEP
@@ -91,6 +100,7 @@ class GymnasiumEnv(SimulatorEnv):
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
+        ask_for_final_obs(self.vector_env)
         self._source_action_space = self.vector_env.single_action_space
         self._must_reset = True
         self._takes_tensors = False
@@ -99,7 +109,9 @@ class GymnasiumEnv(SimulatorEnv):
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
             self.single_observation_space = map_spaces(self.vector_env.single_observation_space, _float32)
             self.single_action_space = map_spaces(self._source_action_space, _policy_space)
-            limit = _time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
+            self._setting = self._settle(copies)
+            self.parameters = {} if self._setting is None else self._setting.parameters
+            limit = time_limit_of(self.vector_env) if isinstance(time_limit, EllipsisType) else time_limit
             super().__init__(self.vector_env.num_envs, device=device, seed=seed, time_limit=limit)
         except BaseException:
             self.vector_env.close()
@@ -109,28 +121,72 @@ class GymnasiumEnv(SimulatorEnv):
     @property
     def params(self) -> dict[str, Any]:
         """Its id, or the name of what makes it; how its copies are stepped, and what they were made with."""
-        spec = _spec_of(self.vector_env)
+        spec = spec_of(self.vector_env)
         source = self._source if spec is None else spec.id
-        return {"id": source, "vectorization": self._vectorization, "kwargs": _own_kwargs(spec) | self._kwargs}
+        set_by = {"parameters": {name: str(setter) for name, setter in self._setters.items()}} if self._setters else {}
+        return {
+            "id": source,
+            "vectorization": self._vectorization,
+            "kwargs": own_kwargs(spec) | self._kwargs,
+            **set_by,
+        }
+
+    def _settle(self, copies: Copies | None) -> Setting | None:
+        """Find where parameters are set: in copies that are environments of their own, or in what steps all of them."""
+        if copies is None:
+            return None
+        inner = self.vector_env.unwrapped
+        if isinstance(inner, AsyncVectorEnv) and self._made_from is None:
+            raise ValueError(
+                "GymnasiumEnv: the processes of an AsyncVectorEnv run already, and cannot be told of `parameters`. "
+                "Give the id or function that makes a copy, with vectorization='async'."
+            )
+        if isinstance(inner, SyncVectorEnv) and self._made_from is None:
+            copies = Copies(self._setters, self.vector_env.num_envs, processes=False)
+        if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
+            copies.adopt(self.vector_env)
+            return copies
+        advice = "Set what has a row for each copy, or let GymnasiumEnv make the copies ('sync' or 'async')."
+        resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
+        return Batch(self._setters, inner, resets_itself=resets_itself, advice=advice)
+
+    def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
+        """Check an `env_config`, also whether the simulator can be set so."""
+        resolved = super()._resolve(config, called, copies)
+        if self._setting is not None:
+            self._setting.check(resolved, f"{type(self).__name__}: {called}")
+        return resolved
+
+    def _put(self, parameters: Mapping[str, Tensor]) -> None:
+        """Have the episodes that start next under these values, `[num_envs]` each."""
+        if self._setting is not None:
+            self._setting.put(parameters, self._config.given)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all copies, copy i with seed + i after `set_seed`; the first observation is `[num_envs, *]`."""
+        parameters = self.starting_parameters(noise)
+        self._put(parameters)
         obs, _ = self.vector_env.reset(seed=self.next_seed)
         self.next_seed, self._must_reset = None, False
         self._takes_tensors = isinstance(first_tensor(tree_of(obs, lambda part: part)), Tensor)
         masked = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        return self.first_carry({}, {}) | {"masked": masked, "metrics": {}}, self._observation(obs)
+        return self.first_carry({}, parameters) | {"masked": masked, "metrics": {}}, self._observation(obs)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Step the simulators by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
         if self._must_reset:
             raise RuntimeError(f"{type(self).__name__}: call reset() first, also after load_state_dict().")
+        masked, parameters, fresh = carry["masked"], carry["parameters"], self.starting_parameters(noise)
+        if self.autoreset_mode == AutoresetMode.NEXT_STEP:
+            parameters = self.redrawn(masked, parameters, fresh)
+            self._put(parameters)
+        elif self.autoreset_mode == AutoresetMode.SAME_STEP:
+            self._put(fresh)  # whoever ends takes them over within the step
         raw_actions = element_of(self._source_action_space, actions, self._raw_actions)
         raw_obs, raw_rewards, raw_terminated, raw_truncated, info = self.vector_env.step(raw_actions)
         obs = self._observation(raw_obs)
         rewards = self._tensor(raw_rewards).to(torch.float32)
         terminated, truncated = self._tensor(raw_terminated).bool(), self._tensor(raw_truncated).bool()
-        masked = carry["masked"]
         done = terminated | truncated
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
@@ -142,14 +198,19 @@ class GymnasiumEnv(SimulatorEnv):
             returns, elapsed = returns.masked_fill(masked, 0.0), elapsed.masked_fill(masked, 0)
             masked = done
         elif bool(done.any()):
-            obs, final_obs = self._reset_done(obs, done, info)
+            parameters = self.redrawn(done, parameters, fresh)
+            obs, final_obs = self._reset_done(obs, done, info, parameters)
         values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, valid, values)
-        return self.next_carry(done, elapsed, returns) | {"masked": masked, "metrics": metrics}, step
+        carry = self.next_carry(done, elapsed, returns, parameters)
+        return carry | {"masked": masked, "metrics": metrics}, step
 
-    def _reset_done(self, obs: Observation, done: Tensor, info: Mapping[str, Any]) -> tuple[Observation, Observation]:
+    def _reset_done(
+        self, obs: Observation, done: Tensor, info: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    ) -> tuple[Observation, Observation]:
         """Return the observations after and before the reset of the copies whose episode ended."""
         if self.autoreset_mode == AutoresetMode.DISABLED:
+            self._put(parameters)
             fresh, _ = self.vector_env.reset(options={"reset_mask": done.cpu().numpy()})
             return where_rows(done, self._observation(fresh), obs), obs
         final = info.get("final_obs", info.get("final_observation"))
@@ -213,7 +274,7 @@ class GymnasiumEnv(SimulatorEnv):
         except Exception:  # whatever a simulator raises of which there can be one only
             return None
         # A function that returns the same environment each time makes nothing that may be played in beside this.
-        shared = _single_copies(self.vector_env) & _single_copies(twin.vector_env)
+        shared = single_copies(self.vector_env) & single_copies(twin.vector_env)
         return None if shared else twin
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -267,95 +328,3 @@ def _write_row(dense: Any, row: int, value: Any) -> None:
             _write_row(target, row, value[key] if isinstance(value, Mapping) else value[int(key)])
     else:
         dense[row] = torch.as_tensor(value, dtype=dense.dtype)
-
-
-def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
-    """Say whether something steps many copies: a `VectorEnv`, or what has its attributes, as Isaac Lab has."""
-    names = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
-    return isinstance(env, VectorEnv) or (not isinstance(env, type) and all(hasattr(env, name) for name in names))
-
-
-def _vectorised(
-    env: Source, num_envs: int | None, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
-) -> VectorEnv[Any, Any, Any]:
-    """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them.
-
-    Raises:
-        ValueError: If an argument does not fit what was given, or no such id is registered.
-        TypeError: If it is nothing that environments are made of.
-    """
-    if is_vectorised(env):
-        if num_envs not in (None, env.num_envs):
-            raise ValueError(
-                f"GymnasiumEnv: the vector environment has {env.num_envs} copies; got num_envs={num_envs}."
-            )
-        if kwargs or not isinstance(time_limit, EllipsisType):
-            given = ", ".join([*kwargs, *([] if isinstance(time_limit, EllipsisType) else ["time_limit"])])
-            raise ValueError(f"GymnasiumEnv: a vector environment is taken as it is; set {given} where it is made.")
-        return env
-    if num_envs is None or num_envs < 1:
-        raise ValueError(f"GymnasiumEnv: num_envs must be at least 1; got {num_envs}.")
-    if vectorization not in _VECTORIZATIONS:
-        known = ", ".join(map(repr, _VECTORIZATIONS))
-        raise ValueError(f"GymnasiumEnv: vectorization must be one of {known}; got {vectorization!r}.")
-    if vectorization != "vector":
-        vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.get("vector_kwargs", {})}
-        kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
-    if isinstance(env, str):
-        return _from_id(env, num_envs, time_limit, vectorization, kwargs)
-    if not callable(env):
-        raise TypeError(
-            f"GymnasiumEnv: env must be an id, a function that makes an environment, or a VectorEnv; got {env!r}."
-        )
-    if vectorization == "vector":
-        raise ValueError("GymnasiumEnv: a function makes one copy at a time; vectorization must be 'sync' or 'async'.")
-    vector_kwargs = kwargs.pop("vector_kwargs")
-    make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit)
-    kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
-    return kind([make_one] * num_envs, **vector_kwargs)
-
-
-def _single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
-    """Identify the copies that a vector environment steps in this process."""
-    return {id(copy.unwrapped) for copy in getattr(vector_env, "envs", ())}
-
-
-def _spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
-    """Return the spec that the copies were made by, None where they were not made by an id."""
-    copies = getattr(vector_env, "envs", None)
-    return copies[0].spec if copies else vector_env.spec
-
-
-def _own_kwargs(spec: Any) -> dict[str, Any]:
-    """Return what a spec says a copy was made with, without what `gymnasium.make_vec` adds; None says nothing."""
-    return {} if spec is None else {name: v for name, v in spec.kwargs.items() if name not in _OF_MAKE_VEC}
-
-
-def _time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
-    """Return the time limit that the copies have, as far as they say."""
-    limit = getattr(_spec_of(vector_env), "max_episode_steps", None)
-    limit = getattr(vector_env.spec, "kwargs", {}).get("max_episode_steps", limit)
-    return limit if limit is not None and 0 < limit < sys.maxsize else None
-
-
-def _limited(make_one: Callable[[], gymnasium.Env[Any, Any]], time_limit: int | EllipsisType | None) -> Any:
-    """Make one copy, with a time limit of ours where one is given."""
-    env = make_one()
-    return TimeLimit(env, time_limit) if isinstance(time_limit, int) else env
-
-
-def _from_id(
-    name: str, num_envs: int, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
-) -> VectorEnv[Any, Any, Any]:
-    """Make a registered environment, or say which ids are near."""
-    if not isinstance(time_limit, EllipsisType):
-        never = sys.maxsize if vectorization == "vector" else -1
-        kwargs = {**kwargs, "max_episode_steps": never if time_limit is None else time_limit}
-    try:
-        return gymnasium.make_vec(name, num_envs, vectorization_mode=_VECTORIZATIONS[vectorization], **kwargs)
-    except gymnasium.error.Error as error:
-        # Gymnasium says well what is missing and the like; a malformed id is a plain Error there.
-        if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
-            raise ValueError(f"{name!r} cannot be made: {error}") from error
-        hint = did_you_mean(name, gymnasium.registry, most=3, cutoff=0.5, show=str)
-        raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}") from error

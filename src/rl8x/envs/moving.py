@@ -26,7 +26,7 @@ class MovesParameters:
 
     gives_sources: ClassVar[bool] = True
     """Whether `Step.sources` says of each episode how its parameters were drawn."""
-    parameters: ClassVar[Mapping[str, Parameter]] = {}
+    parameters: Mapping[str, Parameter] = {}
     """What `env_config` may set."""
     carry: Carry | None
     generator: torch.Generator

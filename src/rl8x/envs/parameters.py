@@ -289,7 +289,7 @@ def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
 def _check_bounds(numbers: Tensor, parameter: Parameter) -> None:
     """Raise where a value is not finite or not within the bounds."""
     # float32 rounding of a legal bound, given as a tensor, must not make it illegal.
-    slack = 1e-6 * max(abs(parameter.low), abs(parameter.high)) if math.isfinite(parameter.high) else 0.0
+    slack = 1e-6 * max((abs(bound) for bound in (parameter.low, parameter.high) if math.isfinite(bound)), default=0.0)
     legal = (numbers >= parameter.low - slack) & (numbers <= parameter.high + slack) & numbers.isfinite()
     if not bool(legal.all()):
         worst = float(numbers.reshape(-1)[int(legal.reshape(-1).logical_not().nonzero()[0])])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rl8x.envs.base import Carry, Env
@@ -33,7 +35,18 @@ class SimulatorEnv(Env):
         return super().state_dict() | {"carry": None}
 
     @staticmethod
-    def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor) -> Carry:
-        """Return the carry after a step, by where an episode ended, its steps and its rewards so far, `[num_envs]`."""
+    def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
+        """Return the carry after a step, by where an episode ended, its steps and its rewards so far, `[num_envs]`.
+
+        `parameters` are those of the episodes that go on or have begun, `[num_envs]` each.
+        """
         elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
-        return {"state": {}, "parameters": {}, "elapsed": elapsed, "returns": returns}
+        return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+
+    @staticmethod
+    def redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return parameters, the fresh ones where an episode has begun, `[num_envs]` each."""
+        return {
+            name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
+            for name, value in fresh.items()
+        }

@@ -3,12 +3,13 @@
     VmasEnv("balance", num_envs=768)                       # 256 worlds of 3 agents
 
 An agent of a world is a copy. Whatever ends the world ends the episodes of all its agents, and the world is reset in
-the same step; the observation before the reset is given. Needs the extra `vmas`.
+the same step; the observation before the reset is given. Needs the extra `vmas`. A parameter is one of a world: its
+agents share the value, and values run over worlds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any, ClassVar
 
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.parameters import EnvConfig, ResolvedConfig
+from rl8x.envs.setters import Attribute, Function, Scale, setters_of
+from rl8x.envs.setting import Batch
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.spaces import check_supported
 
@@ -39,6 +43,7 @@ class VmasEnv(SimulatorEnv):
         seed: int | None = None,
         time_limit: int | EllipsisType | None = ...,
         metrics: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Make the worlds.
@@ -50,6 +55,9 @@ class VmasEnv(SimulatorEnv):
             seed: Seeds VMAS; None draws one.
             time_limit: Steps until truncation, None for never; 200 where it is left out.
             metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
+            parameters: What `env_config` may set: names to the path of an attribute of VMAS's environment, such as
+                `agents[0].mass`, `Attribute`, `Scale`, a function `(environment, values [num_worlds]) -> None`, or
+                the plain forms of the first two.
             **kwargs: For `vmas.make_env`, and through it for the scenario.
 
         Raises:
@@ -79,18 +87,24 @@ class VmasEnv(SimulatorEnv):
         check_supported(self.single_action_space, "VmasEnv.single_action_space")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
-        self._made_from = scenario, {"metrics": metrics, **kwargs}
-        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
+        self._made_from = scenario, {"metrics": metrics, "parameters": parameters, **kwargs}
         self.worlds = make_env(
             scenario, num_envs=self.num_worlds, device=str(device), terminated_truncated=True, **kwargs
         )
+        setters = setters_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
+        advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
+        self._setting = Batch(setters, self.worlds, resets_itself=False, advice=advice)
+        self.parameters = self._setting.parameters
+        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
 
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Reset all worlds; the first observation is `[num_envs, *]`."""
+        parameters = self.starting_parameters(noise)
+        self._put(parameters)
         seed = None if self.next_seed is None else self.next_seed % 2**32  # more it does not take
         obs = self.worlds.reset(seed=seed)
         self.next_seed = None
-        return self.first_carry({}, {}) | {"metrics": {}}, self._joined(obs)
+        return self.first_carry({}, parameters) | {"metrics": {}}, self._joined(obs)
 
     def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
         """Step the worlds by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
@@ -107,6 +121,8 @@ class VmasEnv(SimulatorEnv):
         metrics = self.episode_metrics.update(carry["metrics"], info, None, torch.ones_like(done))
         final_obs = next_obs = self._joined(obs)
         over = done[: self.num_worlds].nonzero().squeeze(1).tolist()
+        parameters = self.redrawn(done, carry["parameters"], self.starting_parameters(noise))
+        self._put(parameters)
         for world in over:
             self.worlds.reset_at(world, return_observations=False)
         if over:
@@ -114,7 +130,36 @@ class VmasEnv(SimulatorEnv):
         values = self.episode_metrics.values(metrics)
         step = Step(next_obs, self._joined(rewards), terminated, truncated, final_obs, returns, elapsed, None, values)
         metrics = self.episode_metrics.restarted(metrics, done)
-        return self.next_carry(done, elapsed, returns) | {"metrics": metrics}, step
+        return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
+
+    def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
+        """Return the parameters of episodes that start now, `[num_envs]` each: those of a world's first agent."""
+        fixed = self._config.fixed
+        starting = super().starting_parameters(noise)
+        return {name: value if name in fixed else self._of_worlds(value) for name, value in starting.items()}
+
+    def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
+        """Check an `env_config`, whose values run over worlds."""
+        resolved = super()._resolve(config, called, copies)
+        for name, value in resolved.fixed.items():
+            shared, given = self._of_worlds(value), resolved.given.get(name)
+            values = given.get("grid", ()) if isinstance(given, Mapping) else ()
+            if len(values) > self.num_worlds or (isinstance(given, list) and not torch.equal(shared, value)):
+                raise ValueError(
+                    f"VmasEnv: {called}[{name!r}] has values for {len(value)} copies, but agents of a world share one: "
+                    f"use a Grid of at most {self.num_worlds} values, one for each world."
+                )
+            resolved.fixed[name] = shared if values else value
+        self._setting.check(resolved, f"VmasEnv: {called}")
+        return resolved
+
+    def _of_worlds(self, values: Tensor) -> Tensor:
+        """Return values, `[num_envs]`, with that of its first agent for all agents of a world."""
+        return values[: self.num_worlds].repeat(self.num_agents)
+
+    def _put(self, parameters: Mapping[str, Tensor]) -> None:
+        worlds = {name: value[: self.num_worlds] for name, value in parameters.items()}
+        self._setting.put(worlds, self._config.given)
 
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make other worlds of a scenario that VMAS knows by name, at most 128 copies by default."""

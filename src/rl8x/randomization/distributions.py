@@ -215,9 +215,8 @@ class Normal(ParameterDistribution):
         """Return the same distribution, clipped to the parameter's bounds where it has none of its own."""
         if not low <= self.mean <= high:
             raise ValueError(f"{self!r}: its mean lies outside of the parameter's bounds [{low:g}, {high:g}].")
-        return dataclasses.replace(
-            self, low=low if self.low is None else self.low, high=high if self.high is None else self.high
-        )
+        legal = {name: bound for name, bound in (("low", low), ("high", high)) if math.isfinite(bound)}
+        return dataclasses.replace(self, **{name: b for name, b in legal.items() if getattr(self, name) is None})
 
     def draw(self, noise: Tensor) -> Tensor:
         """Return `mean + std * inverse_normal_cdf(noise)`, clipped, `[num_envs]`."""

@@ -1,0 +1,221 @@
+"""mjlab, Isaac Lab's API on MuJoCo Warp, as an rl8x environment.
+
+    MjlabEnv("Mjlab-Cartpole-Balance", num_envs=1024, device="cuda", parameters={"gear": "randomize_gear"})
+
+Its own reset within a step is turned off: copies are reset here, in the step that ends their episode, so that the
+observation before the reset is given and new values of parameters are there for it. Needs the extra `mjlab`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.metadata
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import EllipsisType
+from typing import Any, ClassVar, Final
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.episode_metrics import EpisodeMetrics
+from rl8x.envs.mjlab_events import Event, Events
+from rl8x.envs.mujoco_model import ModelField
+from rl8x.envs.setters import Scale, setters_of
+from rl8x.envs.simulator import SimulatorEnv
+from rl8x.names import unknown_name
+from rl8x.spaces import tree_of, where_rows
+
+_OLDEST: Final = (1, 6)
+"""The release whose partial resets leave the other copies alone (its pull requests 1139 and 1141)."""
+_NEVER_S: Final = 1e9
+
+
+class MjlabEnv(SimulatorEnv):
+    """Copies of an mjlab task, which simulates all of them at once.
+
+    The observation has the groups `actor` and `critic` where the task has both; `model_config={"critic_obs":
+    ["critic"]}` keeps the latter from the policy. Of mjlab's random numbers those of torch are this environment's own.
+    """
+
+    default_time_limit: ClassVar[int | None] = None
+
+    def __init__(
+        self,
+        task: Any,
+        num_envs: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        time_limit: int | EllipsisType | None = ...,
+        metrics: str | Sequence[str] | Mapping[str, str] = (),
+        groups: Sequence[str] = ("actor", "critic"),
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make the copies.
+
+        Args:
+            task: A registered task, or a `ManagerBasedRlEnvCfg`, of which a copy is taken.
+            num_envs: Copies.
+            device: Where they are simulated.
+            seed: Seeds the task; None draws one.
+            time_limit: Steps until its time-out, None for never; by default its `episode_length_s`.
+            metrics: Values of `extras` to average over the episodes that end, as `EpisodeMetrics` takes them, such as
+                `log/Episode_Reward/upright`.
+            groups: The groups of observations to take, where the task has them.
+            parameters: What `env_config` may set: names to an event term's name or `Event`, `ModelField`, `Scale` of
+                one, or their plain forms.
+
+        Raises:
+            RuntimeError: If mjlab is not installed, or too old.
+            ValueError: If there is no such task, group, event or field.
+        """
+        _check_version()
+        from mjlab.envs import ManagerBasedRlEnv
+
+        self._made_from: tuple[Any, dict[str, Any]] = (
+            task,
+            {"metrics": metrics, "groups": groups, "parameters": parameters},
+        )
+        config = _config_of(task)
+        config.scene.num_envs, config.auto_reset, config.seed = num_envs, False, None
+        step_s = config.sim.mujoco.timestep * config.decimation
+        if not isinstance(time_limit, EllipsisType):
+            # Half a step less, against rounding: mjlab takes the next whole number.
+            config.episode_length_s = _NEVER_S if time_limit is None else (time_limit - 0.5) * step_s
+        self._events = Events(setters_of(parameters or {}, (Event, ModelField, Scale), "MjlabEnv"), config)
+        self._random_state: Tensor | None = None
+        self.episode_metrics = EpisodeMetrics(metrics)
+        self.metric_names = self.episode_metrics.names
+        with self._own_random(device):
+            self.simulator = ManagerBasedRlEnv(config, device=str(device))
+        self.parameters = self._events.parameters(self.simulator.sim)
+        offered = self.simulator.single_observation_space.spaces
+        self._groups = [name for name in groups if name in offered]
+        if not self._groups:
+            raise ValueError(f"MjlabEnv: the task has no group {' or '.join(groups)}; there are {', '.join(offered)}.")
+        seen = spaces.Dict({name: _gymnasium_space(offered[name]) for name in self._groups})
+        self.single_observation_space = seen if len(self._groups) > 1 else seen[self._groups[0]]
+        self.single_action_space = _gymnasium_space(self.simulator.single_action_space)
+        steps = math.ceil(config.episode_length_s / step_s)
+        limit = steps if config.episode_length_s < _NEVER_S else None
+        super().__init__(num_envs, device=device, seed=seed, time_limit=limit)
+        self._must_reset = True
+
+    def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
+        """Reset all copies; the first observation is `[num_envs, *]`."""
+        parameters = self.starting_parameters(noise)
+        everyone = torch.arange(self.num_envs, device=self.device)
+        obs, _ = self._reset(everyone, parameters, self.next_seed)
+        self.next_seed, self._must_reset = None, False
+        return self.first_carry({}, parameters) | {"metrics": {}}, obs
+
+    def advance(self, carry: Carry, actions: Any, noise: Tensor) -> tuple[Carry, Step]:
+        """Step the copies by actions `[num_envs, size]`, which changes them: not pure, unlike the base class's."""
+        if self._must_reset:
+            raise RuntimeError("MjlabEnv: call reset() first, also after load_state_dict().")
+        with self._own_random(self.device):
+            raw_obs, raw_rewards, ended, timed_out, extras = self.simulator.step(actions.detach())
+        final_obs = obs = self._observation(raw_obs)
+        rewards, terminated, truncated = raw_rewards.to(torch.float32, copy=True), ended.clone(), timed_out.clone()
+        if self.simulator.cfg.is_finite_horizon:  # the task says that nothing comes after its end
+            terminated, truncated = terminated | truncated, torch.zeros_like(truncated)
+        done, parameters, log = terminated | truncated, carry["parameters"], dict(extras["log"])
+        if bool(done.any()):
+            parameters = self.redrawn(done, parameters, self.starting_parameters(noise))
+            fresh, reset_log = self._reset(done.nonzero().squeeze(1), parameters, None)
+            # Its noise is drawn anew for every copy: those that go on keep what the step gave.
+            obs, log = where_rows(done, fresh, obs), log | reset_log
+        everyone = torch.ones_like(done)
+        metrics = self.episode_metrics.update(carry["metrics"], {**extras, "log": log}, None, everyone)
+        returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
+        values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
+        step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)
+        return self.next_carry(done, elapsed, returns, parameters) | {"metrics": metrics}, step
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Take over the seeding; the next call must be `reset`, whose seed the restored generator draws."""
+        super().load_state_dict(state_dict)
+        self.next_seed = int(torch.randint(2**31, (), generator=self.generator, device=self.device))
+        self._must_reset = True
+
+    def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
+        """Make the task again, at most 128 copies by default."""
+        task, options = self._made_from
+        count = num_envs or min(self.num_envs, MAX_EVAL_ENVS)
+        return type(self)(task, count, device=self.device, seed=seed, time_limit=self.time_limit, **options)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the task."""
+        self.simulator.close()
+
+    def _reset(
+        self, copies: Tensor, parameters: Mapping[str, Tensor], seed: int | None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Reset some copies under parameters `[num_envs]` each; return all observations and what they logged."""
+        self._events.begin(copies, parameters)
+        with self._own_random(self.device):
+            obs, extras = self.simulator.reset(seed=seed, env_ids=copies)
+        return self._observation(obs), dict(extras["log"])
+
+    @contextlib.contextmanager
+    def _own_random(self, device: torch.device | str) -> Iterator[None]:
+        """Let mjlab draw from torch's global generators as if they were its own, which evaluations have too."""
+        device = torch.device(device)
+        cuda = device.type == "cuda"
+        read = torch.cuda.get_rng_state if cuda else torch.get_rng_state
+        with torch.random.fork_rng(devices=[device] if cuda else []):
+            if self._random_state is not None:
+                torch.cuda.set_rng_state(self._random_state) if cuda else torch.set_rng_state(self._random_state)
+            yield
+            self._random_state = read()
+
+    def _observation(self, raw: Mapping[str, Any]) -> Observation:
+        """Copy the groups that are taken to tensors, one of them by itself; floats as float32."""
+        groups = {name: tree_of(raw[name], _copied) for name in self._groups}
+        return groups if len(groups) > 1 else groups[self._groups[0]]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+def _check_version() -> None:
+    """Raise where mjlab is not there, or its partial resets still disturb other copies.
+
+    Raises:
+        RuntimeError: If so.
+    """
+    try:
+        version = importlib.metadata.version("mjlab")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise RuntimeError("MjlabEnv needs mjlab. Install it with: pip install 'rl8x[mjlab]'") from error
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise RuntimeError(
+            f"MjlabEnv needs mjlab {oldest} or newer, in which resetting some copies leaves the others alone; this is "
+            f"{version}. Install it with: pip install -U 'rl8x[mjlab]'"
+        )
+
+
+def _config_of(task: Any) -> Any:
+    """Return a config of a task's own, by its registered name or from a config."""
+    if not isinstance(task, str):
+        return copy.deepcopy(task)
+    from mjlab.tasks.registry import list_tasks, load_env_cfg
+
+    if task not in list_tasks():
+        raise ValueError(f"MjlabEnv: {unknown_name('task', task, list_tasks())}")
+    return load_env_cfg(task)
+
+
+def _gymnasium_space(space: Any) -> Any:
+    """Return one of mjlab's spaces as Gymnasium's, floats as float32."""
+    if hasattr(space, "spaces"):
+        return spaces.Dict({name: _gymnasium_space(part) for name, part in space.spaces.items()})
+    low, high = (np.broadcast_to(np.asarray(bound, space.dtype), space.shape) for bound in (space.low, space.high))
+    return spaces.Box(low, high, space.shape, np.dtype(space.dtype).type)

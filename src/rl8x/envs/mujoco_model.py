@@ -1,0 +1,126 @@
+"""Fields of MuJoCo models: where a simulator keeps its model, which rows belong to a name, and how they are set."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from rl8x.envs.setter import Setter, Value
+from rl8x.names import did_you_mean
+
+# First part of a field's name: the accessor of what it belongs to, and how many there are
+_OWNERS: Final = {
+    "body": ("body", "nbody"),
+    "geom": ("geom", "ngeom"),
+    "site": ("site", "nsite"),
+    "jnt": ("joint", "njnt"),
+    "dof": ("joint", "njnt"),
+    "actuator": ("actuator", "nu"),
+    "tendon": ("tendon", "ntendon"),
+    "cam": ("camera", "ncam"),
+    "light": ("light", "nlight"),
+    "mat": ("material", "nmat"),
+    "eq": ("equality", "neq"),
+    "pair": ("pair", "npair"),
+    "sensor": ("sensor", "nsensor"),
+}
+_DOFS: Final = (6, 3, 1, 1)
+"""Degrees of freedom of the kinds of joints: free, ball, slide, hinge."""
+
+
+def model_of(simulator: Any) -> Any:
+    """Return a simulator's `mujoco.MjModel`, which it has as `model` or `mj_model`.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    for name in ("model", "mj_model"):
+        model = getattr(simulator, name, None)
+        if isinstance(getattr(model, "body_mass", None), np.ndarray):  # mjlab has another `model` beside it
+            return model
+    raise ValueError(f"{type(simulator).__name__} has no MuJoCo model (`model` or `mj_model`).")
+
+
+def rows_of(model: Any, field: str, names: str | Sequence[str]) -> list[int]:
+    """Return the rows of a field that belong to names, of a joint's degrees of freedom all.
+
+    Raises:
+        ValueError: If there is no such name, or the field has no names.
+    """
+    prefix = field.partition("_")[0]
+    if prefix not in _OWNERS:
+        raise ValueError(f"the rows of {field!r} have no names; leave `of` out.")
+    accessor, count = _OWNERS[prefix]
+    known = {getattr(model, accessor)(i).name: i for i in range(getattr(model, count))}
+    rows: list[int] = []
+    for name in [names] if isinstance(names, str) else names:
+        if name not in known:
+            legal = [each for each in known if each]
+            raise ValueError(
+                f"the model has no {accessor} {name!r}.{did_you_mean(name, legal)} There are {', '.join(legal)}."
+            )
+        row = known[name]
+        if prefix == "dof":
+            first = int(model.jnt_dofadr[row])
+            rows += range(first, first + _DOFS[int(model.jnt_type[row])])
+        else:
+            rows.append(row)
+    return rows
+
+
+def derive_constants(simulator: Any) -> None:
+    """Compute what MuJoCo derives from a model's fields; the simulator's data must be reset after it."""
+    sys.modules["mujoco"].mj_setConst(model_of(simulator), simulator.data)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelField(Setter):
+    """A field of a MuJoCo model, of bodies, geoms, joints and so on by their names.
+
+    What MuJoCo derives from masses, inertias and positions is computed anew (`mj_setConst`). The inertia of a body is
+    a field of its own: `Scale([ModelField("body_mass", "torso"), ModelField("body_inertia", "torso")])`.
+
+    Attributes:
+        field: Its name in `mjModel`, such as `body_mass`, `geom_friction` or `dof_damping` (by the joint's name).
+        of: The name, or the names, whose rows are set; None for all.
+        index: The number within a row, such as 0 for sliding in `geom_friction`; None for all.
+    """
+
+    kind: ClassVar[str] = "model_field"
+    field: str
+    of: str | Sequence[str] | None = None
+    index: int | None = None
+
+    def read(self, simulator: Any) -> Any:
+        """Return a copy of the field's elements."""
+        model = model_of(simulator)
+        array = getattr(model, self.field, None)
+        if not isinstance(array, np.ndarray):
+            legal = [name for name in dir(model) if name.startswith(self.field.partition("_")[0] + "_")]
+            raise ValueError(f"a MuJoCo model has no field {self.field!r}.{did_you_mean(self.field, legal)}")
+        return array[self.where(model)].copy()
+
+    def where(self, model: Any) -> Any:
+        """Return the index of the field's elements, as arrays take it."""
+        rows = slice(None) if self.of is None else rows_of(model, self.field, self.of)
+        if self.index is None:
+            return rows
+        width = getattr(model, self.field).shape[1:]
+        if not width or not 0 <= self.index < width[0]:
+            raise ValueError(
+                f"`index` of {self.field!r} must lie in a row of {width[0] if width else 1}; got {self.index}."
+            )
+        return rows, self.index
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set the elements; `finish` must follow."""
+        model = model_of(simulator)
+        getattr(model, self.field)[self.where(model)] = original if value is None else value
+
+    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
+        """Whether the elements still have the value."""
+        return bool((self.read(simulator) == (original if value is None else value)).all())

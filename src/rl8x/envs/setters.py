@@ -1,0 +1,291 @@
+"""What a parameter of somebody else's simulator sets: an attribute, a field of its model, a scale, or a function.
+
+    GymnasiumEnv("CartPole-v1", 16, parameters={"length": "length", "gravity": Scale("gravity", high=3.0)})
+    GymnasiumEnv("HalfCheetah-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})
+
+An adapter takes a mapping from the names that `env_config` uses to setters. Each but a function has a plain form for
+run files, the kind's name with its first argument: `{"model_field": "body_mass", "of": "torso", "unit": "kg"}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from torch import Tensor
+
+from rl8x.envs.setter import Setter, Value
+from rl8x.names import did_you_mean
+
+_STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]'\"]+?))\s*\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute(Setter):
+    """An attribute of the unwrapped simulator: `"length"`, `"model.opt.gravity[2]"`, `"limits['x']"`.
+
+    Attributes:
+        path: Names with dots between them, and indices or keys in brackets. An array is set as a whole, in place.
+        per_copy: Whether it is an array or tensor with a row for each copy, of a simulator that has many.
+    """
+
+    kind: ClassVar[str] = "attribute"
+    path: str
+    per_copy: bool = False
+
+    def __post_init__(self) -> None:
+        _steps(self.path)
+
+    @property
+    def by_copy(self) -> bool:
+        """Whether it has a row for each copy."""
+        return self.per_copy
+
+    def read(self, simulator: Any) -> Any:
+        """Return a copy of what the path leads to."""
+        try:
+            value = simulator
+            for step in _steps(self.path):
+                value = _taken(value, step)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            names = [name for name in vars(simulator) if not name.startswith("_")]
+            hint = did_you_mean(self.path, names)
+            raise ValueError(f"{type(simulator).__name__} has no {self.path!r} ({error}).{hint}") from None
+        if isinstance(value, Tensor):
+            return value.clone()
+        if isinstance(value, bool | np.bool_) or np.asarray(value).dtype.kind not in "iuf":
+            raise ValueError(
+                f"{self.path!r} of {type(simulator).__name__} must be a number or an array; it is {value!r}."
+            )
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set the attribute, an array's elements all to the value."""
+        *path, last = _steps(self.path)
+        owner = simulator
+        for step in path:
+            owner = _taken(owner, step)
+        wanted = self._wanted(original, value)
+        try:
+            if isinstance(original, np.ndarray | Tensor):
+                _taken(owner, last)[...] = wanted
+            elif isinstance(last, str):
+                setattr(owner, last, wanted)
+            else:
+                owner[last[0]] = wanted
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{self.path!r} of {type(simulator).__name__} cannot be set: {error}.") from error
+
+    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
+        """Whether the attribute still has the value."""
+        now, wanted = (np.asarray(each) for each in (self.read(simulator), self._wanted(original, value)))
+        return bool((now == wanted.astype(now.dtype)).all())
+
+    def _wanted(self, original: Any, value: Value | None) -> Any:
+        """Return what the attribute shall be, of the kind that it is."""
+        if value is None:
+            return original
+        if isinstance(value, Tensor):
+            rows = value.reshape(-1, *(1,) * (original.ndim - 1))
+            return rows.to(original.device, original.dtype) if isinstance(original, Tensor) else rows.cpu().numpy()
+        if isinstance(original, int | np.integer):
+            if value != int(value):
+                raise ValueError(f"{self.path!r} is a whole number; got {value:g}. Draw whole ones with Choice.")
+            return int(value)
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Setter):
+    """A factor of what other setters set: 1 is what the simulator has.
+
+    Attributes:
+        of: What is multiplied: a setter, an attribute's path, a plain form, or several of them.
+    """
+
+    kind: ClassVar[str] = "scale"
+    of: Any
+
+    def __post_init__(self) -> None:
+        if self.default is None:
+            object.__setattr__(self, "default", 1.0)
+
+    @property
+    def by_copy(self) -> bool:
+        """Whether each part can have another value for each copy."""
+        return all(part.by_copy for part in self.parts)
+
+    @property
+    def unset(self) -> float | None:
+        """Nothing where the default is 1."""
+        return None if self.default == 1.0 else self.default
+
+    @property
+    def parts(self) -> list[Any]:
+        """What is multiplied, as given."""
+        return list(self.of) if isinstance(self.of, list | tuple) else [self.of]
+
+    def read(self, simulator: Any) -> Any:
+        """Return what the parts are."""
+        return [part.read(simulator) for part in self.parts]
+
+    def own_default(self, original: Any) -> float:
+        """Return 1."""
+        return 1.0
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Set each part to its original times the value."""
+        for part, base in zip(self.parts, original, strict=True):
+            if value is None:
+                part.write(simulator, base, None)
+            else:
+                part.write(simulator, _product(base, value), None)
+
+    def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
+        """Whether each part is still its original times the value."""
+        bases = original if value is None else [_product(base, value) for base in original]
+        return all(part.holds(simulator, base, None) for part, base in zip(self.parts, bases, strict=True))
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain form, without the default of 1."""
+        form = super().to_dict()
+        return {name: value for name, value in form.items() if name != "default" or value != 1.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Function(Setter):
+    """A function `(env, value) -> None` that sets several things, such as what is derived from an attribute.
+
+    It gets the unwrapped environment, and a number; of a simulator of many copies a tensor of one for each,
+    `[num_envs]`. It has no plain form: files name no code.
+
+    Attributes:
+        function: Sets the value; with the default it must change nothing.
+        reads: Path of the attribute that the default is read from; the parameter's own name where the function
+            stands in its place.
+    """
+
+    kind: ClassVar[str] = "function"
+    function: Callable[[Any, Any], object]
+    reads: str | None = None
+
+    @property
+    def by_copy(self) -> bool:
+        """Always: it gets all values."""
+        return True
+
+    @property
+    def unset(self) -> float | None:
+        """Nothing: the default changes nothing."""
+        return None
+
+    def read(self, simulator: Any) -> Any:
+        """Return the attribute that the default is read from."""
+        if self.default is not None:
+            return self.default
+        try:
+            return Attribute(self.reads or "").read(simulator)
+        except ValueError:
+            name = getattr(self.function, "__name__", repr(self.function))
+            raise ValueError(
+                f"is set by the function {name}, and {type(simulator).__name__} has no attribute to read the default "
+                f"from: use Function({name}, default=...)."
+            ) from None
+
+    def write(self, simulator: Any, original: Any, value: Value | None) -> None:
+        """Call the function, with the default where there is no value."""
+        self.function(simulator, self.own_default(original) if value is None else value)
+
+
+def setters_of(parameters: Mapping[str, Any], kinds: Sequence[type[Setter]], owner: str) -> dict[str, Setter]:
+    """Return the setters of an adapter's parameters.
+
+    Args:
+        parameters: Names to setters, their plain forms, texts that the first of the kinds takes, or functions.
+        kinds: What the adapter can set.
+        owner: What error messages call the adapter.
+
+    Raises:
+        ValueError: If something is none of them.
+        TypeError: If `parameters` is no mapping.
+    """
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"{owner}: parameters must be a mapping from names to what they set; got {parameters!r}.")
+    setters = {}
+    for name, form in parameters.items():
+        try:
+            setters[name] = setter_of(form, kinds, name)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{owner}: parameters[{name!r}] {error}") from None
+    return setters
+
+
+def setter_of(form: Any, kinds: Sequence[type[Setter]], name: str = "") -> Setter:
+    """Return the setter that a form stands for; a function's default is read from the attribute `name`."""
+    by_kind: dict[str, Any] = {kind.kind: kind for kind in kinds if kind is not Function}
+    if isinstance(form, str):
+        made: Any = kinds[0]
+        return made(form)  # type: ignore[no-any-return]
+    if isinstance(form, Mapping):
+        chosen = [kind for kind in by_kind if kind in form]
+        if len(chosen) != 1:
+            known = ", ".join(by_kind)
+            raise ValueError(f"must have one of the keys {known}; got {dict(form)!r}.")
+        rest = {key: value for key, value in form.items() if key != chosen[0]}
+        try:
+            form = by_kind[chosen[0]](form[chosen[0]], **rest)
+        except TypeError as error:
+            raise ValueError(f"{chosen[0]!r} does not take that: {error}.") from None
+    if callable(form) and Function in kinds:
+        form = Function(form, reads=name)
+    if isinstance(form, Function) and form.reads is None:
+        form = dataclasses.replace(form, reads=name)
+    if not isinstance(form, tuple(kinds)):
+        known = ", ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"must be one of {known}, or its plain form; got {form!r}.")
+    if isinstance(form, Scale):
+        parts = [setter_of(part, [kind for kind in kinds if kind not in (Scale, Function)]) for part in form.parts]
+        form = dataclasses.replace(form, of=parts[0] if len(parts) == 1 else tuple(parts))
+    setter: Setter = form
+    return setter
+
+
+def _product(original: Any, value: Value) -> Any:
+    """Return the original times a number, or each row of it times the copy's."""
+    if isinstance(original, int | np.integer):
+        raise ValueError(f"a whole number, here {original}, has no factors; set it itself, with Choice.")
+    if isinstance(value, Tensor):
+        rows = value.reshape(-1, *(1,) * (original.ndim - 1))
+        factor = rows.to(original.device) if isinstance(original, Tensor) else rows.double().cpu().numpy()
+        return original * factor
+    return original * value
+
+
+def _steps(path: str) -> list[str | tuple[Any]]:
+    """Split a path into names of attributes and keys, which are in a tuple.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    steps: list[str | tuple[Any]] = []
+    position = 0
+    while position < len(path):
+        found = _STEP.match(path, position)
+        if found is None:
+            break
+        name, single, double, bare = found.groups()
+        key: Any = next((each for each in (single, double, bare) if each is not None), None)
+        if bare is not None and bare.lstrip("-").isdigit():
+            key = int(bare)
+        steps.append((key,) if name is None else name)
+        position = found.end()
+    if position < len(path) or not steps or not isinstance(steps[0], str):
+        raise ValueError(f"a path looks like `length`, `model.opt.gravity[2]` or `limits['x']`; got {path!r}.")
+    return steps
+
+
+def _taken(owner: Any, step: str | tuple[Any]) -> Any:
+    return getattr(owner, step) if isinstance(step, str) else owner[step[0]]

@@ -1,0 +1,147 @@
+"""Making the vector environments that `GymnasiumEnv` steps: of ids, of functions, or those that were given."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import EllipsisType
+from typing import Any, Final, TypeAlias, TypeGuard
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
+
+from rl8x.envs.setting import Copies
+from rl8x.names import did_you_mean
+
+Source: TypeAlias = "str | Callable[[], gymnasium.Env[Any, Any]] | VectorEnv[Any, Any, Any]"
+_VECTORIZATIONS: Final = {"sync": "sync", "async": "async", "vector": "vector_entry_point"}
+"""Our names and Gymnasium's."""
+# What `gymnasium.make_vec` keeps among the arguments of a spec
+_OF_MAKE_VEC: Final = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "max_episode_steps")
+
+
+def is_vectorised(env: object) -> TypeGuard[VectorEnv[Any, Any, Any]]:
+    """Say whether something steps many copies: a `VectorEnv`, or what has its attributes, as Isaac Lab has."""
+    names = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+    return isinstance(env, VectorEnv) or (not isinstance(env, type) and all(hasattr(env, name) for name in names))
+
+
+def vectorised(
+    env: Source,
+    num_envs: int | None,
+    time_limit: int | EllipsisType | None,
+    vectorization: str,
+    kwargs: dict[str, Any],
+    copies: Copies | None,
+) -> VectorEnv[Any, Any, Any]:
+    """Return the vector environment that was given, or make one, of arguments as `GymnasiumEnv` takes them.
+
+    Copies in processes are wrapped there.
+
+    Raises:
+        ValueError: If an argument does not fit what was given, or no such id is registered.
+        TypeError: If it is nothing that environments are made of.
+    """
+    if is_vectorised(env):
+        if num_envs not in (None, env.num_envs):
+            raise ValueError(
+                f"GymnasiumEnv: the vector environment has {env.num_envs} copies; got num_envs={num_envs}."
+            )
+        if kwargs or not isinstance(time_limit, EllipsisType):
+            given = ", ".join([*kwargs, *([] if isinstance(time_limit, EllipsisType) else ["time_limit"])])
+            raise ValueError(f"GymnasiumEnv: a vector environment is taken as it is; set {given} where it is made.")
+        return env
+    if num_envs is None or num_envs < 1:
+        raise ValueError(f"GymnasiumEnv: num_envs must be at least 1; got {num_envs}.")
+    if vectorization not in _VECTORIZATIONS:
+        known = ", ".join(map(repr, _VECTORIZATIONS))
+        raise ValueError(f"GymnasiumEnv: vectorization must be one of {known}; got {vectorization!r}.")
+    if vectorization != "vector":
+        vector_kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **kwargs.get("vector_kwargs", {})}
+        kwargs = {**kwargs, "vector_kwargs": vector_kwargs}
+    wrapped = copies.wrapped if copies is not None and vectorization == "async" else None
+    if isinstance(env, str):
+        if wrapped is not None:
+            kwargs = {**kwargs, "wrappers": [*(kwargs.get("wrappers") or ()), wrapped]}
+        return _from_id(env, num_envs, time_limit, vectorization, kwargs)
+    if not callable(env):
+        raise TypeError(
+            f"GymnasiumEnv: env must be an id, a function that makes an environment, or a VectorEnv; got {env!r}."
+        )
+    if vectorization == "vector":
+        raise ValueError("GymnasiumEnv: a function makes one copy at a time; vectorization must be 'sync' or 'async'.")
+    vector_kwargs = kwargs.pop("vector_kwargs")
+    make_one = functools.partial(_limited, functools.partial(env, **kwargs), time_limit, wrapped)
+    kind = SyncVectorEnv if vectorization == "sync" else AsyncVectorEnv
+    return kind([make_one] * num_envs, **vector_kwargs)
+
+
+def single_copies(vector_env: VectorEnv[Any, Any, Any]) -> set[int]:
+    """Identify the copies that a vector environment steps in this process."""
+    return {id(copy.unwrapped) for copy in getattr(vector_env, "envs", ())}
+
+
+def spec_of(vector_env: VectorEnv[Any, Any, Any]) -> Any:
+    """Return the spec that the copies were made by, None where they were not made by an id."""
+    copies = getattr(vector_env, "envs", None)
+    return copies[0].spec if copies else vector_env.spec
+
+
+def own_kwargs(spec: Any) -> dict[str, Any]:
+    """Return what a spec says a copy was made with, without what `gymnasium.make_vec` adds; None says nothing."""
+    return {} if spec is None else {name: v for name, v in spec.kwargs.items() if name not in _OF_MAKE_VEC}
+
+
+def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
+    """Return the time limit that the copies have, as far as they say."""
+    limit = getattr(spec_of(vector_env), "max_episode_steps", None)
+    limit = getattr(vector_env.spec, "kwargs", {}).get("max_episode_steps", limit)
+    return limit if limit is not None and 0 < limit < sys.maxsize else None
+
+
+def _limited(
+    make_one: Callable[[], gymnasium.Env[Any, Any]],
+    time_limit: int | EllipsisType | None,
+    wrapped: Callable[[gymnasium.Env[Any, Any]], Any] | None,
+) -> Any:
+    """Make one copy, with a time limit and a wrapper of ours where they are given."""
+    env = make_one()
+    env = TimeLimit(env, time_limit) if isinstance(time_limit, int) else env
+    return env if wrapped is None else wrapped(env)
+
+
+def _from_id(
+    name: str, num_envs: int, time_limit: int | EllipsisType | None, vectorization: str, kwargs: dict[str, Any]
+) -> VectorEnv[Any, Any, Any]:
+    """Make a registered environment, or say which ids are near."""
+    if not isinstance(time_limit, EllipsisType):
+        never = sys.maxsize if vectorization == "vector" else -1
+        kwargs = {**kwargs, "max_episode_steps": never if time_limit is None else time_limit}
+    try:
+        return gymnasium.make_vec(name, num_envs, vectorization_mode=_VECTORIZATIONS[vectorization], **kwargs)
+    except gymnasium.error.Error as error:
+        # Gymnasium says well what is missing and the like; a malformed id is a plain Error there.
+        if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
+            raise ValueError(f"{name!r} cannot be made: {error}") from error
+        hint = did_you_mean(name, gymnasium.registry, most=3, cutoff=0.5, show=str)
+        raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}") from error
+
+
+def ask_for_final_obs(vector_env: Any) -> None:
+    """Ask Isaac Lab for the observation before a reset, which its config leaves out by default.
+
+    Its steps look at the config's `compute_final_obs`; they then observe once more where a copy is reset.
+
+    Raises:
+        ValueError: If its config says that copies are reset by the caller, which has no form in Gymnasium's API.
+    """
+    config: Any = getattr(getattr(vector_env, "unwrapped", vector_env), "cfg", None)
+    if isinstance(vector_env, VectorEnv) or not hasattr(config, "compute_final_obs"):
+        return
+    if getattr(config, "autoreset_mode", None) == AutoresetMode.DISABLED:
+        raise ValueError(
+            "GymnasiumEnv: Isaac Lab must reset its copies itself; set `autoreset_mode` to SAME_STEP in its config."
+        )
+    config.compute_final_obs = True
