@@ -150,9 +150,11 @@ class GymnasiumEnv(SimulatorEnv):
         resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
         return Batch(self._setters, inner, resets_itself=resets_itself, advice=advice)
 
-    def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
+    def _resolve(
+        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
+    ) -> ResolvedConfig:
         """Check an `env_config`, also whether the simulator can be set so."""
-        resolved = super()._resolve(config, called, copies)
+        resolved = super()._resolve(config, called, copies, steered=steered)
         if self._setting is not None:
             self._setting.check(resolved, f"{type(self).__name__}: {called}")
         return resolved

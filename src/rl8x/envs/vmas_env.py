@@ -138,9 +138,11 @@ class VmasEnv(SimulatorEnv):
         starting = super().starting_parameters(noise)
         return {name: value if name in fixed else self._of_worlds(value) for name, value in starting.items()}
 
-    def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
+    def _resolve(
+        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
+    ) -> ResolvedConfig:
         """Check an `env_config`, whose values run over worlds."""
-        resolved = super()._resolve(config, called, copies)
+        resolved = super()._resolve(config, called, copies, steered=steered)
         for name, value in resolved.fixed.items():
             shared, given = self._of_worlds(value), resolved.given.get(name)
             values = given.get("grid", ()) if isinstance(given, Mapping) else ()
