@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
 from rl8x.spaces import tree_of
@@ -33,7 +34,7 @@ MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
-class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(ShowsParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset."""
 
     parameters: ClassVar[Mapping[str, Parameter]] = {}
@@ -71,6 +72,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         device: torch.device | str = "cpu",
         seed: int | None = None,
         time_limit: int | EllipsisType | None = ...,
+        observe_parameters: ObserveParameters = "none",
     ) -> None:
         """Make `num_envs` copies.
 
@@ -79,7 +81,10 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             device: Where their tensors live.
             seed: Seeds the environment's own generator; None takes one from the operating system.
             time_limit: Steps until truncation, None for never; by default the class's own.
+            observe_parameters: Who sees the parameters, scaled to [-1, 1], as the part "parameters" of a `Dict`
+                observation: nobody, the "critic" alone, or "all". Every class takes it, whatever its `__init__` takes.
         """
+        self.observe_parameters = observe_parameters
         self.num_envs = operator.index(num_envs)
         if self.num_envs < 1 or (self.max_num_envs is not None and self.num_envs > self.max_num_envs):
             limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
@@ -142,7 +147,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def program_key(self) -> Hashable:
         """What a compiled or captured `advance` has built in: where it differs, compile or capture again."""
-        return type(self), self.num_envs, str(self.device), self.time_limit, tuple(self._config.drawn.items())
+        shown = self.observe_parameters
+        return type(self), self.num_envs, str(self.device), self.time_limit, shown, tuple(self._config.drawn.items())
 
     def noise(self, horizon: int) -> Tensor:
         """Draw the noise of `horizon` steps from the environment's generator, `[horizon, num_envs, noise_width]`.
