@@ -33,12 +33,14 @@ class Act(NamedTuple):
         logp: Their log-probabilities, `[num_envs]`; zeros when acting deterministically.
         values: Estimated values of the observations, `[num_envs]`.
         state: The model's state after the observation, each `[num_envs, *]`.
+        labels: What a teacher says of the observation, `[num_envs, *]` tensors by name; None without one.
     """
 
     actions: Any
     logp: Tensor
     values: Tensor
     state: State
+    labels: dict[str, Any] | None = None
 
 
 class Evaluation(NamedTuple):
@@ -157,14 +159,21 @@ class Policy(nn.Module):
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
                 mode.
         """
-        obs, mask = self.model_inputs(obs)
-        features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
-        params = self.distribution.from_features(features[0], mask)
-        estimates = self._estimates(features[0], values[0], mask)
+        params, estimates, state = self.respond(obs, state, starts)
         if noise is None:
             return Act(self.distribution.mode(params), torch.zeros_like(estimates), estimates, state)
         actions, logp = self.distribution.sample(params, noise)
         return Act(actions, logp, estimates, state)
+
+    def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
+        """Return the distributions' parameters of one observation a copy, its value, and the model's state after it.
+
+        Arguments are those of `act`.
+        """
+        obs, mask = self.model_inputs(obs)
+        features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
+        params = self.distribution.from_features(features[0], mask)
+        return params, self._estimates(features[0], values[0], mask), state
 
     def evaluate(self, obs: Tree, actions: Tree, state: State, starts: Tensor) -> Evaluation:
         """Recompute log-probabilities, values and entropies of stored sequences under the present weights.
