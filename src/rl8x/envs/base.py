@@ -37,7 +37,7 @@ MAX_EVAL_ENVS: Final = 128
 class Env(ShowsParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset."""
 
-    parameters: ClassVar[Mapping[str, Parameter]] = {}
+    parameters: Mapping[str, Parameter] = {}
     """What `env_config` may set."""
     default_time_limit: ClassVar[int | None] = None
     """Steps until an episode is truncated; None for never."""

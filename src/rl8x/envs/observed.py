@@ -16,7 +16,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -235,7 +235,7 @@ class ShowsParameters(metaclass=EnvType):
         scaled_parameters: Makes the part of an observation that has them; None where nobody sees them.
     """
 
-    parameters: ClassVar[Mapping[str, Parameter]]
+    parameters: Mapping[str, Parameter]
     num_envs: int
     device: torch.device
     single_observation_space: spaces.Space[Any]
