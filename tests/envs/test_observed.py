@@ -69,7 +69,7 @@ def test_a_default_of_0_at_a_bound_and_of_negative_numbers():
 
 
 def test_without_a_bound_a_parameter_nears_1():
-    assert scale(declared(2.0, -math.inf, math.inf), 4.0, 0.0, 1e9) == pytest.approx([0.5, -0.5, 1.0])
+    assert scale(declared(0.2, -math.inf, math.inf), 0.4, 0.0, 1e9) == pytest.approx([0.5, -0.5, 1.0])
     assert scale(declared(0.0, 0.0, math.inf), 3.0) == pytest.approx([0.75])
 
 

@@ -78,7 +78,7 @@ class ScaledParameters:
 
         s(x) = (x - d) / (high - d)          x >= d,  linear
         s(x) = log(x / d) / log(high / d)    x >= d,  logarithmic
-        s(x) = z / (1 + z),  z = (x - d) / max(|d|, 1)    x >= d,  no upper bound
+        s(x) = z / (1 + z),  z = (x - d) / |d|    x >= d,  no upper bound; |d| is 1 for a default of 0
 
     and with opposite sign likewise below d. Where the default is a bound, that side is empty. What is observed is
     decided by the declaration alone, and not by the `env_config` in force, so that it means the same in all of them.
@@ -124,7 +124,7 @@ class ScaledParameters:
 def _side(default: float, bound: float, sign: float) -> tuple[float, bool, bool]:
     """Return the slope of one side of a default, whether that is one of logarithms, and whether it has no bound."""
     if math.isinf(bound):
-        return 1.0 / max(abs(default), 1.0), False, True
+        return 1.0 / (abs(default) or 1.0), False, True
     if bound == default:
         return 0.0, False, False
     ratio = bound / default if default else 0.0
