@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ from rl8x.algorithms import DistillationConfig, DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms.distillation.guided import Student
 from rl8x.algorithms.distillation.losses import minibatch_losses
 from rl8x.algorithms.distillation.teacher import Teacher, View
+from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
 from rl8x.distributions import make_distribution
@@ -308,6 +310,11 @@ def runs(tmp_path_factory):
     return folder, trainer, students
 
 
+def distill_again(trainer, teacher):
+    given = dataclasses.replace(trainer.algorithm.config, teacher=teacher)
+    return given.build(CartPole, observe_parameters="all", time_limit=7)
+
+
 def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path):
     folder, _, students = runs
     shutil.copytree(folder / "cut", tmp_path / "cut")
@@ -319,6 +326,11 @@ def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path
     finally:
         away.rename(folder / "teacher")
     whole, resumed = students["whole"].algorithm, trainer.algorithm
+    other = Teacher.of(random_policy(whole.env, model_config=MLP))
+    with pytest.raises(CheckpointError, match="`teacher` was"):
+        Trainer.resume(tmp_path / "cut", tracker=MemoryTracker(), algorithm=distill_again(students["cut"], other))
+    changed = Trainer.resume(tmp_path / "cut", tracker=MemoryTracker(), overrides={"teacher": other})
+    assert changed.algorithm.teacher["sha256"] == other["sha256"] != whole.teacher["sha256"]
     assert resumed.teacher.has_weights
     for name, tensor in whole.rollout.tensors.items():
         assert torch.equal(tensor, resumed.rollout[name]), name

@@ -180,7 +180,9 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, bit for bit."""
         super().load_state_dict(state)
-        self.teacher.load(state["teacher"])
+        # One that was found anew has its own: a resume refuses another, by its hash, unless it is asked for.
+        if not self.teacher.has_weights:
+            self.teacher.load(state["teacher"])
 
 
 def distill(
