@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rl8x._version import __version__
 
 if TYPE_CHECKING:
-    from rl8x.algorithms import PPO, PPOConfig
+    from rl8x.algorithms import PPO, PPOConfig, distill
+    from rl8x.checkpoint import load_algorithm
     from rl8x.conditions import Condition, Confirmed, HitsLowerBound, HitsUpperBound, Plateau, WallTime
     from rl8x.distributions import Distribution
     from rl8x.envs import Env, Parameter
@@ -43,6 +44,8 @@ _HOMES = {
     "NullTracker": "tracking",
     "Parameter": "envs",
     "Trainer": "trainers",
+    "distill": "algorithms",
+    "load_algorithm": "checkpoint",
 }
 
 __all__ = [
@@ -63,6 +66,8 @@ __all__ = [
     "Trainer",
     "WallTime",
     "__version__",
+    "distill",
+    "load_algorithm",
 ]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -15,9 +17,9 @@ from torch import Tensor, nn
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
-from rl8x.models import Model, make_model
+from rl8x.models import Model, make_model, model_class
 from rl8x.names import resolved_arguments
-from rl8x.spaces import check_mask, leaves
+from rl8x.spaces import check_mask, critic_only, leaves, without_parts
 from rl8x.trees import Tree, flatten_tree, tree_map, unflatten_tree
 
 State = dict[str, Tensor]
@@ -31,12 +33,14 @@ class Act(NamedTuple):
         logp: Their log-probabilities, `[num_envs]`; zeros when acting deterministically.
         values: Estimated values of the observations, `[num_envs]`.
         state: The model's state after the observation, each `[num_envs, *]`.
+        labels: What a teacher says of the observation, `[num_envs, *]` tensors by name; None without one.
     """
 
     actions: Any
     logp: Tensor
     values: Tensor
     state: State
+    labels: dict[str, Any] | None = None
 
 
 class Evaluation(NamedTuple):
@@ -78,10 +82,13 @@ class Policy(nn.Module):
             them.
         normalize_values: Whether the model predicts values in units of the running moments of its targets. `act` and
             `values` give them in those of the rewards.
+        hidden: Parts of a `Dict` observation that the model does not see at all. Those that the space keeps for the
+            critic (`AsymmetricDict`) become the model's `critic_obs`, unless they are hidden.
 
     Attributes:
         autocast: Makes the context in which the model runs; set where it runs in another precision.
         masked: Whether observations carry an action mask.
+        inputs_space: Space of what `model_inputs` gives: all but the action mask.
         clips: Whether `env_actions` may change actions; where not, it need not be called.
     """
 
@@ -96,6 +103,7 @@ class Policy(nn.Module):
         distribution_config: Mapping[str, Any] | None = None,
         normalize_observations: bool = False,
         normalize_values: bool = False,
+        hidden: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -103,9 +111,14 @@ class Policy(nn.Module):
         self.action_space = action_space
         self.distribution = make_distribution(distribution, action_space, distribution_config)
         self.clips = self.distribution.clips
-        self.masked, model_space = _without_mask(observation_space)
+        self.masked, self.inputs_space = _without_mask(observation_space)
+        self.hidden = tuple(hidden)
+        model_space = without_parts(self.inputs_space, self.hidden)
         if isinstance(observation_space, spaces.Dict) and self.masked:
             check_mask(observation_space[ACTION_MASK], action_space, ACTION_MASK)
+        kept = [name for name in critic_only(observation_space) if name not in self.hidden]
+        if kept:
+            model_config = _for_critic(kept, model, model_space, model_config or {})
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
         # The arguments of both, defaults too; of a model that came as an instance they are not known.
         self.arguments = {
@@ -114,7 +127,7 @@ class Policy(nn.Module):
             else resolved_arguments(type(self.model), model_config or {}, num_positional=2),
             "distribution": resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1),
         }
-        self.obs_moments = _moments(model_space) if normalize_observations else None
+        self.obs_moments = _moments(self.inputs_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
 
     @property
@@ -146,14 +159,21 @@ class Policy(nn.Module):
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
                 mode.
         """
-        obs, mask = self.model_inputs(obs)
-        features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
-        params = self.distribution.from_features(features[0], mask)
-        estimates = self._estimates(features[0], values[0], mask)
+        params, estimates, state = self.respond(obs, state, starts)
         if noise is None:
             return Act(self.distribution.mode(params), torch.zeros_like(estimates), estimates, state)
         actions, logp = self.distribution.sample(params, noise)
         return Act(actions, logp, estimates, state)
+
+    def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
+        """Return the distributions' parameters of one observation a copy, its value, and the model's state after it.
+
+        Arguments are those of `act`.
+        """
+        obs, mask = self.model_inputs(obs)
+        features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
+        params = self.distribution.from_features(features[0], mask)
+        return params, self._estimates(features[0], values[0], mask), state
 
     def evaluate(self, obs: Tree, actions: Tree, state: State, starts: Tensor) -> Evaluation:
         """Recompute log-probabilities, values and entropies of stored sequences under the present weights.
@@ -185,8 +205,9 @@ class Policy(nn.Module):
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
         """
+        seen = self._seen(self.model_inputs(obs)[0])
         with self.autocast():
-            values = self.model.values(_one_step(self.model_inputs(obs)[0]), state, starts.unsqueeze(0))
+            values = self.model.values(_one_step(seen), state, starts.unsqueeze(0))
         return self._denormalized(values[0].float())
 
     def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
@@ -198,9 +219,14 @@ class Policy(nn.Module):
 
     def _run(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """Run the model, under autocast; features and values are float32 after it."""
+        obs = self._seen(obs)
         with self.autocast():
             features, values, state = self.model(obs, state, starts)
         return features.float(), values.float(), state
+
+    def _seen(self, obs: Any) -> Any:
+        """Leave out what is hidden from the model."""
+        return {name: part for name, part in obs.items() if name not in self.hidden} if self.hidden else obs
 
     def env_actions(self, actions: Any) -> Any:
         """Clip actions `[num_envs, *action]` to a bounded `Box` for the environment; those stored stay as sampled."""
@@ -224,7 +250,8 @@ class Policy(nn.Module):
             obs: Observations, `[..., *obs]` or a dict of such.
 
         Returns:
-            What the model sees, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
+            What the model sees, hidden parts included, and True where an action is legal, `[..., num_actions]`, bool;
+            None without a mask.
         """
         mask = None
         if self.masked:
@@ -249,9 +276,11 @@ class Policy(nn.Module):
         return moments
 
 
+@functools.cache
 def _module_name(path: str) -> str:
-    """Name the moments of a part; torch refuses dots in the names of modules, and empty ones."""
-    return path.replace(".", ":") or "observation"
+    """Name the moments of a part; torch refuses dots in the names of modules, empty ones, and its own attributes'."""
+    name = path.replace(".", ":") or "observation"
+    return f"{name}:" if hasattr(nn.ModuleDict(), name) else name
 
 
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
@@ -262,6 +291,28 @@ def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[An
     if not rest:
         raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
     return True, spaces.Dict(rest)
+
+
+def _for_critic(
+    names: Sequence[str], model: Any, space: gymnasium.Space[Any], model_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a model's arguments with parts of the observation for the critic alone, and actor and critic apart.
+
+    Raises:
+        ValueError: If the model is an instance, or of a class that does not know of such parts.
+    """
+    listed = ", ".join(map(repr, names))
+    cls = model_class(model, space) if not isinstance(model, Model) else None
+    if cls is None or not {"critic_obs", "shared"} <= inspect.signature(cls).parameters.keys():
+        raise ValueError(
+            f"the environment shows {listed} to the critic alone (observe_parameters='critic'), which "
+            f"{type(model).__name__ if cls is None else cls.__name__} cannot: give a model with the arguments "
+            "`critic_obs` and `shared` by name or class, or use observe_parameters='all'."
+        )
+    given = model_config.get("critic_obs", ())
+    if isinstance(given, str):
+        return dict(model_config)  # which is refused where it is read
+    return {"shared": False, **model_config, "critic_obs": [*given, *(name for name in names if name not in given)]}
 
 
 def _moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium.spaces as spaces
@@ -18,6 +18,39 @@ _DTYPES: dict[str, torch.dtype] = {
 SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
 Nested: TypeAlias = "spaces.Dict | spaces.Tuple[Any]"
 """Spaces with parts. Their elements are dicts of tensors here; those of a `Tuple` have the keys "0", "1", ..."""
+
+
+class AsymmetricDict(spaces.Dict):
+    """A `Dict` of observations of which a critic alone sees some parts, whatever policy is made for it.
+
+    Its elements are those of a `Dict`, to which it is equal where the parts are.
+
+    Args:
+        parts: The parts by name.
+        critic_only: Names of those that only a critic sees.
+
+    Source: Pinto et al. 2018, arXiv:1710.06542.
+    """
+
+    def __init__(self, parts: Mapping[str, spaces.Space[Any]], *, critic_only: Sequence[str]) -> None:
+        super().__init__(dict(parts))
+        self.critic_only = tuple(critic_only)
+
+    def __repr__(self) -> str:
+        """Show the parts, and which are for the critic alone."""
+        return f"{super().__repr__()}, critic only: {', '.join(self.critic_only)}"
+
+
+def critic_only(space: spaces.Space[Any]) -> tuple[str, ...]:
+    """Return the names of the parts of an observation that only a critic sees; for most spaces there are none."""
+    return space.critic_only if isinstance(space, AsymmetricDict) else ()
+
+
+def without_parts(space: spaces.Space[Any], names: Collection[str]) -> spaces.Space[Any]:
+    """Return a `Dict` without some of its parts, and any space itself where it has none of them."""
+    if not isinstance(space, spaces.Dict) or not any(name in space.spaces for name in names):
+        return space
+    return spaces.Dict({name: part for name, part in space.spaces.items() if name not in names})
 
 
 def named_parts(space: Nested) -> list[tuple[str, spaces.Space[Any]]]:
@@ -184,7 +217,8 @@ def space_to_plain(space: spaces.Space[Any]) -> dict[str, Any]:
     check_supported(space, "a space")
     kind = {"kind": type(space).__name__}
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return kind | {"parts": [[key, space_to_plain(part)] for key, part in named_parts(space)]}
+        hidden = {"critic_only": list(space.critic_only)} if isinstance(space, AsymmetricDict) else {}
+        return kind | {"parts": [[key, space_to_plain(part)] for key, part in named_parts(space)]} | hidden
     if isinstance(space, spaces.Discrete):
         return kind | {"n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
     if isinstance(space, spaces.MultiDiscrete):
@@ -209,8 +243,9 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
         KeyError: If something of it is missing.
     """
     kind = plain["kind"]
-    if kind == "Dict":
-        return spaces.Dict({key: space_from_plain(part) for key, part in plain["parts"]})
+    if kind in ("Dict", "AsymmetricDict"):
+        parts = {key: space_from_plain(part) for key, part in plain["parts"]}
+        return AsymmetricDict(parts, critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
     if kind == "Discrete":

@@ -2,6 +2,7 @@
 
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.bc import BC, BCConfig
+from rl8x.algorithms.distillation import Distillation, DistillationConfig, distill
 from rl8x.algorithms.dqn import DQN, DQNConfig
 from rl8x.algorithms.iql import IQL, IQLConfig
 from rl8x.algorithms.off_policy import OfflineAlgorithm, OffPolicyAlgorithm, OffPolicyConfig
@@ -22,6 +23,8 @@ __all__ = [
     "AlgorithmConfig",
     "BCConfig",
     "DQNConfig",
+    "Distillation",
+    "DistillationConfig",
     "FastSACConfig",
     "FastTD3Config",
     "FlashSACConfig",
@@ -36,4 +39,5 @@ __all__ = [
     "PQNConfig",
     "SACConfig",
     "TD3Config",
+    "distill",
 ]

@@ -102,7 +102,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         """Train policy and value as one network, and two critics, which a target follows."""
         config = self.config
         critics = Critics(
-            self.policy.model.observation_space,
+            self.policy.inputs_space,
             self.action_space,
             hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,
             layer_norm=config.critic_layer_norm,

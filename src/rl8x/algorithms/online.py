@@ -286,6 +286,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             "state_reset_every": self.state_reset_every,
             "env": type(env).__name__,
             "env.time_limit": env.time_limit,
+            **({"env.observe_parameters": env.observe_parameters} if env.parameters else {}),
             **flatten_params("env", env.params or {"kwargs": _factory_arguments(self.env_factory)}),
         }
 
@@ -324,7 +325,7 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
 
 
 def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
-    """Return what a factory gives the environment's class, by name; the time limit has a param of its own."""
+    """Return what a factory gives the environment's class, by name, but what has a param of its own."""
     if not isinstance(factory, functools.partial):
         return {}
     signature = inspect.signature(factory.func)
@@ -332,5 +333,6 @@ def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= arguments.pop(name, {})
-    arguments.pop("time_limit", None)
+    for name in ("time_limit", "observe_parameters"):
+        arguments.pop(name, None)
     return arguments

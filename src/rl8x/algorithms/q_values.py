@@ -16,7 +16,7 @@ from rl8x.models import Model
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_mean
 from rl8x.policy import Policy, State
-from rl8x.spaces import describe
+from rl8x.spaces import critic_only, describe
 from rl8x.trees import Tree, tree_map
 
 
@@ -148,6 +148,11 @@ class QPolicy(Policy):
         support: tuple[float, float] | None = None,
         normalize_observations: bool = False,
     ) -> None:
+        if kept := critic_only(observation_space):
+            raise ValueError(
+                f"a Q-network acts by its values, so that nothing can be for the critic alone; the environment keeps "
+                f"{', '.join(map(repr, kept))} for it. Use observe_parameters='all' or 'none', or PPO, SAC or TD3."
+            )
         several = {"num_outputs": num_outputs, "support": support, "dueling": dueling} if num_outputs > 1 else None
         built_in = model is None or (isinstance(model, str) and model in BUILTIN)
         super().__init__(

@@ -2,6 +2,7 @@
 
 from rl8x.checkpoint.files import Checkpoint, describe, listed, read
 from rl8x.checkpoint.find import find
+from rl8x.checkpoint.load import load_algorithm
 from rl8x.checkpoint.manager import CheckpointManager
 from rl8x.checkpoint.options import Checkpoints, CheckpointsLike
 from rl8x.checkpoint.tree import CheckpointError
@@ -15,5 +16,6 @@ __all__ = [
     "describe",
     "find",
     "listed",
+    "load_algorithm",
     "read",
 ]

@@ -23,6 +23,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl8x.envs.moving import MovesParameters
+from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
 from rl8x.spaces import tree_of
@@ -34,7 +35,7 @@ MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
-class Env(MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(ShowsParameters, MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset."""
 
     default_time_limit: ClassVar[int | None] = None
@@ -70,6 +71,7 @@ class Env(MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         device: torch.device | str = "cpu",
         seed: int | None = None,
         time_limit: int | EllipsisType | None = ...,
+        observe_parameters: ObserveParameters = "none",
     ) -> None:
         """Make `num_envs` copies.
 
@@ -78,7 +80,10 @@ class Env(MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             device: Where their tensors live.
             seed: Seeds the environment's own generator; None takes one from the operating system.
             time_limit: Steps until truncation, None for never; by default the class's own.
+            observe_parameters: Who sees the parameters, scaled to [-1, 1], as the part "parameters" of a `Dict`
+                observation: nobody, the "critic" alone, or "all". Every class takes it, whatever its `__init__` takes.
         """
+        self.observe_parameters = observe_parameters
         self.num_envs = operator.index(num_envs)
         if self.num_envs < 1 or (self.max_num_envs is not None and self.num_envs > self.max_num_envs):
             limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
@@ -142,7 +147,8 @@ class Env(MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def program_key(self) -> Hashable:
         """What a compiled or captured `advance` has built in: where it differs, compile or capture again."""
-        return type(self), self.num_envs, str(self.device), self.time_limit, self._config.key
+        built_in = (self.num_envs, str(self.device), self.time_limit, self.observe_parameters, self._config.key)
+        return type(self), *built_in
 
     def noise(self, horizon: int) -> Tensor:
         """Draw the noise of `horizon` steps from the environment's generator, `[horizon, num_envs, noise_width]`.

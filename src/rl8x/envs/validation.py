@@ -50,6 +50,8 @@ class _Probe:
     def __init__(self, env: Env) -> None:
         self.env = copy.copy(env)
         self.env.adopt_next_config()
+        # What shows parameters is rl8x's own; the author's functions know nothing of it.
+        self.env.single_observation_space = env.own_observation_space
         self.name = type(env).__name__
         self.num_envs = env.num_envs
         self.generator = torch.Generator(env.device).manual_seed(0)

@@ -5,7 +5,7 @@ from rl8x.models.base import Model, State
 from rl8x.models.cnn import CNNModel
 from rl8x.models.mlp import Head, MLPModel
 from rl8x.models.recurrent import GRUModel, LSTMModel, RecurrentModel
-from rl8x.models.registry import BUILTIN, make_model
+from rl8x.models.registry import BUILTIN, make_model, model_class
 
 BUILTIN.update(mlp=MLPModel, lstm=LSTMModel, gru=GRUModel, cnn=CNNModel, attention=AttentionModel)
 
@@ -21,4 +21,5 @@ __all__ = [
     "RecurrentModel",
     "State",
     "make_model",
+    "model_class",
 ]

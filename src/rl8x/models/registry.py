@@ -45,6 +45,13 @@ def make_model(
             features = f"num_features={spec.num_features}"
             raise ValueError(f"the {name} given has {features}, but the action distribution needs {num_features}.")
         return spec
+    cls = model_class(spec, observation_space)
+    check_arguments(cls, config, "model_config", num_positional=2)
+    return cls(observation_space, num_features, **config)
+
+
+def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Space[Any]) -> type[Model]:
+    """Return the class of a model that is not an instance; arguments and errors are those of `make_model`."""
     if spec is None:
         spec = default_model(observation_space)
     if isinstance(spec, str):
@@ -55,8 +62,7 @@ def make_model(
         raise TypeError(
             f"`model` must be a name ({', '.join(BUILTIN)}), a subclass of Model or an instance; got {spec!r}."
         )
-    check_arguments(spec, config, "model_config", num_positional=2)
-    return spec(observation_space, num_features, **config)
+    return spec
 
 
 def default_model(observation_space: gymnasium.Space[Any]) -> str:

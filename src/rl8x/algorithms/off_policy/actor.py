@@ -16,7 +16,7 @@ from rl8x.models import Model
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_logits
 from rl8x.policy import Act, Policy, State
-from rl8x.spaces import describe
+from rl8x.spaces import critic_only, describe
 from rl8x.trees import Tree
 
 
@@ -88,6 +88,8 @@ class Actor(Policy):
             distribution=distribution,
             distribution_config=distribution_config,
             normalize_observations=normalize_observations,
+            # The critics are other networks, which read all; the model's own value is not used.
+            hidden=critic_only(observation_space),
         )
         self.register_buffer("is_random", torch.zeros((), dtype=torch.bool), persistent=False)
         if isinstance(action_space, gymnasium.spaces.Box):

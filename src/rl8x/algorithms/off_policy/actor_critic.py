@@ -69,7 +69,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         """Add the critics of the config as the network "q"."""
         config = self.config
         self.critics = Critics(
-            self.policy.model.observation_space,
+            self.policy.inputs_space,
             self.action_space,
             num_critics=config.num_critics,
             hidden_sizes=(256, 256) if config.critic_hidden_sizes is None else config.critic_hidden_sizes,

@@ -30,7 +30,7 @@ from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
-from rl8x.rollouts.step import Slot
+from rl8x.rollouts.step import Bootstrap, Slot
 from rl8x.schedules import Schedule
 from rl8x.trees import tree_map
 
@@ -72,14 +72,16 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
         self.collector = Collector(
             env,
-            self.policy,
+            self.acting,
             self._generator("sampling"),
             self.execution,
             slot=self.slot,
-            bootstrap=self.policy.values,
+            bootstrap=self.bootstrap,
             state_reset_every=self.state_reset_every,
         )
-        self.rollout = Rollout(config.horizon, config.num_envs, state_every=self.seq_len)
+        # No update reads a state of what acts where the policy that is trained has none.
+        state_every = self.seq_len if self.policy.recurrent else config.horizon
+        self.rollout = Rollout(config.horizon, config.num_envs, state_every=state_every)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len)
         self.lr_schedule = Schedule.make(config.lr if config.lr_schedule is None else config.lr_schedule)
         rule = make_rule(config.optimizer, config.optimizer_config)
@@ -102,9 +104,19 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         """Make the policy; torch's generator is seeded for it."""
 
     @property
+    def acting(self) -> Policy:
+        """What acts while collecting."""
+        return self.policy
+
+    @property
+    def bootstrap(self) -> Bootstrap | None:
+        """What values the observations at which time limits truncate episodes; None where no values are learned."""
+        return self.policy.values
+
+    @property
     @abstractmethod
     def slot(self) -> Slot:
-        """What a slot of the rollout holds; among it are the values of the observations."""
+        """What a slot of the rollout holds; with `bootstrap` the values of the observations are among it."""
 
     @property
     @abstractmethod
@@ -120,8 +132,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
         Returns:
             What the updates read beside observations, starts and what else `packed` has, each `[horizon, num_envs]`,
-            and the share of the variance of the values' targets that the values explain, 0-d.
+            and the number that is logged as `target_metric`, 0-d.
         """
+
+    target_metric: ClassVar[str] = EXPLAINED_VARIANCE
+    """The name of what `targets` measures: by default how much of the targets' variance the values explain."""
 
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.VALID)
     """What of the rollout the updates read, by the first part of its names."""
@@ -236,7 +251,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
             raise RuntimeError("`step()` needs fresh experience: call `collect()` before each `step()`.")
         self.fresh = False
         with torch.no_grad():
-            (explained,) = self._prepare_program()
+            (measured,) = self._prepare_program()
         now = self.counters[self.clock]
         lr = self.lr_schedule(now)
         self.optimizer.lr.fill_(lr)
@@ -248,7 +263,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return Stats(
             {
                 **self._update_stats(rows, applied),
-                EXPLAINED_VARIANCE: explained,
+                self.target_metric: measured,
                 LR: lr,
                 **self.coefficients(),
                 **gathered_not_finite(self.rollout.tensors),
@@ -278,11 +293,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return lambda: program(*fixed)
 
     def _prepare(self) -> Tensor:
-        """Make the targets and pack what the updates read; return the variance that the values explain, 0-d."""
+        """Make the targets and pack what the updates read; return what `targets` measures, 0-d."""
         rollout, horizon = self.rollout, self.config.horizon
-        made, explained = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
+        made, measured = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
         self._fill_pack(made)
-        return explained
+        return measured
 
     def _fill_pack(self, made: Mapping[str, Tensor]) -> None:
         """Pack what the updates read; what was made of the rollout is `[horizon, num_envs]`, each."""
@@ -290,7 +305,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         packed: Batch = {
             name: value[:horizon] for name, value in self.rollout.tensors.items() if name.split("/")[0] in self.packed
         }
-        self.pack.fill(packed | dict(made), self.rollout.states)
+        states = {name: self.rollout.states[name] for name in self.policy.initial_state(1)}
+        self.pack.fill(packed | dict(made), states)
 
     def _prepare_update(self) -> None:
         """Have the update's programs compiled beside those of the rollout, which is empty: only layouts count."""

@@ -25,7 +25,6 @@ class OnPolicyConfig(OnlineConfig):
         None, "Network: 'mlp' (the default), 'lstm', 'gru', a dotted path to a Model class, a class or an instance."
     )
     model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
-    gamma: float = option(0.95, "Discount of a reward one step later.", low=0.0, high=1.0)
     lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)
     lr_schedule: list[list[float]] | dict[str, Any] | None = option(
         None,

@@ -19,6 +19,7 @@ class PPOConfig(OnPolicyConfig):
         None, "Action distribution: a built-in name, a dotted path, or a class. None picks by the action space."
     )
     distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
+    gamma: float = option(0.95, "Discount of a reward one step later.", low=0.0, high=1.0)
     gae_lambda: float = option(
         0.95, "Weight of longer estimates in the advantages: 0 is one step, 1 the whole return.", low=0.0, high=1.0
     )

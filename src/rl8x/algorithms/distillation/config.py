@@ -1,0 +1,84 @@
+"""The hyperparameters of distillation, each explained once, at its field."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.distillation.teacher import Teacher
+from rl8x.algorithms.hyperparameters import option, resolve_device
+from rl8x.algorithms.on_policy import OnPolicyConfig
+from rl8x.distributions import Distribution
+from rl8x.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillationConfig(OnPolicyConfig):
+    """Hyperparameters of distillation."""
+
+    teacher: Any = option(
+        None,
+        "The teacher: a run's name, ID, folder or checkpoint; in Python also a policy, an algorithm or a trainer.",
+    )
+    teacher_obs: list[str] | None = option(
+        None,
+        "Parts of a Dict observation that the teacher sees and the student does not. None: the environment's "
+        "parameters (observe_parameters), and what it shows a critic alone.",
+    )
+    loss: str | None = option(
+        None,
+        "'kl': the KL divergence of the student's action distribution from the teacher's; 'nll': minus the "
+        "log-probability of the teacher's most likely action, for discrete actions a cross-entropy; 'mse': the squared "
+        "error of continuous actions. None: kl where the two have the same kind of distribution, else nll.",
+        choices=("kl", "nll", "mse"),
+    )
+    beta: float = option(
+        0.0,
+        "Probability that a step plays the teacher's action while collecting, the rest being the student's.",
+        low=0.0,
+        high=1.0,
+    )
+    beta_schedule: list[list[float]] | dict[str, Any] | None = option(
+        None,
+        "The same over transitions, in the form of lr_schedule; it replaces beta. The paper's choice is 1 in the first "
+        "collect and 0 after it: [[0, 1.0], [num_envs * horizon, 0.0]].",
+    )
+    sample_actions: bool | None = option(
+        None,
+        "Whether the student's actions while collecting are samples, rather than its most likely ones. None: unless "
+        "the loss is 'mse', which trains no deviations.",
+    )
+    distribution: str | type[Distribution] | None = option(
+        None,
+        "The student's action distribution: a built-in name, a dotted path, or a class. None: by the action space.",
+    )
+    distribution_config: dict[str, Any] = option({}, "Keyword arguments of the distribution's class.")
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        super().__post_init__()
+        if isinstance(self.teacher_obs, str):
+            raise TypeError(f"`teacher_obs` must be a list of names; got {self.teacher_obs!r}.")
+        for _, beta in self.schedule.points:
+            if not 0.0 <= beta <= 1.0:
+                raise ValueError(f"`beta_schedule` must stay at least 0 and at most 1; got {beta!r}.")
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of beta."""
+        return Schedule.make(self.beta if self.beta_schedule is None else self.beta_schedule, name="beta_schedule")
+
+    def build(self, env: Any, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:  # type: ignore[override] # no None
+        """Find the teacher, make the environment, check that they fit, and return the algorithm.
+
+        Args:
+            env: As `OnlineConfig.build` takes it.
+            env_kwargs: Keyword arguments for the environment's constructor, such as `observe_parameters`.
+        """
+        if self.teacher is None:
+            raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")
+        if isinstance(self.teacher, Teacher):
+            return super().build(env, **env_kwargs)
+        teacher = Teacher.of(self.teacher, resolve_device(self.device))
+        return dataclasses.replace(self, teacher=teacher).build(env, **env_kwargs)

@@ -1,0 +1,232 @@
+"""Distillation: a student that acts on what it may see learns what a teacher would do where the student goes.
+
+The student plays, alone or mixed with the teacher, the teacher labels each observation, and the student learns the
+labels: DAgger. What the teacher sees and the student does not, such as the environment's parameters, the student has to
+make up for, by memory for example. A collect is a round of online learning: its data are dropped after their epochs,
+rather than joined with those of all rounds before, which tens of thousands of fresh transitions a round make up for.
+
+Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1, and section 4 on online learning; for teachers that
+see the physics: Lee et al. 2020, arXiv:2010.11251.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, cast
+
+import gymnasium.spaces as spaces
+from torch import Tensor
+
+import rl8x
+from rl8x import keys
+from rl8x.algorithms.distillation.config import DistillationConfig
+from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, labelled
+from rl8x.algorithms.distillation.losses import LOSS_METRICS, loss_of, minibatch_losses
+from rl8x.algorithms.distillation.teacher import Teacher, View, acting_weights
+from rl8x.algorithms.hyperparameters import resolve_device
+from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
+from rl8x.algorithms.on_policy.algorithm import GRAD_NORM, LR
+from rl8x.envs.observed import PARAMETERS
+from rl8x.models.registry import BUILTIN
+from rl8x.names import unknown_name
+from rl8x.policy import Policy
+from rl8x.rollouts.statistics import Number, Stats
+from rl8x.rollouts.step import Bootstrap, Slot
+from rl8x.spaces import critic_only, describe, without_parts
+
+BETA: Final = "coefficients/beta"
+PLAYED: Final = "monitors/teacher_share"
+
+
+class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationConfig):
+    """A student that learns from a teacher. Made by `DistillationConfig(...).build(env)`, or by `distill`."""
+
+    metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
+    target_metric: ClassVar[str] = PLAYED
+    packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.VALID, LABELS)
+    made: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def teacher(self) -> Teacher:
+        """What labels."""
+        teacher: Teacher = self.config.teacher
+        return teacher
+
+    def make_policy(self) -> Student:
+        """Make the student; torch's generator is seeded for it."""
+        config, space = self.config, self.env.single_observation_space
+        if self.teacher.policy.action_space != self.env.single_action_space:
+            theirs, ours = describe(self.teacher.policy.action_space), describe(self.env.single_action_space)
+            raise ValueError(f"the teacher acts in {theirs}; the environment takes {ours}.")
+        built_in = config.model is None or (isinstance(config.model, str) and config.model in BUILTIN)
+        return Student(
+            space,
+            self.env.single_action_space,
+            model=config.model,
+            # Its value is of no use: layers for it alone would be computed for nothing.
+            model_config={**({"shared": True} if built_in else {}), **config.model_config},
+            distribution=config.distribution,
+            distribution_config=config.distribution_config,
+            normalize_observations=config.normalize_observations,
+            hidden=_hidden(space, config.teacher_obs),
+        )
+
+    @functools.cached_property
+    def loss(self) -> str:
+        """The loss in force."""
+        return loss_of(self.config.loss, self.policy.distribution, self.teacher.policy.distribution)
+
+    @functools.cached_property
+    def guided(self) -> Guided:
+        """What acts while collecting."""
+        teacher, samples = self.teacher.policy.to(self.device), self.config.sample_actions
+        view = View(self.env.single_observation_space, teacher.observation_space)
+        samples = self.loss != "mse" if samples is None else samples
+        return Guided(self.policy, teacher, view, with_params=self.loss == "kl", samples=samples)
+
+    @property
+    def acting(self) -> Policy:
+        """The student with the teacher beside it."""
+        return cast(Policy, self.guided)  # it has what a collector needs of one
+
+    @property
+    def bootstrap(self) -> Bootstrap | None:
+        """None: no values are learned."""
+        return None
+
+    @property
+    def slot(self) -> Slot:
+        """What a slot holds: the teacher's label and whether it played too."""
+        return labelled
+
+    @property
+    def objective(self) -> Objective:
+        """How far the student is from the labels."""
+        losses = functools.partial(minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
+        return Objective(losses, LOSS_METRICS, LOSS_METRICS[0])
+
+    def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Make nothing, as labels are made while collecting; measure the share of steps that the teacher played."""
+        plays, valid = data[PLAYS].float(), data.get(keys.VALID)
+        return {}, plays.mean() if valid is None else (plays * valid).sum() / valid.sum().clamp(min=1)
+
+    def coefficients(self) -> dict[str, Number]:
+        """Return what a row says of coefficients beside the learning rate."""
+        return {BETA: self.guided.beta.clone()}
+
+    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+        """Run student and teacher for a horizon, filling the buffer."""
+        self.teacher.need_weights()
+        self.guided.beta.fill_(self.config.schedule(self.counters[self.clock]))
+        return super().collect(env_config=env_config)
+
+    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
+        """Run the student alone from one reset to the next; see `OnlineAlgorithm.evaluate`."""
+        beta = self.guided.beta.clone()
+        self.guided.beta.zero_()
+        try:
+            return super().evaluate(env_config=env_config, deterministic=deterministic)
+        finally:
+            self.guided.beta.copy_(beta)
+
+    def student_policy(self) -> Policy:
+        """Return the student as a policy of what it sees: without the parts that are the teacher's alone.
+
+        Where the environment has put its own observation into a `Dict` to show the parameters beside it, that is
+        undone, so that the policy acts in the environment as it is without `observe_parameters`. It shares no memory
+        with the student.
+        """
+        student, own = self.policy, self.env.own_observation_space
+        rest = without_parts(self.env.single_observation_space, student.hidden)
+        is_wrapped = isinstance(rest, spaces.Dict) and list(rest.spaces) == [keys.OBS] and rest[keys.OBS] == own
+        made = Policy(
+            own if is_wrapped else rest,
+            student.action_space,
+            model=type(student.model),
+            model_config=student.arguments["model"],
+            distribution=type(student.distribution),
+            distribution_config=student.arguments["distribution"],
+            normalize_observations=student.obs_moments is not None,
+        )
+        made.model.load_state_dict(student.model.state_dict())
+        made.distribution.load_state_dict(student.distribution.state_dict())
+        if student.obs_moments is not None and made.obs_moments is not None:
+            for name, moments in made.obs_moments.items():
+                moments.load_state_dict(student.obs_moments[keys.OBS if is_wrapped else name].state_dict())
+        return made.to(self.device)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Every hyperparameter by name, as it is in force; of the teacher what tells it from another."""
+        params = {name: value for name, value in super().params.items() if not name.startswith("teacher.")}
+        teacher = self.teacher
+        return params | {
+            "teacher": teacher["source"] or "given",
+            "teacher.sha256": teacher["sha256"],
+            "teacher.model.class": type(teacher.policy.model).__name__,
+            "teacher_obs": list(self.policy.hidden),
+            "loss": self.loss,
+            "sample_actions": self.guided.samples,
+            "beta_schedule": self.config.schedule.to_dict(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next collect and step depend on, the teacher's weights too."""
+        return {**super().state_dict(), "teacher": acting_weights(self.teacher.policy)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken, bit for bit."""
+        super().load_state_dict(state)
+        # One that was found anew has its own: a resume refuses another, by its hash, unless it is asked for.
+        if not self.teacher.has_weights:
+            self.teacher.load(state["teacher"])
+
+
+def distill(
+    teacher: Any, student_config: DistillationConfig | None = None, env: Any = None, **env_kwargs: Any
+) -> Distillation:
+    """Return an algorithm whose student learns from a teacher, for a `Trainer`.
+
+        trainer = Trainer(distill("teacher-run", DistillationConfig(model="gru", seq_len=16)))
+        trainer.run(env_config=..., stop_conditions=[...])
+        policy = trainer.algorithm.student_policy()
+
+    Args:
+        teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, or a policy.
+        student_config: The hyperparameters; its `teacher` is replaced.
+        env: What the student trains in, as `build` takes it; None: made as the teacher's training environment was, of
+            which the student sees all but `teacher_obs`.
+        env_kwargs: Keyword arguments for the environment's constructor.
+
+    Raises:
+        ValueError: If no environment is given and that of the teacher cannot be made again.
+    """
+    config, source = student_config or DistillationConfig(), teacher
+    if isinstance(teacher, str | Path):
+        source = rl8x.load_algorithm(teacher, device=str(resolve_device(config.device)))
+    if env is None:
+        env = getattr(getattr(source, "algorithm", source), "env_factory", None)
+    if env is None:
+        raise ValueError("distill: the teacher's environment cannot be made again; give `env`.")
+    given = str(teacher) if isinstance(teacher, Path) else teacher
+    return cast(Distillation, dataclasses.replace(config, teacher=given).build(env, **env_kwargs))
+
+
+def _hidden(space: Any, teacher_obs: list[str] | None) -> list[str]:
+    """Return the parts of an observation that the student does not see.
+
+    Raises:
+        ValueError: If there is no such part, or nothing is left.
+    """
+    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {}
+    if teacher_obs is None:
+        return [name for name in parts if name == PARAMETERS or name in critic_only(space)]
+    for name in teacher_obs:
+        if name not in parts:
+            raise ValueError(unknown_name("part", name, parts, " of the observation in `teacher_obs`"))
+    if parts and not parts.keys() - {*teacher_obs, keys.ACTION_MASK}:
+        raise ValueError("`teacher_obs` leaves the student nothing to see; it names every part of the observation.")
+    return list(teacher_obs)

@@ -1,0 +1,116 @@
+"""What acts while a student learns: the student, and the teacher that labels where the student goes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from rl8x.algorithms.distillation.teacher import View
+from rl8x.envs.base import Step
+from rl8x.execution.private import tree_flatten
+from rl8x.policy import Act, Policy, State
+from rl8x.rollouts.step import Cursor, experience
+from rl8x.spaces import where_rows
+from rl8x.trees import Tree, flatten_tree
+
+LABELS: Final = "labels"
+PLAYS: Final = "teacher_plays"
+_TEACHERS: Final = "teacher/"
+"""What the teacher's state is called beside the student's."""
+
+
+class Student(Policy):
+    """A policy that as a module maps stored sequences to the parameters of its action distributions."""
+
+    def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:  # type: ignore[override]
+        """Return the parameters for observations `[seq_len, batch, *obs]`; the others are those of `evaluate`."""
+        features, _, mask = self.predict(obs, state, starts)
+        return self.distribution.from_features(features, mask)
+
+
+class Guided(nn.Module):
+    """What acts while collecting: the student, with the teacher beside it, which labels and at times plays.
+
+    Its state is the student's and the teacher's, each as it would have it alone.
+
+    Args:
+        student: The policy that is trained.
+        teacher: The policy that labels.
+        view: What the teacher sees of an observation.
+        with_params: Whether labels are the parameters of the teacher's distribution, rather than its actions.
+        samples: Whether the student's actions are samples.
+
+    Attributes:
+        beta: Probability that the teacher plays, 0-d. Programs read it, so that it is changed in place.
+    """
+
+    beta: Tensor
+
+    def __init__(self, student: Policy, teacher: Policy, view: View, *, with_params: bool, samples: bool) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = teacher
+        self.view = view
+        self.with_params = with_params
+        self.samples = samples
+        self.register_buffer("beta", torch.zeros((), device=student.device), persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.student.device
+
+    @property
+    def clips(self) -> bool:
+        """Whether `env_actions` may change actions."""
+        return self.student.clips
+
+    def env_actions(self, actions: Any) -> Any:
+        """Return what the environment gets of actions `[num_envs, *action]`."""
+        return self.student.env_actions(actions)
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return the states of both that have seen nothing, each `[num_envs, *]`."""
+        return self._joined(self.student.initial_state(num_envs), self.teacher.initial_state(num_envs))
+
+    def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
+        """Draw what the student's samples need, and a number in [0, 1) for who plays, `[horizon, num_envs, *]`."""
+        drawn = self.student.noise(horizon, num_envs, generator)
+        who = torch.rand((horizon, num_envs, 1), generator=generator, device=self.device)
+        return torch.cat((drawn, who), -1)
+
+    def act(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> Act:
+        """Choose an action for each copy and label its observation; arguments are those of `Policy.act`.
+
+        Without noise the student alone plays, its most likely actions.
+        """
+        own = {name: value for name, value in state.items() if not name.startswith(_TEACHERS)}
+        others = {name.removeprefix(_TEACHERS): state[name] for name in state.keys() - own.keys()}
+        params, _, after = self.teacher.respond(self.view(obs), others, starts)
+        best = self.teacher.env_actions(self.teacher.distribution.mode(params))
+        act = self.student.act(obs, own, starts, noise[:, :-1] if self.samples and noise is not None else None)
+        actions, plays = act.actions, torch.zeros_like(starts)
+        if noise is not None:
+            plays = noise[:, -1] < self.beta
+            actions = where_rows(plays, best, actions)
+        label = numbered(params) if self.with_params else best
+        state = self._joined(act.state, after)
+        return act._replace(actions=actions, state=state, labels={LABELS: label, PLAYS: plays})
+
+    @staticmethod
+    def _joined(own: State, others: State) -> State:
+        return {**own, **{f"{_TEACHERS}{name}": value for name, value in others.items()}}
+
+
+def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
+    """Name what is stored of a step, each `[num_envs, ...]`: also the label, and whether the teacher played."""
+    assert act.labels is not None
+    label = flatten_tree(LABELS, act.labels[LABELS])
+    return experience(cursor, act, step) | label | {PLAYS: act.labels[PLAYS]}
+
+
+def numbered(params: Any) -> dict[str, Tensor]:
+    """Return the parameters of distributions as tensors `[...]` by their number."""
+    return {str(i): tensor for i, tensor in enumerate(tree_flatten(params)[0])}

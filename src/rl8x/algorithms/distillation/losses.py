@@ -1,0 +1,103 @@
+"""How far a student is from its teacher's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import gymnasium.spaces as spaces
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x import keys
+from rl8x.algorithms.distillation.config import DistillationConfig
+from rl8x.algorithms.distillation.guided import LABELS
+from rl8x.algorithms.on_policy import Batch
+from rl8x.distributions import Distribution
+from rl8x.distributions.composite import Composite
+from rl8x.execution.private import tree_flatten, tree_unflatten
+from rl8x.spaces import describe, leaves
+from rl8x.trees import Tree, flatten_tree, unflatten_tree
+
+LOSS_METRICS: Final = ("losses/distillation", "monitors/entropy", "monitors/disagreement")
+
+
+def minibatch_losses(
+    policy: Callable[..., Any],
+    batch: Batch,
+    state: Batch,
+    _: Tensor,
+    config: DistillationConfig,
+    *,
+    distribution: Distribution,
+    loss: str,
+) -> Tensor:
+    """Sum the loss and its monitors over a minibatch.
+
+        kl:   L = KL(teacher || student)
+        nll:  L = -log p_student(a*),            a* the teacher's most likely action
+        mse:  L = mean over the action's dimensions of (a_student - a*)^2,    a_student the student's most likely one
+
+    Args:
+        policy: A `Student` called as a module, under the weights of the update.
+        batch: Observations, starts and labels, each `[seq_len, batch, ...]`.
+        state: The student's state before the sequences, each `[batch, *]`.
+        config: The hyperparameters, none of which is needed here.
+        distribution: The student's action distribution.
+        loss: The loss's name.
+
+    Returns:
+        Sums in the order of `LOSS_METRICS`, `[3]`. The disagreement is the share of most likely actions that differ,
+        and where they are continuous the mean distance.
+    """
+    params = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
+    labels, mode = unflatten_tree(LABELS, batch), distribution.mode(params)
+    if loss == "kl":
+        tensors, structure = tree_flatten(params)
+        taught = tree_unflatten([labels[str(i)] for i in range(len(tensors))], structure)
+        losses, best = distribution.kl(taught, params), distribution.mode(taught)
+    else:
+        best = labels
+        losses = -distribution.logp(params, best) if loss == "nll" else _mean_of(torch.square, mode, best)
+    distance = _mean_of(torch.abs, mode, best).detach()
+    columns = torch.stack((losses, distribution.entropy(params), distance))
+    if keys.VALID in batch:
+        columns = columns * batch[keys.VALID]
+    return columns.flatten(1).sum(1)
+
+
+def _mean_of(function: Callable[[Tensor], Tensor], actions: Tree, others: Tree) -> Tensor:
+    """Return the mean over parts and dimensions of a function of differences, `[seq_len, batch]`; 0 or 1 of whole ones.
+
+    Actions are `[seq_len, batch, *action]`, or dicts of such.
+    """
+    pairs = zip(flatten_tree("", actions).values(), flatten_tree("", others).values(), strict=True)
+    differences = [function(a - b) if a.is_floating_point() else (a != b).float() for a, b in pairs]
+    return torch.stack([each.flatten(2).mean(-1) if each.dim() > 2 else each for each in differences]).mean(0)
+
+
+def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> str:
+    """Return the loss that is meant, and refuse one that the two distributions do not have.
+
+    Raises:
+        ValueError: If the loss does not fit them.
+    """
+    same = _same_kind(student, teacher)
+    names = f"{type(student).__name__} of the student and {type(teacher).__name__} of the teacher"
+    if loss == "kl" and not same:
+        raise ValueError(f"loss='kl' needs one kind of distribution, with a `kl`; got {names}. Use 'nll'.")
+    if loss == "mse" and not all(
+        isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating) for _, leaf in leaves(student.space)
+    ):
+        raise ValueError(f"loss='mse' needs continuous actions; got {describe(student.space)}. Use 'kl' or 'nll'.")
+    return loss or ("kl" if same else "nll")
+
+
+def _same_kind(one: Distribution, other: Distribution) -> bool:
+    """Say whether two distributions have parameters of the same meaning, and a divergence."""
+    if type(one) is not type(other) or type(one).kl is Distribution.kl:
+        return False
+    if isinstance(one, Composite) and isinstance(other, Composite):
+        return all(_same_kind(part, other.named[key]) for key, part in one.named.items())
+    return True

@@ -1,0 +1,210 @@
+"""The policy that a student learns from: found by a run or taken as it is, and described as plain data.
+
+A student's checkpoint has the teacher's description and its weights, so that it is resumed from that alone, whatever
+has become of the teacher's run.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium
+import gymnasium.spaces as spaces
+import torch
+from torch import Tensor
+
+import rl8x
+from rl8x import keys
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.policy import Policy
+from rl8x.spaces import describe, space_from_plain, space_to_plain
+
+# What a policy has beside what acts: the units of values.
+_NOT_ACTING: Final = "value_moments."
+
+
+class Teacher(Mapping[str, Any]):
+    """A policy that labels observations; as a mapping, the plain data that it is built from, without weights.
+
+    Args:
+        description: As `of` makes it.
+        policy: The policy; None builds it from the description, with weights that `load` must bring.
+
+    Attributes:
+        policy: It acts, and is never trained.
+        has_weights: Whether the policy has the weights of the teacher.
+    """
+
+    def __init__(self, description: Mapping[str, Any], policy: Policy | None = None) -> None:
+        self._description = dict(description)
+        self.has_weights = policy is not None
+        self.policy = _built(description) if policy is None else policy
+        self.policy.requires_grad_(False)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a part of the description."""
+        return self._description[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Go over the names of the description's parts."""
+        return iter(self._description)
+
+    def __len__(self) -> int:
+        """Return the number of the description's parts."""
+        return len(self._description)
+
+    def __repr__(self) -> str:
+        """Name the source, and the weights."""
+        return f"Teacher({self['source'] or 'given'}, {self['sha256'][:12]})"
+
+    @classmethod
+    def of(cls, given: Any, device: torch.device | str = "cpu") -> Teacher:
+        """Return the teacher that is meant, on a device.
+
+        Args:
+            given: A policy, an algorithm or its trainer, a run's name, ID or folder, a checkpoint, or a description.
+            device: Where it is to live.
+
+        Raises:
+            TypeError: If it is none of these.
+            rl8x.checkpoint.CheckpointError: If no run is found, or it cannot be built.
+        """
+        if isinstance(given, Teacher):
+            return given
+        if isinstance(given, Mapping):
+            return cls(given)
+        if isinstance(given, str | Path):
+            algorithm = rl8x.load_algorithm(given, device=str(device))
+            return cls._from_policy(algorithm.policy, str(given), device)
+        learner = getattr(given, "algorithm", given)  # of a trainer
+        policy = learner.policy if isinstance(learner, GenericAlgorithmBase) else learner
+        if not isinstance(policy, Policy):
+            raise TypeError(
+                "`teacher` must be a run (its name, ID, folder or checkpoint), a policy, an algorithm or a trainer; "
+                f"got {given!r}."
+            )
+        return cls._from_policy(policy, None, device)
+
+    @classmethod
+    def _from_policy(cls, policy: Policy, source: str | None, device: torch.device | str) -> Teacher:
+        weights = acting_weights(policy)
+        description: dict[str, Any] = {
+            "source": source,
+            "sha256": digest(weights),
+            # Texts, as there are files that know no infinite bounds.
+            "observation_space": json.dumps(space_to_plain(policy.observation_space)),
+            "action_space": json.dumps(space_to_plain(policy.action_space)),
+            "model": type(policy.model),
+            "model_config": policy.arguments["model"],
+            "distribution": type(policy.distribution),
+            "distribution_config": policy.arguments["distribution"],
+            "normalize_observations": policy.obs_moments is not None,
+            "hidden": list(policy.hidden),
+        }
+        try:
+            built = _built(description)
+            built.load_state_dict(weights)
+        except Exception:  # of a model that came as an instance nobody knows the arguments
+            built = copy.deepcopy(policy)
+            description["model"] = built.model  # which has no form in a file, as checkpoints then say
+        return cls(description, built.to(device))
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of a checkpoint, in place.
+
+        Raises:
+            ValueError: If they are of another policy.
+        """
+        if weights.keys() != acting_weights(self.policy).keys():
+            raise ValueError("the teacher's weights in the checkpoint are of another model than its description.")
+        self.policy.load_state_dict(dict(weights), strict=False)
+        self.has_weights = True
+
+    def need_weights(self) -> None:
+        """Have the weights, from the run that the description names where no checkpoint brought them.
+
+        Raises:
+            ValueError: If there are none, or that run has others now.
+        """
+        if self.has_weights:
+            return
+        source = self["source"]
+        if source is None:
+            raise ValueError("the teacher is described without its weights: name its run in `teacher`, or resume.")
+        weights = acting_weights(rl8x.load_algorithm(source, device=str(self.policy.device)).policy)
+        if digest(weights) != self["sha256"]:
+            raise ValueError(
+                f"the teacher's run {source!r} has other weights than those that are described: name the run alone in "
+                "`teacher` to learn from it as it is now."
+            )
+        self.load(weights)
+
+
+def _built(description: Mapping[str, Any]) -> Policy:
+    """Build the policy of a description, with weights of its own."""
+    with torch.random.fork_rng(devices=[]):
+        return Policy(
+            space_from_plain(json.loads(description["observation_space"])),
+            space_from_plain(json.loads(description["action_space"])),
+            model=description["model"],
+            model_config=description["model_config"],
+            distribution=description["distribution"],
+            distribution_config=description["distribution_config"],
+            normalize_observations=description["normalize_observations"],
+            hidden=description["hidden"],
+        )
+
+
+def acting_weights(policy: Policy) -> dict[str, Tensor]:
+    """Return what a policy acts by: its weights and moments by name, without those of its values' units."""
+    return {name: value for name, value in policy.state_dict().items() if not name.startswith(_NOT_ACTING)}
+
+
+def digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of weights, in hexadecimal digits."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+class View:
+    """What a teacher sees of an environment's observations: all, or some parts, or one that is no `Dict`.
+
+    Args:
+        env: Space of one copy's observation in the environment.
+        teacher: The space that the teacher was trained in.
+
+    Raises:
+        ValueError: If the environment does not show what the teacher needs.
+    """
+
+    def __init__(self, env: gymnasium.Space[Any], teacher: gymnasium.Space[Any]) -> None:
+        self.parts: tuple[str, ...] | None = None
+        self.unwraps = False
+        if env == teacher:
+            return
+        shown = dict(env.spaces) if isinstance(env, spaces.Dict) else {}
+        if isinstance(teacher, spaces.Dict) and all(shown.get(name) == part for name, part in teacher.spaces.items()):
+            self.parts = tuple(teacher.spaces)
+        elif shown.get(keys.OBS) == teacher:
+            self.unwraps = True
+        else:
+            raise ValueError(
+                f"the teacher needs observations of {describe(teacher)}; the environment has {describe(env)}. Make it "
+                "show the teacher all of them, as observe_parameters='all' shows the parameters: `teacher_obs` keeps "
+                "them from the student."
+            )
+
+    def __call__(self, obs: Any) -> Any:
+        """Return what the teacher sees of observations `[num_envs, *obs]`."""
+        if self.unwraps:
+            return obs[keys.OBS]
+        return obs if self.parts is None else {name: obs[name] for name in self.parts}

@@ -1,0 +1,420 @@
+"""Distillation: what the teacher labels, who plays, what the student learns, and how all of it is saved."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tests.probes import Probe, Remember, traced_only
+
+from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
+from rl8x.algorithms import DistillationConfig, DQNConfig, PPOConfig, SACConfig
+from rl8x.algorithms.distillation.guided import Student
+from rl8x.algorithms.distillation.losses import minibatch_losses
+from rl8x.algorithms.distillation.teacher import Teacher, View
+from rl8x.checkpoint import CheckpointError
+from rl8x.cli.main import main
+from rl8x.config import RunConfig
+from rl8x.distributions import make_distribution
+from rl8x.envs import AlgoTrading, CartPole, Parameter, Pendulum
+from rl8x.policy import Policy
+from rl8x.randomization import Choice, Uniform
+from rl8x.trees import unflatten_tree
+
+MLP = {"hidden_sizes": [8]}
+GRU = {"model": "gru", "model_config": {"hidden_size": 8}}
+SIDES = {"side": Choice([-1.0, 1.0])}
+DRAWN = {"length": Uniform(0.2, 1.0)}
+
+
+class HiddenSide(Probe):
+    """Shows its parameter in the first of four steps alone; each action that agrees with its sign is worth 1."""
+
+    parameters = {"side": Parameter(default=0.0, low=-1.0, high=1.0, unit="", description="which action is right")}  # noqa: RUF012
+    default_time_limit = 4
+
+    def initial_state(self, parameters, noise):
+        return {"x": parameters["side"].unsqueeze(1)}
+
+    def transition(self, state, actions, parameters, noise):
+        rewards = ((actions == 1) == (parameters["side"] > 0)).float()
+        return {"x": torch.zeros_like(state["x"])}, rewards, torch.zeros_like(rewards, dtype=torch.bool)
+
+
+def knowing_teacher() -> Policy:
+    """A linear policy whose logits are -3 and 3 times the side, whatever it observes."""
+    env = HiddenSide(1, observe_parameters="all")
+    policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": []})
+    with torch.no_grad():
+        policy.model.policy_head.weight.copy_(torch.tensor([[0.0, -3.0], [0.0, 3.0]]))
+        policy.model.policy_head.bias.zero_()
+    return policy
+
+
+def config(**options) -> DistillationConfig:
+    defaults = {"num_envs": 16, "horizon": 8, "device": "cpu", "seed": 0, "model_config": MLP}
+    return DistillationConfig(**defaults | options)
+
+
+def of_sides(**options):
+    return config(teacher=knowing_teacher(), **options).build(HiddenSide, observe_parameters="all")
+
+
+def random_policy(env, **options) -> Policy:
+    """A policy that differs between observations enough for labels to differ."""
+    given = {"model_config": {}} | options
+    given["model_config"] = given["model_config"] | {"policy_gain": 3.0}
+    return Policy(env.single_observation_space, env.single_action_space, **given)
+
+
+def train(algorithm, steps, **collect):
+    for _ in range(steps):
+        algorithm.collect(**collect)
+        row = algorithm.step()
+    return dict(row)
+
+
+# -- labels
+
+
+def test_labels_are_what_the_teacher_computes_by_hand():
+    algorithm = of_sides()
+    algorithm.collect(env_config=SIDES)
+    rollout, horizon = algorithm.rollout, algorithm.config.horizon
+    side = rollout["obs/parameters"][:horizon, :, 0]
+    assert set(side.unique().tolist()) == {-1.0, 1.0}
+    # log softmax of (-3 s, 3 s): the right action has 1 / (1 + e^-6).
+    right = -np.log1p(np.exp(-6.0))
+    expected = torch.where(side.unsqueeze(-1) * torch.tensor([-1.0, 1.0]) > 0, right, right - 6.0)
+    torch.testing.assert_close(rollout["labels/0"][:horizon], expected)
+    assert not rollout["teacher_plays"].any()
+
+
+@pytest.mark.parametrize("execution", ["eager", "compile"])
+def test_a_recurrent_normalising_teacher_labels_as_it_would_alone(execution, monkeypatch):
+    """Its state goes on over collects, is reset where episodes begin, and its moments are its own."""
+    traced_only(monkeypatch)
+    env = CartPole(5, time_limit=6, observe_parameters="all")
+    torch.manual_seed(0)
+    teacher = random_policy(env, **GRU, normalize_observations=True)
+    teacher.observe({name: torch.randn(50, 5, width) * 0.2 + 0.1 for name, width in (("obs", 4), ("parameters", 6))})
+    options = {"num_envs": 5, "seq_len": 2, "normalize_observations": True, "loss": "nll", "execution": execution}
+    algorithm = config(teacher=teacher, **options, **GRU).build(CartPole, time_limit=6, observe_parameters="all")
+    state, kept = teacher.initial_state(5), []
+    for _ in range(3):
+        algorithm.collect(env_config=DRAWN if not kept else None)
+        tensors = algorithm.rollout.tensors
+        obs = unflatten_tree("obs", tensors)
+        for t in range(8):
+            act = teacher.act({name: part[t] for name, part in obs.items()}, state, tensors["starts"][t])
+            state = act.state
+            assert torch.equal(tensors["labels"][t], act.actions)
+        kept.append(tensors["labels"][:8].float().mean())
+        algorithm.step()
+    assert 0.0 < torch.stack(kept).mean() < 1.0
+    assert tensors["starts"].sum() > 5
+
+
+def test_masked_and_composite_actions_are_labelled_and_learned():
+    env = AlgoTrading(4, observe_parameters="all")
+    teacher = random_policy(env, model_config=MLP)
+    algorithm = config(teacher=teacher, num_envs=4, lr=1e-2).build(AlgoTrading, observe_parameters="all", time_limit=5)
+    row = train(algorithm, 3)
+    legal = algorithm.rollout["obs/action_mask"][:8].bool()
+    assert (algorithm.rollout["labels/0"][:8].exp()[~legal] == 0).all()
+    assert np.isfinite(row["losses/distillation"])
+
+
+# -- who plays
+
+
+def test_the_teacher_plays_its_share_and_none_in_an_evaluation():
+    first = 16 * 8
+    algorithm = of_sides(beta_schedule=[[0, 1.0], [first, 0.25]])
+    algorithm.collect(env_config=SIDES)
+    right = algorithm.rollout["obs/parameters"][:8, :, 0] > 0
+    assert torch.equal(algorithm.rollout["actions"][:8] == 1, right)
+    row = dict(algorithm.step())
+    assert (row["monitors/teacher_share"], row["coefficients/beta"]) == (1.0, 1.0)
+    shares = []
+    for _ in range(8):
+        algorithm.collect()
+        shares.append(dict(algorithm.step())["monitors/teacher_share"])
+    # 1024 draws with probability 1/4: three standard deviations are 0.04.
+    assert np.mean(shares) == pytest.approx(0.25, abs=0.041)
+    plays = algorithm.rollout["teacher_plays"][:8]
+    assert torch.equal(
+        (algorithm.rollout["actions"][:8] == 1)[plays], (algorithm.rollout["obs/parameters"][:8, :, 0] > 0)[plays]
+    )
+    returns = []
+    algorithm.guided.beta.fill_(1.0)
+    with torch.no_grad():
+        algorithm.policy.model.policy_head.bias.copy_(torch.tensor([50.0, 0.0]))  # always 0
+    for deterministic in (True, False):
+        algorithm.resets = type(algorithm.resets)(1)
+        returns.append(dict(algorithm.evaluate(env_config={"side": 1.0}, deterministic=deterministic))["rewards/mean"])
+    assert returns == [0.0, 0.0]
+    assert algorithm.guided.beta == 1.0
+
+
+# -- the loss
+
+
+@pytest.mark.parametrize("loss", ["kl", "nll", "mse"])
+def test_losses_equal_a_plain_formulation(loss):
+    generator = torch.Generator().manual_seed(0)
+    mean, log_std, taught_mean, taught_log_std = (torch.randn(3, 4, 2, generator=generator) for _ in range(4))
+    space = spaces.Box(-9.0, 9.0, (2,), np.float32)
+    distribution = make_distribution("normal", space, {"std": "state", "log_std_bounds": [-9, 9]})
+    params = distribution.from_features(torch.cat((mean, log_std), -1))
+    taught = distribution.from_features(torch.cat((taught_mean, taught_log_std), -1))
+    valid = torch.rand(3, 4, generator=generator) < 0.7
+    batch = {"obs": mean, "starts": valid, "valid": valid}
+    if loss == "kl":
+        batch |= {"labels/0": taught.mean, "labels/1": taught.log_std}
+        one, other = (torch.distributions.Normal(each.mean, each.log_std.exp()) for each in (taught, params))
+        expected = torch.distributions.kl_divergence(one, other).sum(-1)
+    else:
+        batch["labels"] = taught_mean
+        likelihood = torch.distributions.Normal(params.mean, params.log_std.exp()).log_prob(taught_mean)
+        expected = -likelihood.sum(-1) if loss == "nll" else (mean - taught_mean).pow(2).mean(-1)
+    options = {"distribution": distribution, "loss": loss}
+    sums = minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
+    entropy = torch.distributions.Normal(params.mean, params.log_std.exp()).entropy().sum(-1)
+    distance = (mean - taught_mean).abs().mean(-1)
+    torch.testing.assert_close(sums, torch.stack([each[valid].sum() for each in (expected, entropy, distance)]))
+
+
+def test_cross_entropy_with_the_teachers_choice():
+    logits = torch.tensor([[[1.0, 2.0, 0.5], [0.0, 0.0, 3.0]]])
+    distribution = make_distribution(None, spaces.Discrete(3))
+    batch = {"obs": logits, "starts": torch.ones(1, 2), "labels": torch.tensor([[1, 0]])}
+    options = {"distribution": distribution, "loss": "nll"}
+    params = distribution.from_features(logits)
+    sums = minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
+    expected = torch.nn.functional.cross_entropy(logits[0], torch.tensor([1, 0]), reduction="sum")
+    torch.testing.assert_close(sums[0], expected)
+    assert sums[2] == 1.0  # the second row's most likely action is another
+
+
+# -- learning
+
+
+def test_a_student_that_sees_as_much_becomes_the_teacher():
+    algorithm = of_sides(teacher_obs=[], lr=3e-2, num_sgd_iters=8)
+    row = train(algorithm, 30, env_config=SIDES)
+    assert row["losses/distillation"] < 1e-3
+    assert row["monitors/disagreement"] == 0.0
+
+
+def test_memory_makes_up_for_what_only_the_teacher_sees():
+    disagreement = {}
+    for name, options in {"mlp": {}, "gru": {**GRU, "seq_len": 4}}.items():
+        algorithm = of_sides(lr=3e-2, num_sgd_iters=8, **options)
+        assert algorithm.policy.hidden == ("parameters",)
+        train(algorithm, 25, env_config=SIDES)
+        algorithm.collect()
+        disagreement[name] = dict(algorithm.step())["monitors/disagreement"]
+    # Without memory three of four steps are a guess.
+    assert disagreement["mlp"] > 0.2
+    assert disagreement["gru"] < 0.02
+
+
+@pytest.mark.parametrize(
+    ("make", "env", "loss", "resolved"),
+    [
+        (lambda: DQNConfig(num_envs=2, device="cpu", seed=0, dueling=True, model_config=MLP), CartPole, None, "nll"),
+        (lambda: DQNConfig(num_envs=2, device="cpu", seed=0, num_quantiles=3, model_config=MLP), CartPole, None, "nll"),
+        (lambda: PPOConfig(num_envs=2, device="cpu", seed=0, model_config=MLP), CartPole, None, "kl"),
+        (lambda: PPOConfig(num_envs=2, device="cpu", seed=0, model_config=MLP), Pendulum, None, "kl"),
+        (lambda: SACConfig(num_envs=2, device="cpu", seed=0, model_config=MLP), Pendulum, None, "nll"),
+        (lambda: SACConfig(num_envs=2, device="cpu", seed=0, model_config=MLP), Pendulum, "mse", "mse"),
+    ],
+)
+def test_teachers_of_every_kind(make, env, loss, resolved):
+    teacher = make().build(env, observe_parameters="all")
+    algorithm = distill(teacher, config(loss=loss, num_envs=4))
+    assert (algorithm.loss, algorithm.guided.samples) == (resolved, resolved != "mse")
+    assert algorithm.env.observe_parameters == "all"
+    train(algorithm, 1)
+    obs = unflatten_tree("obs", algorithm.rollout.tensors)
+    act = teacher.policy.act({name: part[3] for name, part in obs.items()}, {}, torch.zeros(4, dtype=torch.bool))
+    labels = unflatten_tree("labels", algorithm.rollout.tensors)
+    if resolved == "kl":
+        distribution = algorithm.policy.distribution
+        kind = type(distribution.from_features(torch.zeros(1, distribution.num_features)))
+        labels = distribution.mode(kind(*labels.values()))
+    torch.testing.assert_close(labels[3], teacher.policy.env_actions(act.actions) if resolved != "kl" else act.actions)
+
+
+def test_what_does_not_fit_is_refused_in_a_line():
+    teacher = knowing_teacher()
+    with pytest.raises(ValueError, match=r"needs a `teacher`"):
+        config().build(HiddenSide)
+    with pytest.raises(TypeError, match=r"`teacher` must be a run.*a trainer; got 3"):
+        config(teacher=3).build(HiddenSide)
+    with pytest.raises(ValueError, match=r"the teacher needs observations of Dict.*observe_parameters='all'"):
+        config(teacher=teacher).build(HiddenSide)
+    with pytest.raises(ValueError, match=r"the teacher acts in Discrete\(2\)"):
+        config(teacher=teacher).build(Pendulum, observe_parameters="all")
+    with pytest.raises(ValueError, match=r"'prameters'.*Did you mean 'parameters'"):
+        of_sides(teacher_obs=["prameters"])
+    with pytest.raises(ValueError, match="nothing to see"):
+        of_sides(teacher_obs=["obs", "parameters"])
+    with pytest.raises(ValueError, match="continuous actions"):
+        of_sides(loss="mse")
+    with pytest.raises(ValueError, match=r"one kind of distribution.*EpsilonGreedy"):
+        of_sides(loss="kl", distribution="epsilon_greedy")
+    with pytest.raises(ValueError, match="at most 1"):
+        config(beta_schedule=[[0, 2.0]])
+    with pytest.raises(ValueError, match="give `env`"):
+        distill(teacher, config())
+
+
+def test_a_teacher_may_see_some_parts_or_what_is_inside():
+    part = spaces.Box(-1, 1, (1,), np.float32)
+    whole = spaces.Dict({"a": part, "b": part, "obs": part})
+    obs = {name: torch.full((2, 1), i) for i, name in enumerate(whole.spaces)}
+    assert View(whole, whole)(obs) is obs
+    assert View(whole, spaces.Dict({"a": part}))(obs).keys() == {"a"}
+    assert View(whole, part)(obs) is obs["obs"]
+
+
+# -- saved and found again
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A teacher's run; of a student's the whole run, and one that was cut after its second step."""
+    folder = tmp_path_factory.mktemp("runs")
+    teacher = PPOConfig(num_envs=4, horizon=8, device="cpu", seed=1, **GRU, normalize_observations=True)
+    trainer = Trainer(
+        teacher.build(CartPole, observe_parameters="all", time_limit=7),
+        tracker=NullTracker(),
+        checkpoints=folder / "teacher",
+    )
+    trainer.run(max_steps=2, env_config=DRAWN, progress="none")
+    students = {}
+    for name, steps in (("whole", 4), ("cut", 2)):
+        options = {"teacher": str(folder / "teacher"), "beta": 0.3, "seq_len": 4, "num_envs": 4, "seed": 3, **GRU}
+        algorithm = config(**options, normalize_observations=True).build(
+            CartPole, observe_parameters="all", time_limit=7
+        )
+        students[name] = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=folder / name)
+        students[name].run(max_steps=steps, env_config=DRAWN, steps_per_eval=2, progress="none")
+    return folder, trainer, students
+
+
+def distill_again(trainer, teacher):
+    given = dataclasses.replace(trainer.algorithm.config, teacher=teacher)
+    return given.build(CartPole, observe_parameters="all", time_limit=7)
+
+
+def test_a_student_is_resumed_to_the_bit_without_its_teachers_run(runs, tmp_path):
+    folder, _, students = runs
+    shutil.copytree(folder / "cut", tmp_path / "cut")
+    away = folder / "moved"
+    (folder / "teacher").rename(away)
+    try:
+        trainer = Trainer.resume(tmp_path / "cut", tracker=MemoryTracker())
+        trainer.run(max_steps=4, steps_per_eval=2, progress="none")
+    finally:
+        away.rename(folder / "teacher")
+    whole, resumed = students["whole"].algorithm, trainer.algorithm
+    other = Teacher.of(random_policy(whole.env, model_config=MLP))
+    with pytest.raises(CheckpointError, match="`teacher` was"):
+        Trainer.resume(tmp_path / "cut", tracker=MemoryTracker(), algorithm=distill_again(students["cut"], other))
+    changed = Trainer.resume(tmp_path / "cut", tracker=MemoryTracker(), overrides={"teacher": other})
+    assert changed.algorithm.teacher["sha256"] == other["sha256"] != whole.teacher["sha256"]
+    assert resumed.teacher.has_weights
+    for name, tensor in whole.rollout.tensors.items():
+        assert torch.equal(tensor, resumed.rollout[name]), name
+    theirs = resumed.policy.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in whole.policy.state_dict().items())
+    assert whole.rollout["teacher_plays"].any()
+    params = students["whole"].tracker.params
+    assert params["teacher"] == str(folder / "teacher")
+    assert params["teacher.sha256"] == whole.teacher["sha256"]
+    assert params["env.observe_parameters"] == "all"
+    assert not any(name.startswith("teacher.observation") for name in params)
+
+
+def test_a_teacher_is_the_same_however_it_is_given(runs):
+    folder, trainer, _ = runs
+    given = (folder / "teacher", str(folder / "teacher"), trainer, trainer.algorithm, trainer.algorithm.policy)
+    found = [Teacher.of(each) for each in given]
+    assert len({each["sha256"] for each in found}) == 1
+    assert [each["source"] for each in found[:3]] == [str(folder / "teacher")] * 2 + [None]
+    state = torch.get_rng_state()
+    algorithm = distill(folder / "teacher", config(**GRU, num_envs=4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert algorithm.env.time_limit == 7
+    loaded = load_algorithm(folder / "teacher")
+    assert torch.equal(loaded.policy.model.policy_head.weight, trainer.algorithm.policy.model.policy_head.weight)
+    # A model whose arguments nobody knows is taken as it is, and has no form in a file.
+    policy = copy.deepcopy(trainer.algorithm.policy)
+    policy.arguments["model"] = {}
+    assert Teacher.of(policy)["sha256"] == found[0]["sha256"]
+    assert isinstance(Teacher.of(policy)["model"], torch.nn.Module)
+
+
+def test_a_description_alone_asks_for_its_weights(runs):
+    folder, trainer, _ = runs
+    by_run, by_hand = Teacher.of(folder / "teacher"), Teacher.of(trainer)
+    again = Teacher(dict(by_run))
+    again.need_weights()
+    one, other = (each.policy.model.policy_head.weight for each in (again, by_run))
+    assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="without its weights"):
+        Teacher(dict(by_hand)).need_weights()
+    with pytest.raises(ValueError, match="other weights"):
+        Teacher({**by_run, "sha256": "0"}).need_weights()
+
+
+def test_the_student_alone_acts_where_the_parameters_are_not_shown(runs):
+    _, _, students = runs
+    algorithm = students["whole"].algorithm
+    policy, student = algorithm.student_policy(), algorithm.policy
+    assert policy.observation_space == CartPole.single_observation_space
+    env, shown = CartPole(3, seed=5), CartPole(3, seed=5, observe_parameters="all")
+    obs, _ = env.reset()
+    both, _ = shown.reset()
+    state, theirs, starts = policy.initial_state(3), student.initial_state(3), torch.ones(3, dtype=torch.bool)
+    for _ in range(4):
+        mine, other = policy.act(obs, state, starts), student.act(both, theirs, starts)
+        assert torch.equal(policy.respond(obs, state, starts)[0][0], student.respond(both, theirs, starts)[0][0])
+        state, theirs, starts = mine.state, other.state, torch.zeros(3, dtype=torch.bool)
+        obs, both = env.step(mine.actions)[0], shown.step(other.actions)[0]
+    assert isinstance(student, Student)
+
+
+def test_run_files_and_the_command_line_name_the_teachers_run(runs, tmp_path, monkeypatch, capsys):
+    folder, _, _ = runs
+    run = RunConfig(
+        env="CartPole",
+        env_kwargs={"observe_parameters": "all"},
+        algorithm="distillation",
+        algorithm_config={"teacher": str(folder / "teacher"), "num_envs": 4, "horizon": 4, "device": "cpu", **GRU},
+        tracking=False,
+    )
+    assert run.make_algorithm().teacher["source"] == str(folder / "teacher")
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "CartPole", "--algorithm", "distillation", "--teacher", str(folder / "teacher")]
+    words += ["env_kwargs.observe_parameters=all", "--num-envs", "4", "--horizon", "4", "--max-steps", "1"]
+    assert main([*words, "--no-tracking", "--progress", "none"]) == 0
+    words[5] = str(tmp_path / "nothing")
+    assert main([*words, "--no-tracking"]) == 2
+    assert "there is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_student_with_memory_in_a_task_of_memory_and_a_teacher_without_a_dict():
+    teacher = random_policy(Remember(1), model_config=MLP)
+    algorithm = config(teacher=teacher, num_envs=4, **GRU).build(Remember)
+    assert algorithm.policy.hidden == ()
+    row = train(algorithm, 2)
+    assert np.isfinite(row["losses/distillation"])

@@ -1,0 +1,364 @@
+"""Parameters as a part of the observation: how they are scaled, where they are seen, and who sees them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import gymnasium.spaces as spaces
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.probes import traced_only
+from torch import Tensor
+
+from rl8x import MemoryTracker, Trainer
+from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.cli.collect import record
+from rl8x.config import RunConfig
+from rl8x.envs import AlgoTrading, CartPole, GymnasiumEnv, NumpyEnv, Parameter, Pendulum, validate
+from rl8x.envs.base import Env, Step
+from rl8x.envs.observed import ScaledParameters
+from rl8x.envs.registry import BUILTIN
+from rl8x.envs.simulator import SimulatorEnv
+from rl8x.execution.fingerprint import fingerprint
+from rl8x.models import MLPModel, Model
+from rl8x.policy import Policy
+from rl8x.randomization import LogUniform, Uniform
+from rl8x.replay.dataset import Dataset
+from rl8x.spaces import AsymmetricDict, critic_only, space_from_plain, space_to_plain
+from rl8x.trees import flatten_tree
+
+SMALL = {
+    "mlp": {"hidden_sizes": [8]},
+    "gru": {"hidden_size": 4},
+    "lstm": {"hidden_size": 4},
+    "attention": {"width": 4, "num_heads": 2, "window": 3},
+}
+DRAWN = {"length": Uniform(0.2, 1.0), "gravity": LogUniform(4.0, 20.0)}
+
+
+def declared(default: float, low: float, high: float) -> Parameter:
+    return Parameter(default=default, low=low, high=high, unit="", description="")
+
+
+def scale(parameter: Parameter, *values: float) -> list[float]:
+    scaled = ScaledParameters({"x": parameter}, torch.device("cpu"))
+    return scaled({"x": torch.tensor(values)}).squeeze(1).tolist()
+
+
+# -- scaling
+
+
+def test_sides_of_a_decade_are_logarithmic_and_others_linear():
+    # Above 1: log 5 / log 50; below: -log 4 / log 20.
+    expected = [math.log(5) / math.log(50), -math.log(4) / math.log(20)]
+    assert scale(declared(1.0, 0.05, 50.0), 5.0, 0.25) == pytest.approx(expected)
+    # 0.05 is less than a decade below 0.2, and more than one above 0.001.
+    above, below = scale(declared(0.05, 0.001, 0.2), 0.125, 0.01)
+    assert above == pytest.approx(0.5)
+    assert below == pytest.approx(-math.log(5) / math.log(50))
+
+
+def test_a_default_of_0_at_a_bound_and_of_negative_numbers():
+    assert scale(declared(0.0, 0.0, 0.1), 0.0, 0.025, 0.1) == pytest.approx([0.0, 0.25, 1.0])
+    # From -10 up to -1 is a decade, down to -20 is none.
+    assert scale(declared(-10.0, -20.0, -1.0), -1.0, -(10.0**0.5), -15.0, -20.0) == pytest.approx([1, 0.5, -0.5, -1])
+
+
+def test_without_a_bound_a_parameter_nears_1():
+    assert scale(declared(0.2, -math.inf, math.inf), 0.4, 0.0, 1e9) == pytest.approx([0.5, -0.5, 1.0])
+    assert scale(declared(0.0, 0.0, math.inf), 3.0) == pytest.approx([0.75])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-(10**6), 10**6), min_size=3, max_size=3, unique=True), st.lists(st.floats(0, 1)))
+def test_the_default_is_0_the_bounds_are_1_and_order_is_kept(numbers, shares):
+    low, default, high = (number / 1000 for number in sorted(numbers))
+    values = sorted(low + (high - low) * share for share in shares)
+    low_scaled, zero, high_scaled, *scaled = scale(declared(default, low, high), low, default, high, *values)
+    assert (zero, low_scaled, high_scaled) == (0.0, pytest.approx(-1.0, abs=1e-5), pytest.approx(1.0, abs=1e-5))
+    assert scaled == sorted(scaled)
+    assert all(-1.0 <= each <= 1.0 for each in scaled)
+
+
+# -- where they are seen
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+@pytest.mark.parametrize("mode", ["critic", "all"])
+def test_every_built_in_environment_shows_its_parameters(name, mode):
+    env = BUILTIN[name](3, seed=0, observe_parameters=mode)
+    validate(env)
+    obs, _ = env.reset()
+    np.testing.assert_array_equal(obs["parameters"], np.zeros((3, len(env.parameters))))
+    assert env.single_observation_space["parameters"].shape == (len(env.parameters),)
+    assert env.observation_space.contains(NumpyEnv(env).reset()[0])
+    assert critic_only(env.single_observation_space) == (("parameters",) if mode == "critic" else ())
+
+
+def scaled_by_hand(env: Env, values: dict[str, Tensor]) -> Tensor:
+    columns = []
+    for name, each in env.parameters.items():
+        one = ScaledParameters({name: each}, torch.device("cpu"))
+        columns.append(one({name: values[name]}))
+    return torch.cat(columns, -1)
+
+
+def test_after_a_reset_there_are_the_new_episodes_parameters_and_before_it_the_old_ones():
+    env, plain = (CartPole(6, seed=3, time_limit=4, **mode) for mode in ({"observe_parameters": "all"}, {}))
+    obs, _ = env.reset(config=DRAWN)
+    bare, _ = plain.reset(config=DRAWN)
+    for t in range(12):
+        before = scaled_by_hand(env, env.carry["parameters"])
+        torch.testing.assert_close(obs["parameters"], before, rtol=0, atol=0)
+        assert torch.equal(obs["obs"], bare)
+        actions = torch.arange(6) % 2
+        obs, rewards, terminated, truncated, info = env.step(actions)
+        bare, bare_rewards, *_, bare_info = plain.step(actions)
+        done = terminated | truncated
+        assert bool(done.all()) == (t % 4 == 3)
+        assert torch.equal(rewards, bare_rewards)
+        assert torch.equal(info["final_obs"]["parameters"], before)
+        assert torch.equal(info["final_obs"]["obs"], bare_info["final_obs"])
+        # Two of the six are drawn anew, where an episode ended.
+        assert torch.equal((obs["parameters"] != before).sum(1), 2 * done)
+
+
+def test_parameters_join_a_dict_beside_its_mask():
+    env = AlgoTrading(2, observe_parameters="critic", seed=0)
+    obs, _ = env.reset(config={"fee": 0.05})
+    assert obs.keys() == {"action_mask", "change", "invested", "parameters"}
+    assert obs["parameters"][:, list(env.parameters).index("fee")].tolist() == pytest.approx([0.5, 0.5])
+    policy = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
+    assert policy.masked
+    assert policy.model.actor_flat.width == 3  # the change, and whether the asset is held, one-hot
+
+
+class OwnConstructor(CartPole):
+    """An author who never heard of the keyword, and whose `advance` calls the base class's."""
+
+    def __init__(self, num_envs, device="cpu", seed=None, time_limit=...):
+        super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
+        assert self.single_observation_space.shape == (4,)  # what he wrote is there while he constructs
+
+    def advance(self, carry, actions, noise):
+        carry, step = super().advance(carry, actions, noise)
+        assert isinstance(step.obs, Tensor)
+        return carry, step._replace(rewards=step.rewards * 2)
+
+
+class AlwaysShown(CartPole):
+    def __init__(self, num_envs, **options):
+        super().__init__(num_envs, observe_parameters="critic", **options)
+
+
+def test_a_constructor_that_does_not_know_the_keyword_works():
+    env = OwnConstructor(2, seed=0, observe_parameters="all")
+    env.reset()
+    obs, rewards, *_ = env.step(torch.ones(2, dtype=torch.int64))
+    assert {name: list(part.shape) for name, part in obs.items()} == {"obs": [2, 4], "parameters": [2, 6]}
+    assert rewards.tolist() == [2.0, 2.0]
+    validate(env)
+    assert "observe_parameters" in inspect.signature(OwnConstructor).parameters
+    plain = OwnConstructor(2)
+    assert plain.reset()[0].shape == (2, 4)
+    assert AlwaysShown(2).observe_parameters == "critic"
+    assert AlwaysShown(2).reset()[0].keys() == {"obs", "parameters"}
+
+
+class Simulated(SimulatorEnv):
+    """A simulator whose parameters are in the carry: nothing else is asked of its author."""
+
+    single_observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+    parameters = {"mass": declared(1.0, 0.5, 3.0)}  # noqa: RUF012
+
+    def restart(self, noise):
+        parameters = self.starting_parameters(noise)
+        return self.first_carry({}, parameters), parameters["mass"].unsqueeze(-1)
+
+    def advance(self, carry, actions, noise):
+        final, parameters = carry["parameters"]["mass"].unsqueeze(-1), self.starting_parameters(noise)
+        ends = torch.ones(self.num_envs, dtype=torch.bool)
+        rewards, elapsed = torch.zeros(self.num_envs), carry["elapsed"] + 1
+        step = Step(parameters["mass"].unsqueeze(-1), rewards, ends, ~ends, final, rewards, elapsed, None, {})
+        return self.next_carry(ends, elapsed, rewards) | {"parameters": parameters}, step
+
+    def another(self, num_envs=None, *, seed=None):
+        return type(self)(num_envs or self.num_envs, seed=seed)  # like an adapter, it hands on what it knows of
+
+
+def test_a_simulator_shows_the_parameters_of_its_carry():
+    env = Simulated(4, seed=0, observe_parameters="all").another(3, seed=1)
+    obs, _ = env.reset(config={"mass": Uniform(1.0, 2.0)})
+    for _ in range(3):
+        assert torch.allclose(obs["parameters"], (obs["obs"] - 1.0) / 2.0)
+        before = obs
+        obs, *_, info = env.step(torch.zeros(3, dtype=torch.int64))
+        assert torch.equal(info["final_obs"]["parameters"], before["parameters"])
+        assert not torch.equal(obs["parameters"], before["parameters"])
+
+
+def test_what_cannot_be_shown_is_refused():
+    with pytest.raises(ValueError, match=r"one of 'none', 'critic', 'all'; got 'al'. Did you mean 'all'"):
+        CartPole(2, observe_parameters="al")
+    with pytest.raises(ValueError, match="must be one of"):
+        OwnConstructor(2, observe_parameters=None)
+    with pytest.raises(ValueError, match=r"GymnasiumEnv: observe_parameters='all'.* this environment has none"):
+        GymnasiumEnv("CartPole-v1", 2, observe_parameters="all")
+    taken = spaces.Dict({"parameters": spaces.Discrete(2), "x": spaces.Discrete(2)})
+    with pytest.raises(ValueError, match="such a part already"):
+        type("Taken", (CartPole,), {"single_observation_space": taken})(2, observe_parameters="all")
+
+
+# -- who sees them
+
+
+@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize("mode", ["critic", "all"])
+def test_the_actor_sees_them_with_all_alone(model, mode):
+    env = CartPole(3, seed=0, observe_parameters=mode)
+    options = {"model": model, "model_config": SMALL[model], "normalize_observations": True}
+    policy = Policy(env.single_observation_space, env.single_action_space, **options)
+    obs, _ = env.reset()
+    moved = {**obs, "parameters": obs["parameters"] + 0.5}
+    state, starts = policy.initial_state(3), torch.ones(3, dtype=torch.bool)
+    one, other = (
+        policy.predict({name: part.unsqueeze(0) for name, part in each.items()}, state, starts.unsqueeze(0))
+        for each in (obs, moved)
+    )
+    assert torch.equal(one.features, other.features) == (mode == "critic")
+    assert not torch.equal(one.values, other.values)
+    assert not torch.equal(policy.values(obs, state, starts), policy.values(moved, state, starts))
+
+
+def test_an_image_model_keeps_them_for_its_critic():
+    image = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+    space = AsymmetricDict(
+        {"obs": image, "parameters": spaces.Box(-1, 1, (2,), np.float32)}, critic_only=["parameters"]
+    )
+    policy = Policy(space, spaces.Discrete(2), model_config={"convolutions": [[2, 3, 2]], "hidden_sizes": [4]})
+    obs = {"obs": torch.randint(0, 255, (1, 3, 8, 8, 1), dtype=torch.uint8), "parameters": torch.zeros(1, 3, 2)}
+    starts = torch.ones(1, 3, dtype=torch.bool)
+    one, other = (
+        policy.predict({**obs, "parameters": each}, {}, starts) for each in (obs["parameters"], torch.ones(1, 3, 2))
+    )
+    assert torch.equal(one.features, other.features)
+    assert not torch.equal(one.values, other.values)
+
+
+@pytest.mark.parametrize(("config", "env"), [(SACConfig, Pendulum), (TD3Config, Pendulum), (SACConfig, CartPole)])
+def test_critics_of_a_replay_see_what_the_actor_does_not(config, env):
+    options = {"num_envs": 2, "horizon": 4, "batch_size": 4, "device": "cpu", "seed": 0}
+    config = config(**options, model_config=SMALL["mlp"], critic_hidden_sizes=[8])
+    algorithm = config.build(env, observe_parameters="critic", time_limit=3)
+    name = next(iter(env.parameters))
+    for _ in range(3):
+        algorithm.collect(env_config={name: LogUniform(5.0, 20.0)})
+        algorithm.step()
+    width, parameters = env.single_observation_space.shape[0], len(env.parameters)
+    assert algorithm.policy.model.flat.width == width
+    assert algorithm.critics.flat.width == width + parameters
+    rows = algorithm.replay.gather(torch.arange(algorithm.replay.size))
+    # What followed is of the same episode, also where a time limit truncated it and the next one has other parameters.
+    torch.testing.assert_close(rows["next_obs/parameters"], rows["obs/parameters"], rtol=0, atol=0)
+    assert len(torch.unique(rows["obs/parameters"][:, 0])) > 2
+
+
+def test_what_cannot_keep_them_for_a_critic_refuses():
+    class Blind(Model):
+        def __init__(self, observation_space, num_features):
+            super().__init__(observation_space, num_features)
+
+    with pytest.raises(ValueError, match=r"Q-network acts by its values.*'parameters'.*PPO, SAC or TD3"):
+        DQNConfig(num_envs=2, device="cpu").build(CartPole, observe_parameters="critic")
+    with pytest.raises(ValueError, match="Q-network acts by its values"):
+        PQNConfig(num_envs=2, sgd_minibatch_size=None, device="cpu").build(CartPole, observe_parameters="critic")
+    space = CartPole(1, observe_parameters="critic").single_observation_space
+    instance = MLPModel(space, 2)
+    for model in (Blind, instance):
+        with pytest.raises(ValueError, match=r"'parameters' to the critic alone.*critic_obs.*shared"):
+            Policy(space, spaces.Discrete(2), model=model)
+    with pytest.raises(ValueError, match="shared=False"):
+        Policy(space, spaces.Discrete(2), model_config={"shared": True})
+
+
+# -- what else they go through
+
+
+def test_they_are_compiled_with_the_rest_and_tell_programs_apart(monkeypatch):
+    traced_only(monkeypatch)
+    rollouts = []
+    for execution in ("eager", "compile"):
+        config = PPOConfig(num_envs=4, horizon=6, device="cpu", seed=0, execution=execution, model_config=SMALL["mlp"])
+        algorithm = config.build(CartPole, observe_parameters="all", time_limit=4)
+        algorithm.collect(env_config=DRAWN)
+        rollouts.append(algorithm.rollout.tensors)
+    for name, tensor in rollouts[0].items():
+        torch.testing.assert_close(rollouts[1][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+    assert len({fingerprint([CartPole(2, observe_parameters=mode)]).text for mode in ("none", "critic", "all")}) == 3
+    assert len({CartPole(2, observe_parameters=mode).program_key for mode in ("none", "critic", "all")}) == 3
+
+
+def make_trainer(tmp_path, tracker):
+    options = {"num_envs": 4, "horizon": 8, "seq_len": 4, "device": "cpu", "seed": 0, "normalize_observations": True}
+    config = PPOConfig(**options, model="gru", model_config=SMALL["gru"])
+    algorithm = config.build(CartPole, observe_parameters="critic", time_limit=5)
+    return Trainer(algorithm, tracker=tracker, checkpoints=tmp_path)
+
+
+def test_a_run_is_resumed_to_the_bit_evaluates_under_another_config_and_says_so(tmp_path):
+    tracker, rows = MemoryTracker(), []
+    options = {"env_config": DRAWN, "eval_env_config": {"length": 2.0}, "steps_per_eval": 2, "progress": "none"}
+    whole = make_trainer(tmp_path / "whole", tracker)
+    whole.run(max_steps=4, **options)
+    assert tracker.params["env.observe_parameters"] == "critic"
+    assert not any(name.startswith("env.kwargs") for name in tracker.params)
+    cut = make_trainer(tmp_path / "cut", MemoryTracker())
+    cut.run(max_steps=3, **options)
+    resumed = Trainer.resume(tmp_path / "cut", tracker=MemoryTracker())
+    assert resumed.algorithm.env.observe_parameters == "critic"
+    resumed.run(max_steps=4, steps_per_eval=2, eval_env_config={"length": 2.0}, progress="none")
+    rows = [trainer.algorithm.policy.state_dict() for trainer in (whole, resumed)]
+    assert all(torch.equal(rows[0][name], rows[1][name]) for name in rows[0])
+    assert torch.equal(whole.algorithm.rollout["obs/parameters"], resumed.algorithm.rollout["obs/parameters"])
+
+
+def test_a_run_file_gives_it_to_the_environment():
+    run = RunConfig(
+        env="CartPole",
+        env_kwargs={"observe_parameters": "all"},
+        algorithm_config={"num_envs": 2, "horizon": 2, "device": "cpu"},
+        tracking=False,
+    )
+    assert run.make_algorithm().env.observe_parameters == "all"
+    with pytest.raises(ValueError, match=r"env_kwargs: CartPole takes .*observe_parameters"):
+        RunConfig(env="CartPole", env_kwargs={"observe_parameter": "all"}, tracking=False).make_algorithm()
+
+
+def test_data_sets_have_them_and_know_who_sees_them(tmp_path):
+    env = CartPole(2, seed=0, observe_parameters="critic", time_limit=5)
+    policy = Policy(env.single_observation_space, env.single_action_space, model_config=SMALL["mlp"])
+    options = {"epsilon": 0.5, "deterministic": False, "seed": 0, "state_reset_every": 0, "env_config": DRAWN}
+    dataset = record(policy, env, 24, **options).dataset
+    assert len(torch.unique(dataset.transitions["obs/parameters"][:, 3])) > 2
+    dataset.save(tmp_path / "data")
+    algorithm = BCConfig(dataset=str(tmp_path / "data"), model_config=SMALL["mlp"], batch_size=8, device="cpu").build()
+    assert critic_only(Dataset.load(tmp_path / "data").observation_space) == ("parameters",)
+    assert algorithm.policy.model.actor_flat.width == 4
+    space = env.single_observation_space
+    assert repr(space_from_plain(space_to_plain(space))) == repr(space)
+
+
+def test_moments_of_a_part_may_have_the_name_of_a_module_attribute():
+    part = spaces.Box(-1, 1, (2,), np.float32)
+    space = spaces.Dict(dict.fromkeys(("parameters", "training", "x.y"), part))
+    policy = Policy(space, spaces.Discrete(2), normalize_observations=True, model_config=SMALL["mlp"])
+    obs = {name: torch.randn(5, 4, 2) + i for i, name in enumerate(space.spaces)}
+    policy.observe(obs)
+    seen, _ = policy.model_inputs(obs)
+    for part in flatten_tree("", seen).values():
+        torch.testing.assert_close(part.flatten(0, 1).mean(0), torch.zeros(2), atol=1e-3, rtol=0)
