@@ -22,6 +22,7 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
+from rl8x.algorithms.base import AnyEnvConfig
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, labelled
 from rl8x.algorithms.distillation.losses import LOSS_METRICS, loss_of, minibatch_losses
@@ -117,7 +118,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         """Return what a row says of coefficients beside the learning rate."""
         return {BETA: self.guided.beta.clone()}
 
-    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Run student and teacher for a horizon, filling the buffer."""
         self.teacher.need_weights()
         self.guided.beta.fill_(self.config.schedule(self.counters[self.clock]))
