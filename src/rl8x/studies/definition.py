@@ -389,7 +389,7 @@ def _ends(values: Mapping[str, Any]) -> list[Any]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return what a script gave as plain data: distributions, arrays and classes in the forms that they have in files."""
+    """Return what a script gave as plain data: distributions, arrays and classes in their forms in files."""
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return _plain(value.to_dict(), where)
     if isinstance(value, type):

@@ -135,8 +135,8 @@ class CellEvaluator:
         config = {name: np.repeat(values[cells], self._episodes) for name, values in self._cells.items()}
         env.configure(config)
         env.adopt_next_config()
-        env.set_seed(_seed_of(self._seed, cells[0]))  # of simulators, whose random numbers are their own
-        noises = _noises(env, [_seed_of(self._seed, cell) for cell in cells], self._episodes)
+        env.set_seed(seed_of(self._seed, cells[0]))  # of simulators, whose random numbers are their own
+        noises = _noises(env, [seed_of(self._seed, cell) for cell in cells], self._episodes)
         algorithm, policy = self._algorithm, self._algorithm.policy
         carry, obs = env.restart(next(noises))
         starts = torch.ones(env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
@@ -156,7 +156,8 @@ class CellEvaluator:
         return returns, lengths
 
 
-def _seed_of(seed: int, cell: int) -> int:
+def seed_of(seed: int, cell: int) -> int:
+    """Return the seed of a cell's random numbers."""
     return int(np.random.SeedSequence([seed, cell]).generate_state(1, dtype=np.uint64)[0] >> np.uint64(1))
 
 

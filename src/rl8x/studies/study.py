@@ -62,7 +62,8 @@ class Study:
         test: The test cells, as `rl8x.studies.cells.make_cells` takes them: listed values of parameters, all combined,
             or distributions of which `test_cells` are drawn.
         seeds: Seeds of each training: a list, or their number.
-        vary: Hyperparameters, or other keys of a run, and the lists of their values, all combined; with `trials` ranges.
+        vary: Hyperparameters, or other keys of a run, and the lists of their values, all combined; with `trials`
+            ranges.
         trust: Whether what is named may import any module; `RunConfig` explains it.
         options: The other keys of a study (`StudyConfig`), and those of a run (`RunConfig`): `env`, `algorithm`,
             `algorithm_config`, `max_steps`, `stop_conditions`, ...

@@ -1,9 +1,9 @@
 """Rows that are thinned when they are sent, so that a store's pages stay quick; all of them are kept in a file.
 
-A metric's first 128 points are sent as they come, then 64 for each doubling of their number: whoever looks at a run that
-goes on sees it all, if coarsely, and a run of any length stays far below the limit. When the run ends, points are added
-so that every k-th is there, with the smallest power of two for k that keeps the limit, and the last one. A point's place
-in its metric decides alone, so that a resumed run, whose rows come again, sends the same.
+A metric's first 128 points are sent as they come, then 64 for each doubling of their number: whoever looks at a run
+that goes on sees it all, if coarsely, and a run of any length stays far below the limit. When the run ends, points are
+added so that every k-th is there, with the smallest power of two for k that keeps the limit, and the last one. A
+point's place in its metric decides alone, so that a resumed run, whose rows come again, sends the same.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Thinning:
         kept = {"step": step, "time": time, "metrics": dict(row)}
         self._file.write(json.dumps(kept).encode() + b"\n")
         self._file.flush()
-        return {name: row[name] for name, place in self._count(kept).items() if _is_sent_at_once(place)}
+        return {name: row[name] for name, place in self._count(kept).items() if is_sent_at_once(place)}
 
     def rest(self) -> Iterator[tuple[int, int, dict[str, float]]]:
         """Yield step, time and points of the rows that are to be sent as well, now that the run has ended."""
@@ -164,7 +164,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and row.keys() >= {"step", "time", "metrics"} else None
 
 
-def _is_sent_at_once(place: int) -> bool:
+def is_sent_at_once(place: int) -> bool:
     """Whether a metric's point is sent when it comes: in the n-th doubling after the dense ones, every 2^n-th is."""
     return place % (1 << (place // _DENSE).bit_length()) == 0
 
