@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 
@@ -31,7 +32,7 @@ def test_points_are_evenly_spread_and_the_last_is_there(tmp_path, count):
     if count <= 2_000:
         assert together == list(range(count))
     else:
-        every = max(after - before for before, after in zip(together, together[1:], strict=False))
+        every = max(after - before for before, after in itertools.pairwise(together))
         assert set(range(0, count, every)) <= {*together}
         # with half of that there would be too many
         assert len({*range(0, count, every // 2), *at_once, count - 1}) > 2_000
@@ -45,7 +46,7 @@ def test_what_is_sent_at_once_stays_far_below_the_limit(tmp_path):
     assert sent[:128] == list(range(128))
     # 64 in each doubling after that: 12.93 of them
     assert 128 + 64 * 12 < len(sent) < 128 + 64 * 13
-    assert max(after - before for before, after in zip(sent, sent[1:], strict=False)) <= 1_000_000 / 64
+    assert max(after - before for before, after in itertools.pairwise(sent)) <= 1_000_000 / 64
 
 
 @settings(max_examples=20)
