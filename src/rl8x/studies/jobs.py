@@ -15,6 +15,8 @@ BACKENDS: Final = ("processes", "dask", "ray")
 _PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
 # So many losses of workers in a row, without a job done between them, end the study.
 _LOSSES: Final = 3
+# Names of the errors of joblib's, Dask's and Ray's own by which they say so
+_LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError", "FutureCancelledError", "RayError"})
 
 
 def check_backend(backend: str, address: str | None) -> None:
@@ -118,8 +120,7 @@ def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[None]
 
 def _is_loss(error: Exception) -> bool:
     """Whether a worker has ended in the middle of a job, rather than the job in an error of its own."""
-    names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & {"BrokenProcessPool", "TerminatedWorkerError", "KilledWorker", "WorkerCrashedError"})
+    return bool(_LOST & {cls.__name__ for cls in type(error).__mro__})
 
 
 def threads_of(num_jobs: int) -> int | None:

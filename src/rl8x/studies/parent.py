@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Metrics of a run at most, and points of each.
 _MAX_KEYS: Final = 80
 _MAX_POINTS: Final = 500
+_PATIENCE_S: Final = 600.0
 _FIRST_CONTACT_S: Final = 90.0
 
 
@@ -107,7 +108,8 @@ def _tracker(study: StudyConfig, key: str) -> Tracker:
     if study.run.get("tracking") is False:
         return NullTracker()
     uri, experiment = study.run.get("tracking_uri"), study.run.get("experiment_name")
-    return MLflowTracker(experiment_name=experiment, run_name=study.name, tracking_uri=uri, run_key=key)
+    options: dict[str, Any] = {"experiment_name": experiment, "run_name": study.name, "tracking_uri": uri}
+    return MLflowTracker(**options, run_key=key, finish_timeout_s=_PATIENCE_S)
 
 
 def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name: str) -> dict[str, Any] | None:

@@ -244,7 +244,8 @@ class Study:
         left = {name: each for name, each in by_key.items() if read_result(self._folder_of(each)) is None}
         shown.begin(by_key, left)
         jobs = [self._job(training, parent, key, options) for training in left.values()]
-        for done in do_jobs(jobs, shown.noting(run_job) if options["num_jobs"] == 1 else run_job, **options):
+        is_here = options["num_jobs"] == 1 and options["backend"] == "processes"
+        for done in do_jobs(jobs, shown.noting(run_job) if is_here else run_job, **options):
             training = by_key[done["key"]]
             if "error" in done:
                 self.failed[training.label] = done["error"]
@@ -253,7 +254,7 @@ class Study:
     def _job(self, training: Training, parent: ParentRun, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Describe a job as plain data."""
         config = self.config
-        local = options["backend"] == "processes"
+        local = options["backend"] != "ray" and options["address"] is None
         trust = config.trusted
         run_key = uuid.uuid5(uuid.UUID(key), training.key).hex
         return {
@@ -267,7 +268,7 @@ class Study:
             "threads": threads_of(options["num_jobs"]) if local else None,
             "tracking": child_tracking(config, parent, run_key, f"{config.name} {training.label}"[:240]),
             "trust": trust if isinstance(trust, bool) else sorted(trust),
-            "parent": os.getpid() if local and options["num_jobs"] > 1 else None,
+            "parent": os.getpid() if options["backend"] == "processes" and options["num_jobs"] > 1 else None,
         }
 
     def _folder_of(self, training: Training) -> Path:

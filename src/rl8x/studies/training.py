@@ -52,6 +52,8 @@ TABLE: Final = "evaluations.json"
 TESTED: Final = ("test/returns/mean", "test/returns/min", "test/returns/inside", "test/returns/outside")
 # How long a training waits for a process that has it, which a lost driver may have left.
 _BUSY_WAIT_S: Final = 3600.0
+# Nobody waits at a terminal for one training of many: its rows shall arrive before the next one begins.
+_PATIENCE_S: Final = 600.0
 _SECONDS_PER_NOTE: Final = 1.0
 
 
@@ -162,6 +164,8 @@ def _tracker(job: Mapping[str, Any]) -> Tracker:
         tags={**parent_tag(made["parent_run_id"]), "rl8x.study": job["study"]["name"]},
         params=params,
         run_key=made["run_key"],
+        finish_timeout_s=_PATIENCE_S,
+        outage_timeout_s=_PATIENCE_S / 10,
         thinning=Thinning(Path(job["folder"]) / "rows.jsonl"),
     )
 
