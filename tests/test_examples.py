@@ -106,12 +106,15 @@ def test_study_tests_each_policy_inside_and_outside_of_its_training(
     monkeypatch.chdir(tmp_path)
     small = {"algorithm_config": {"num_envs": 8, "horizon": 8, "device": "cpu"}}
     study = load("study").main(jobs=1, max_steps=1, episodes=1, seeds=1, tracking=False, progress="none", **small)
-    assert len(study.results()) == 2 * 121
-    # A length of 0.5 is no cell, so that nothing is inside of what `fixed` was trained on.
+    results = study.results()
+    assert len(results) == 2 * 100
+    # fixed: (0.5, 9.8); wide: lengths of 0.3, 0.4, ... 1.0 under gravities of 5, 9.8 and 15
+    assert results.groupby("training").inside.sum().to_dict() == {"fixed": 1, "wide": 8 * 3}
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "fixed, outside",
-        "wide, inside",
+        "fixed, inside",
         "wide, outside",
+        "wide, inside",
     ]
 
 
