@@ -4,7 +4,7 @@ Slot t of a rollout holds what was known before acting and what acting led to. E
 `[horizon + 1, num_envs, ...]`; scalars have no trailing 1:
 
     obs, starts (the observation begins an episode), the policy's state
-    actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, metrics/*
+    actions, rewards, terminated, truncated, episode_returns, episode_lengths, valid, metrics/*, sources/*
     for a replay: next_obs (that of the next slot; before the reset where an episode ended)
     learned from at once: values, PPO's logp, final_values (of the observation before the reset, where a time limit
     truncated)
@@ -50,6 +50,8 @@ COUNTERS: Final = (COLLECTS, STEPS, UPDATES, ENV_STEPS, ENV_EPISODES)
 
 EPISODES_ENDED: Final = "episodes/ended"
 METRICS: Final = "metrics"
+SOURCES: Final = "sources"
+"""What the draw of an episode's parameters said of it; see `envs.Step`."""
 ACTION_MASK: Final = "action_mask"
 """The part of a `Dict` observation that says which actions are legal."""
 
@@ -66,6 +68,11 @@ def summary(group: str) -> tuple[str, ...]:
 def info_metrics(names: Iterable[str]) -> tuple[str, ...]:
     """Name the means over episodes of an environment's own metrics, for example `episodes/info/success/mean`."""
     return tuple(f"{INFO_PREFIX}{name}/mean" for name in names)
+
+
+def parameter_metrics(names: Iterable[str]) -> tuple[str, ...]:
+    """Name what a row says of parameters that are drawn: their values, and of those that move the range drawn from."""
+    return tuple(f"env_config/{name}/{each}" for name in names for each in ("mean", "min", "max", "low", "high"))
 
 
 COLLECT_METRICS: Final = (

@@ -21,6 +21,7 @@ from rl8x.rollouts.statistics import Stats
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
+AnyEnvConfig = Mapping[str, Any] | Callable[[Mapping[str, float]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,10 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.execution = Execution(config.execution, config.precision, self.device, f"{hyperparameters} {shapes}")
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
 
-    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+    def follow(self, row: Mapping[str, float]) -> None:
+        """Know a trainer's latest row of metrics in the next collect."""
+
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Gather experience with the present policy and return its statistics; without an environment there is none."""
         return Stats({})
 

@@ -7,20 +7,23 @@ import functools
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import gymnasium
 import torch
+from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase, flatten_params
+from rl8x.algorithms.base import AlgorithmConfig, AnyEnvConfig, EnvFactory, GenericAlgorithmBase, flatten_params
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.gymnasium_env import is_vectorised
+from rl8x.envs.parameters import shown_value
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, collect_stats, reduce_horizons
+from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, reduce_horizons
 
 OnlineConfigT = TypeVar("OnlineConfigT", bound="OnlineConfig")
 EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
@@ -148,17 +151,20 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     env: Env
     collector: Collector
+    _row: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, config: OnlineConfigT, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
         self.resets = ResetSchedule(config.horizons_per_env_reset or (-1 if env.episodic else 1))
 
     @abstractmethod
-    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Gather a horizon of experience with the present policy and return its statistics.
 
         Args:
-            env_config: Values for the environment's parameters, applied where a reset is due.
+            env_config: Values for the environment's parameters, applied where a reset is due; or a function of the
+                counters, and of the metrics that `follow` was given, that returns such values, which each copy's next
+                episode is played under.
         """
 
     def finish_collect(self, rollout: Rollout) -> Stats:
@@ -169,16 +175,31 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             rollout.truncate()
         valid = rollout.tensors.get(keys.VALID)
         valid = None if valid is None else valid[:horizon]
+        ended = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
+        self._move_parameters(rollout, ended if valid is None else ended & valid)
         # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
         self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
-        return collect_stats(
+        stats = collect_stats(
             rollout[keys.REWARDS][:horizon],
-            (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon],
+            ended,
             rollout[keys.EPISODE_RETURNS][:horizon],
             rollout[keys.EPISODE_LENGTHS][:horizon],
             valid,
             rollout.metrics(),
         )
+        return Stats.merge(stats, Stats(parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())))
+
+    def _move_parameters(self, rollout: Rollout, ended: Tensor) -> None:
+        """Have parameters that go by returns move, by where an episode ended, `[horizon, num_envs]`."""
+        if self.env.moves_by_returns:
+            horizon = self.config.horizon
+            self.env.move_parameters(
+                ended,
+                rollout[keys.EPISODE_RETURNS][:horizon],
+                rollout.metrics(),
+                rollout.under(keys.SOURCES),
+                is_reset=self.reset_is_due(),
+            )
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
         """Run the horizons from one reset to the next in the training environment, learning nothing from them.
@@ -188,37 +209,59 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
                 before. None evaluates under that.
             deterministic: Whether the policy takes its most likely action rather than a sample.
         """
-        training = self.env.next_config
         horizons: list[Mapping[str, float]] = []
-        try:
+        with self.env.evaluating_parameters():
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
                 horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
                 self.counters[keys.COLLECTS] += 1
-        finally:
-            if env_config is not None:
-                self.env.configure(training)
         return Stats(reduce_horizons(horizons))
 
     def reset_is_due(self) -> bool:
         """Whether the next collect begins by resetting the environment."""
         return self.resets.is_due(self.counters[keys.COLLECTS])
 
-    def reset_if_due(self, env_config: Mapping[str, Any] | None) -> bool:
-        """Reset the environment where the schedule says so, and return whether it did.
+    def follow(self, row: Mapping[str, float]) -> None:
+        """Have the `env_config` of the next collect go by a row of metrics; its counters are known without one."""
+        self._row = row
+
+    def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
+        """Move the environment's parameters to where counters and metrics say, and reset it where that is due.
+
+        Returns:
+            Whether it was reset.
 
         Raises:
             ValueError: If `env_config` is another than the one in force, and no reset will ever apply it.
         """
-        if self.reset_is_due():
-            self.collector.reset(env_config)
+        known = {**self._row, **self.counters}
+        is_due = self.reset_is_due()
+        if callable(env_config):
+            self.env.steer_config(env_config(known))
+        elif is_due:
+            self.env.configure(env_config)
+        self.env.follow_row(known)
+        if is_due:
+            self._check_moves()
+            self.collector.reset()
             return True
+        if callable(env_config):
+            return False
         if self.resets.once and env_config is not None and self.env.plain_config(env_config) != self.env.config:
             raise ValueError(
                 "This `env_config` would never apply: the environment was reset once, at the first collect "
                 "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
             )
         return False
+
+    def _check_moves(self) -> None:
+        """Refuse parameters that wait for the ends of episodes where none will come."""
+        if self.resets.once and not self.env.episodic and self.env.will_move_by_returns:
+            raise ValueError(
+                "`env_config` moves with the returns of episodes, but none ever ends: the task has no end, and the "
+                "environment is reset once (`horizons_per_env_reset` < 0). Use horizons_per_env_reset=1 or more, or "
+                "give the environment a `time_limit`."
+            )
 
     def discard_experience(self) -> None:
         """Begin new episodes with the next collect."""
@@ -254,6 +297,8 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         # Some simulators show at their first ended episode that they keep it to themselves.
         if not self.env.gives_final_obs:
             tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
+        present = self.env.present_config()
+        tags |= {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in self.env.parameter_ranges()}
         return tags
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Batch, Objective, OnPolicyAlgorithm, OnPolicyConfig
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, LR
@@ -125,7 +125,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         """Every hyperparameter by name, as it is in force."""
         return super().params | {"epsilon_schedule": self.epsilon_schedule.to_dict()}
 
-    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Run the policy for a horizon, with the epsilon that is due, filling the buffer."""
         self.policy.distribution.set_epsilon(self.epsilon_schedule(self.counters[self.clock]))
         return super().collect(env_config=env_config)

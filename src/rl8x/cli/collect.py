@@ -240,9 +240,9 @@ def _new_target(default: str | None, output: str | None, file_format: str) -> Pa
 
 
 def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `env_config` of the training's next reset; a run that learned from a data set has none."""
+    """Return the `env_config` of the training's next reset, of what moves where it stood; without environment none."""
     env = state.get("collector", {}).get("env", {})
-    return env.get("next_config") or env.get("config") or {}
+    return env.get("present") or env.get("next_config") or env.get("config") or {}
 
 
 def _env_config(env: Env, trained: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from rl8x.envs.moving import MovesParameters
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
 from rl8x.spaces import tree_of
@@ -33,11 +34,9 @@ MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
-class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset."""
 
-    parameters: ClassVar[Mapping[str, Parameter]] = {}
-    """What `env_config` may set."""
     default_time_limit: ClassVar[int | None] = None
     """Steps until an episode is truncated; None for never."""
     terminates: ClassVar[bool] = False
@@ -58,7 +57,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
-    not_traced: ClassVar[tuple[str, ...]] = ("carry", "generator", "_next_config")
+    not_traced: ClassVar[tuple[str, ...]] = ("carry", "generator", "_next_config", "_movers")
     """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
 
     carry: Carry | None = None
@@ -93,8 +92,9 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
+        self._movers = {}
         self._config = self._resolve({})
-        self._next_config: ResolvedConfig | None = None
+        self._next_config = None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -137,12 +137,12 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     @property
     def noise_width(self) -> int:
         """Uniform numbers a copy and step: for the transition, for a reset, one for each drawn parameter."""
-        return self.step_noise + self.reset_noise + len(self._config.drawn)
+        return self.step_noise + self.reset_noise + self._config.noise_width
 
     @property
     def program_key(self) -> Hashable:
         """What a compiled or captured `advance` has built in: where it differs, compile or capture again."""
-        return type(self), self.num_envs, str(self.device), self.time_limit, tuple(self._config.drawn.items())
+        return type(self), self.num_envs, str(self.device), self.time_limit, self._config.key
 
     def noise(self, horizon: int) -> Tensor:
         """Draw the noise of `horizon` steps from the environment's generator, `[horizon, num_envs, noise_width]`.
@@ -161,7 +161,9 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         """
         parameters = self.starting_parameters(noise)
         state = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
-        return self.first_carry(state, parameters), self.observe(state, parameters)
+        sources = self._draw(noise)[1]
+        carry = self.first_carry(state, parameters) | ({"sources": sources} if sources else {})
+        return carry, self.observe(state, parameters)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
         """Take one step in every copy and start a new episode where one ended.
@@ -177,7 +179,8 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         parameters, step_noise = carry["parameters"], self._columns(noise, 0, self.step_noise)
         state, rewards, terminated = self.transition(carry["state"], actions, parameters, step_noise)
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
-        carry = {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
+        sources = carry.get("sources", {})
+        carry = carry | {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
         obs = final_obs = self.observe(state, parameters)
         metrics = self.measure(state, parameters) if self.metric_names else {}
         truncated = terminated
@@ -189,11 +192,11 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
                 done = truncated | terminated if self.terminates else truncated
             carry = self._reset_where(done, carry, noise)
             obs = self.observe(carry["state"], carry["parameters"])
-        return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics)
+        return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics, sources)
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
         """Return the parameters of episodes that start now, `[num_envs]` each, from noise `[num_envs, noise_width]`."""
-        return {**self._config.fixed, **self._draw(noise)}
+        return {**self._config.fixed, **self._draw(noise)[0]}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
         """Return the carry of episodes that all start now, of tensors `[num_envs, ...]`."""
@@ -204,9 +207,11 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     def _reset_where(self, done: Tensor, carry: Carry, noise: Tensor) -> Carry:
         """Return the carry with a new episode where `done`; chosen by `torch.where`, without a host sync."""
         parameters = carry["parameters"]
-        if self._config.drawn:
-            drawn = {name: torch.where(done, value, parameters[name]) for name, value in self._draw(noise).items()}
+        drawn, fresh_sources = self._draw(noise)
+        if drawn:
+            drawn = {name: torch.where(done, value, parameters[name]) for name, value in drawn.items()}
             parameters = {**parameters, **drawn}
+        sources = {label: torch.where(done, new, carry["sources"][label]) for label, new in fresh_sources.items()}
         fresh = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
         return {
             "state": {
@@ -216,6 +221,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             "parameters": parameters,
             "elapsed": carry["elapsed"].masked_fill(done, 0),
             "returns": carry["returns"].masked_fill(done, 0.0),
+            **({"sources": sources} if sources else {}),
         }
 
     def _columns(self, noise: Tensor, first: int, width: int) -> Tensor:
@@ -224,10 +230,10 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             return noise
         return noise[:, first : first + width] if width else self._no_noise
 
-    def _draw(self, noise: Tensor) -> dict[str, Tensor]:
-        """Draw the randomised parameters, from one column of the noise each."""
+    def _draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Draw the randomised parameters, and sources of those that go by returns; see `ResolvedConfig.draw`."""
         first = self.step_noise + self.reset_noise
-        return {name: draws.draw(noise[:, first + i]) for i, (name, draws) in enumerate(self._config.drawn.items())}
+        return self._config.draw(noise[:, first:]) if first else self._config.draw(noise)
 
     # ---- stateful: Gymnasium's API
 
@@ -255,7 +261,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
         """
         if config is not None:
-            self._next_config = self._resolve(config)
+            self._next_config = self._with_known_groups(self._resolve(config))
 
     def adopt_next_config(self) -> None:
         """Put what `configure` was given last into force, as `reset` does; a `restart` must follow."""
@@ -279,6 +285,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         self.adopt_next_config()
         if seed is not None:
             self.set_seed(seed)
+        self.begin_moving()
         self.carry, obs = self.restart(self.noise(1)[0])
         return _apart(obs, self.carry["state"]), {}
 
@@ -317,7 +324,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         carry = self.carry
         if carry is not None:
             # What the configuration says anyway is left out.
-            drawn = {name: value for name, value in carry["parameters"].items() if name in self._config.drawn}
+            drawn = {name: value for name, value in carry["parameters"].items() if name in self._config.drawn_names}
             carry = tree_map(Tensor.clone, carry | {"parameters": drawn})
         return {
             "generator": self.generator.get_state(),
@@ -325,6 +332,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
             "carry": carry,
             "config": dict(self._config.given),
             "next_config": None if self._next_config is None else dict(self._next_config.given),
+            **self.moving_state(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -344,8 +352,7 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
                 f"{name}: the snapshot's generator is on {kind!r}, this environment on {self.device.type!r}; random "
                 "streams differ between them. Make it on the same device."
             )
-        self._config, self._next_config = self._resolve(state_dict["config"]), None
-        self.configure(state_dict["next_config"])
+        self.load_moving_state(state_dict)
         if carry is not None:
             carry = tree_map(lambda tensor: tensor.to(self.device, copy=True), carry)
             carry["parameters"] = {**self._config.fixed, **carry["parameters"]}
@@ -376,13 +383,16 @@ class Env(gymnasium.vector.VectorEnv[Any, Any, Tensor]):
         else:
             self.generator.manual_seed(operator.index(seed))
 
-    def _resolve(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> ResolvedConfig:
+    def _resolve(
+        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
+    ) -> ResolvedConfig:
         """Check an `env_config` and turn it into tensors on the environment's device."""
         # A tensor's device has its index ("cuda:0"), by which constants are found again.
         owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
-        return resolve_config(
-            config, self.parameters, owner=owner, num_envs=self.num_envs, device=device, copies=copies
-        )
+        options: Any = {"owner": owner, "device": device, "copies": copies, "steered": steered}
+        resolved = resolve_config(config, self.parameters, num_envs=self.num_envs, metrics=self.metric_names, **options)
+        self.check_moves(resolved, owner)
+        return resolved
 
 
 def _apart(obs: Observation, state: State) -> Any:

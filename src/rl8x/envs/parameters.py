@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch import Tensor
 from rl8x import randomization
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, Grid, ParameterDistribution
+from rl8x.randomization.moving import RETURNS, Group, make_groups
+from rl8x.randomization.scheduled import PerCopy, Steered
 
 ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
 EnvConfig: TypeAlias = Mapping[str, ParameterValue]
@@ -60,11 +62,51 @@ class ResolvedConfig:
         given: The configuration in plain JSON form.
         fixed: Values that a reset does not change, float32 `[num_envs]`; one memory where one serves all copies.
         drawn: Distributions to draw from at each reset, in the order of their noise columns.
+        groups: Those that move, with noise columns after these.
+        steered: Whether a function sets it again and again, so that each parameter is a group.
     """
 
     given: dict[str, object]
     fixed: dict[str, Tensor]
     drawn: dict[str, ParameterDistribution]
+    groups: tuple[Group, ...] = ()
+    steered: bool = False
+
+    @property
+    def noise_width(self) -> int:
+        """Uniform numbers that the draw of one copy needs."""
+        return len(self.drawn) + sum(group.width for group in self.groups)
+
+    @property
+    def key(self) -> Hashable:
+        """What a program that draws has built in."""
+        return tuple(self.drawn.items()), tuple(group.key for group in self.groups)
+
+    @property
+    def drawn_names(self) -> set[str]:
+        """The parameters that a reset changes."""
+        return {*self.drawn, *(name for group in self.groups for name in group.names)}
+
+    @property
+    def shown_names(self) -> set[str]:
+        """Those whose values say something: a function sets all, the others to their defaults."""
+        return {*self.given} if self.steered else self.drawn_names
+
+    def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Draw parameters, float32 `[num_envs]` each, from noise `[num_envs, noise_width]` in [0, 1).
+
+        Returns:
+            Their values by name, and of groups that episodes decide the sources, int64 `[num_envs]`, by label.
+        """
+        values = {name: drawn.draw(noise[:, i]) for i, (name, drawn) in enumerate(self.drawn.items())}
+        sources: dict[str, Tensor] = {}
+        first = len(self.drawn)
+        for group in self.groups:
+            more, source = group.draw(noise[:, first : first + group.width])
+            values |= more
+            sources |= {} if source is None else {group.label: source}
+            first += group.width
+        return values, sources
 
 
 def resolve_config(
@@ -75,6 +117,8 @@ def resolve_config(
     num_envs: int,
     device: torch.device,
     copies: str = "num_envs",
+    metrics: Sequence[str] = (),
+    steered: bool = False,
 ) -> ResolvedConfig:
     """Check an `env_config` against the parameters of an environment and turn it into tensors.
 
@@ -85,6 +129,8 @@ def resolve_config(
         num_envs: Number of copies.
         device: Where the tensors go.
         copies: What the user calls the number of copies.
+        metrics: The environment's own metrics of episodes.
+        steered: Whether its numbers are going to change, so that no program may have them built in.
 
     Raises:
         ValueError: If a name is unknown or a value is out of bounds or of the wrong shape.
@@ -103,7 +149,41 @@ def resolve_config(
             raise ValueError(f"{owner}[{name!r}] {error}") from None
         if name in config:
             resolved.given[name] = given
-    return resolved
+    return _steered(resolved, owner) if steered else _grouped(resolved, owner, metrics)
+
+
+def _grouped(resolved: ResolvedConfig, owner: str, metrics: Sequence[str]) -> ResolvedConfig:
+    """Join what moves to groups, and refuse a metric that episodes do not have."""
+    moving = {name: drawn for name, drawn in resolved.drawn.items() if drawn.moves}
+    if not moving:
+        return resolved
+    try:
+        groups = make_groups(moving)
+    except ValueError as error:
+        raise ValueError(f"{owner}: {error}") from None
+    for group in groups:
+        if group.metric is not None and group.metric not in (RETURNS, *metrics):
+            raise ValueError(
+                f"{owner}[{group.names[0]!r}] goes by the metric {group.metric!r}, which episodes of this environment "
+                f"do not have.{did_you_mean(group.metric, metrics)} They have {', '.join((RETURNS, *metrics))}."
+            )
+    drawn = {name: drawn for name, drawn in resolved.drawn.items() if not drawn.moves}
+    return dataclasses.replace(resolved, drawn=drawn, groups=groups)
+
+
+def _steered(resolved: ResolvedConfig, owner: str) -> ResolvedConfig:
+    """Make a group of each parameter, whose numbers a program reads."""
+    moving = [name for name, drawn in resolved.drawn.items() if drawn.moves]
+    if moving:
+        raise ValueError(
+            f"{owner}[{moving[0]!r}] is {resolved.drawn[moving[0]]!r}, which moves by itself: an `env_config` that is "
+            "a function gives distributions that stand still, and moves them itself."
+        )
+    groups: list[Group] = [Steered(name, drawn) for name, drawn in resolved.drawn.items()]
+    for name, values in resolved.fixed.items():
+        one = values[:1] if values.stride() == (0,) else values
+        groups.append(Steered(name, PerCopy(tuple(one.tolist()))))
+    return dataclasses.replace(resolved, drawn={}, groups=tuple(groups), steered=True)
 
 
 def inherited_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
@@ -120,6 +200,12 @@ def inherited_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]
             values = [values[(2 * i + 1) * len(values) // (2 * num_envs)] for i in range(num_envs)]
         fitted[name] = values
     return fitted
+
+
+def moving_in(config: Mapping[str, Any]) -> dict[str, object]:
+    """Return the part of an `env_config` in plain JSON form that moves while a policy trains."""
+    kinds = {name for name, kind in randomization.KINDS.items() if kind.moves}
+    return {name: value for name, value in config.items() if isinstance(value, Mapping) and kinds & {*value}}
 
 
 def shown_value(value: object) -> object:

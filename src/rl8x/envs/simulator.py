@@ -17,6 +17,7 @@ class SimulatorEnv(Env):
 
     terminates: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
+    gives_sources: ClassVar[bool] = False
     resumable: ClassVar[bool] = False
 
     next_seed: int | None = None

@@ -18,7 +18,9 @@ Observation: TypeAlias = "Tensor | dict[str, Observation]"
 Actions: TypeAlias = "Tensor | dict[str, Actions]"
 """A tensor `[num_envs, *shape]`, or nested dicts of them; the parts of a `Tuple` have the keys "0", "1", ..."""
 Carry: TypeAlias = dict[str, Any]
-"""All that changes from step to step: `state`, `parameters`, `elapsed` (int64 `[num_envs]`), `returns` (float32)."""
+"""All that changes from step to step: `state`, `parameters`, `elapsed` (int64 `[num_envs]`), `returns` (float32).
+
+Where parameters move with the returns of episodes, `sources` too: as `Step` has them, of the episode that goes on."""
 
 
 class Step(NamedTuple):
@@ -42,3 +44,5 @@ class Step(NamedTuple):
     """bool, false for masked autoreset steps, which are no experience; None where every row is experience."""
     metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
     """Further metrics of the episode up to this step, before the reset, float32; NaN where there is none."""
+    sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above
+    """What the draw of the episode's parameters said of it, int64, by groups that move with returns."""

@@ -99,7 +99,11 @@ class Rollout:
 
     def metrics(self) -> dict[str, Tensor]:
         """Return the environment's own metrics of episodes, each `[horizon, num_envs]`; NaN where there is none."""
-        prefix = f"{keys.METRICS}/"
+        return self.under(keys.METRICS)
+
+    def under(self, group: str) -> dict[str, Tensor]:
+        """Return what stands under a group of keys, without its name, each `[horizon, num_envs]`."""
+        prefix = f"{group}/"
         return {
             name.removeprefix(prefix): tensor[: self.horizon]
             for name, tensor in self.tensors.items()

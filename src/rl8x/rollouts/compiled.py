@@ -60,6 +60,7 @@ class CompiledStepper(Stepper):
         self._programs: dict[Hashable, TreeProgram] = {}
         self._horizons: dict[Hashable, Horizon] = {}
         self._prepared: set[Hashable] = set()
+        self._written: frozenset[str] = frozenset()
 
     @property
     def runs_env(self) -> bool:
@@ -130,7 +131,8 @@ class CompiledStepper(Stepper):
         if key not in self._horizons:
             if not self._is_pure(carry, cursor, env_noise[0], policy_noise[0], rollout):
                 return None
-            self._horizons[key] = LoopedHorizon(self) if self._is_small(rollout) else SteppedHorizon(self)
+            kind = LoopedHorizon if self._is_small(rollout) else SteppedHorizon
+            self._horizons[key] = kind(self, self._written)
         return self._horizons[key]
 
     def prepare(self, rollout: Rollout, carry: Carry, cursor: Cursor, env_noise: Tensor, policy_noise: Tensor) -> None:
@@ -201,7 +203,9 @@ class CompiledStepper(Stepper):
                     raise ValueError("steps on the same noise differ: it keeps something outside of its state")
                 if rollout is not None:
                     final = {} if self.bootstrap is None else {keys.FINAL_VALUES: actual.act.values}
-                    rollout.allocate(self.slot(cursor, actual.act, actual.step) | final)
+                    named = self.slot(cursor, actual.act, actual.step) | final
+                    rollout.allocate(named)
+                    self._written = frozenset(named)
                     rollout.write_state(0, cursor.state)
                 carry, cursor = actual.carry, actual.cursor
             if not is_known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ class Horizon(ABC):
 
     Args:
         stepper: What takes the steps.
+        written: What they write; a rollout may hold what was written under another `env_config` too.
     """
 
-    def __init__(self, stepper: Stepper) -> None:
+    def __init__(self, stepper: Stepper, written: Collection[str]) -> None:
         self.stepper = stepper
+        self._written = written
         self._names: list[str] = []
         self._layout: Layout | None = None
         self._final_layout: Layout | None = None
@@ -122,7 +124,9 @@ class SteppedHorizon(Horizon):
         """Note what is written; return where environment and policy stand as flat tensors."""
         host_looks = self.stepper.execution.host_looks
         self._layout, where = flat_of((carry, cursor))
-        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES or not host_looks]
+        self._names = [
+            name for name in rollout.tensors if name in self._written and (name != keys.FINAL_VALUES or not host_looks)
+        ]
         return where
 
     def _with_state(self, rollout: Rollout, t: int, where: Sequence[Tensor]) -> list[Tensor]:
@@ -183,7 +187,7 @@ class LoopedHorizon(Horizon):
     def _begin(self, rollout: Rollout, carry: Carry, cursor: Cursor) -> tuple[list[Tensor], Tensor]:
         """Note what is returned; return where environment and policy stand, and which steps keep the policy's state."""
         self._layout, where = flat_of((carry, cursor))
-        self._names = [name for name in rollout.tensors if name != keys.FINAL_VALUES]
+        self._names = [name for name in rollout.tensors if name in self._written and name != keys.FINAL_VALUES]
         keeps = torch.tensor([not self.stepper.resets_state(t) for t in range(rollout.horizon)])
         # The program changes them in place, and some may share their memory.
         return [tensor.clone() for tensor in where], keeps

@@ -203,6 +203,22 @@ def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, 
     return values, counts
 
 
+@torch.no_grad()
+def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Number, Number]]) -> dict[str, Number]:
+    """Summarise the parameters that are drawn, as `keys.parameter_metrics` names it.
+
+    Args:
+        drawn: Their values in the copies, `[num_envs]` each, by name.
+        ranges: Of those that move, the ends of what is drawn from now, numbers or 0-d.
+    """
+    values: dict[str, Number] = {}
+    for name, value in drawn.items():
+        low, high = torch.aminmax(value)
+        ends = ranges.get(name, ())
+        values |= dict(zip(keys.parameter_metrics([name]), (value.mean(), low, high, *ends), strict=False))
+    return values
+
+
 def stacked_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Stack the metrics of each step, each `[num_envs]`, to `[horizon, num_envs]`; NaN in steps that have none."""
     found = {name: value for step in steps for name, value in step.items()}

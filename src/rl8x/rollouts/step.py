@@ -82,6 +82,7 @@ def experience(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     }
     if step.valid is not None:
         named[keys.VALID] = step.valid
+    named |= {f"{keys.SOURCES}/{label}": value for label, value in step.sources.items()}
     return named | {f"{keys.METRICS}/{name}": value for name, value in step.metrics.items()}
 
 

@@ -105,6 +105,7 @@ class TrainerBase(Generic[AlgorithmT]):
         self._process = psutil.Process()
         self._saved_run: Mapping[str, Any] | None = None
         self._eval_row: dict[str, float] = {}
+        self._row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
 
     @classmethod
@@ -187,10 +188,18 @@ class TrainerBase(Generic[AlgorithmT]):
         return self.algorithm.counters
 
     @property
+    def known(self) -> dict[str, float]:
+        """What an `env_config` may go by: metrics of the latest row and the latest evaluation, and the counters."""
+        return {**self._row, **self._eval_row, **self.state}
+
+    @property
     def metric_names(self) -> frozenset[str]:
         """Every metric that a row of this trainer may have."""
         env, names = self.algorithm.env, {*keys.TRAINER_METRICS}
-        names = names - _COLLECTED if env is None else names | {*keys.info_metrics(env.metric_names)}
+        if env is None:
+            names -= _COLLECTED
+        else:
+            names |= {*keys.info_metrics(env.metric_names), *keys.parameter_metrics(env.parameters)}
         evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
         return frozenset(names | {*self.algorithm.metrics} | evaluated | self._declared)
 
@@ -268,6 +277,7 @@ class TrainerBase(Generic[AlgorithmT]):
             "algorithm": self.algorithm.state_dict(),
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
             "eval_row": dict(self._eval_row),
+            "row": dict(self._row),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -276,3 +286,4 @@ class TrainerBase(Generic[AlgorithmT]):
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])
         self._eval_row = dict(state["eval_row"])
+        self._row = dict(state.get("row", {}))

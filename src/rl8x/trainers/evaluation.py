@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config
+from rl8x.envs.parameters import inherited_config, moving_in
 from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.evaluator import EpisodeEvaluator
+from rl8x.trainers.run_state import function_form
 
 _NOWHERE: Final = (
     "there is nothing to evaluate in: the algorithm trains without an environment. Give the trainer an `eval_env`"
@@ -63,7 +64,8 @@ class Evaluations:
         """
         if self._evaluator is not None:
             config = self._runs_config() if env_config is None else self._plain(env_config)
-            return dict(self._evaluator.evaluate(config, deterministic=deterministic))
+            training = self._algorithm.env
+            return dict(self._evaluator.evaluate(config, deterministic=deterministic, training=training))
         trained, env_config = self._trained, self.env_config if env_config is None else env_config
         if trained is None:
             raise RuntimeError(f"{_NOWHERE}.")
@@ -121,9 +123,15 @@ class Evaluations:
             _check_turn(self._trained, None)
 
     def plain_configs(
-        self, env_config: Mapping[str, Any] | None, eval_config: Mapping[str, Any] | None
+        self, env_config: AnyEnvConfig | None, eval_config: Mapping[str, Any] | None, known: Mapping[str, float]
     ) -> dict[str, dict[str, object] | None]:
         """Check what a run is to train and to evaluate under, and return both in plain form by the options' names.
+
+        Args:
+            env_config: What it is to train under; of a function, what it returns now is checked, and its form is its
+                name.
+            eval_config: What it is to evaluate under.
+            known: What a function is given.
 
         Raises:
             ValueError: If a value is not legal or has not as many numbers as there are copies, or it would never apply.
@@ -133,12 +141,18 @@ class Evaluations:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
         if played is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
+        given = env_config
+        function = function_form(given) if callable(given) else None
+        env_config = given(known) if callable(given) else given
         plain = None if trained is None or env_config is None else trained.plain_config(env_config)
-        plain_eval = None if eval_config is None else self._plain(eval_config, "eval_env_config")
+        if trained is not None and callable(given):
+            trained.check_steered_config(plain or {})
+        training = {} if trained is None else trained.next_config if plain is None else plain
+        plain_eval = None if eval_config is None else self._plain(eval_config, "eval_env_config", training)
         if eval_config is None and trained is not None and self._evaluator is not None:
-            config = inherited_config(trained.next_config if plain is None else plain, self._evaluator.env.num_envs)
-            self._plain(config, "eval_env_config (None: as in training)")
-        return {"env_config": plain, "eval_env_config": plain_eval}
+            config = inherited_config(training, self._evaluator.env.num_envs)
+            self._plain(config, "eval_env_config (None: as in training)", training)
+        return {"env_config": function or plain, "eval_env_config": plain_eval}
 
     def config_name(self, env_config: Mapping[str, Any] | None) -> str | None:
         """Name an evaluation by its `env_config`; None where it is the one under which the run evaluates."""
@@ -147,11 +161,25 @@ class Evaluations:
         plain = self._plain(env_config)
         return None if plain == self._runs_config() else config_name(plain)
 
-    def _plain(self, env_config: Mapping[str, Any], called: str = "env_config") -> dict[str, object]:
-        """Check an `env_config`, and return it in plain form."""
+    def _plain(
+        self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
+    ) -> dict[str, object]:
+        """Check an `env_config` for evaluations, and return it in plain form.
+
+        `training` is what training has, or will have; None is what it has now.
+        """
         assert self._env is not None
         copies = "num_envs" if self._evaluator is None else "num_eval_envs"
-        return self._env.plain_config(env_config, called=called, copies=copies)
+        plain = self._env.plain_config(env_config, called=called, copies=copies)
+        if training is None:
+            training = {} if self._algorithm.env is None else self._algorithm.env.next_config
+        for name, value in moving_in(plain).items():
+            if training.get(name) != value:
+                raise ValueError(
+                    f"`{called}[{name!r}]` moves with training, and an evaluation moves nothing: give what training "
+                    "has, which is drawn as it stands there, or a distribution that stands still."
+                )
+        return plain
 
     def _runs_config(self) -> dict[str, object]:
         """Return what the run evaluates under, in plain form: its own config for that, else what training has."""

@@ -50,14 +50,19 @@ class EpisodeEvaluator:
         self._warned = False
 
     @torch.no_grad()
-    def evaluate(self, env_config: Mapping[str, Any] | None, *, deterministic: bool) -> Stats:
+    def evaluate(
+        self, env_config: Mapping[str, Any] | None, *, deterministic: bool, training: Env | None = None
+    ) -> Stats:
         """Play an episode in every copy and return the statistics.
 
         Args:
             env_config: What the environment is reset with; None goes on with the one in force.
             deterministic: Whether the policy takes its most likely action rather than a sample.
+            training: The environment that is trained in: what of the configuration moves is drawn as it stands there.
         """
-        self._collector.reset(env_config)
+        if env_config is not None:
+            self.env.imitate_config(env_config, training)
+        self._collector.reset()
         running = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
         returns = torch.zeros(self.env.num_envs, device=self.env.device)
         lengths = torch.zeros(self.env.num_envs, dtype=torch.int64, device=self.env.device)

@@ -18,7 +18,7 @@ import torch
 
 from rl8x import keys
 from rl8x._version import __version__
-from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike, listed
 from rl8x.checkpoint.build import describe_algorithm, names_in
@@ -34,7 +34,7 @@ from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, run_file
 from rl8x.trainers.resume import REMADE, kind_of, torch_generators
-from rl8x.trainers.run_state import RunState
+from rl8x.trainers.run_state import RunState, function_form, function_name
 
 PlainConfig = Mapping[str, object]
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
@@ -78,6 +78,7 @@ class Record:
         self.is_open = False
         self.log_ms = 0.0
         self._eval_env = eval_env
+        self._steered_by: str | None = None
         self._handle: str | None = None
         self._repeats = False
         self._only_adds = False
@@ -103,12 +104,13 @@ class Record:
     def prepare(self, run: RunState, *, callbacks: bool) -> None:
         """Take over what a `run()` is made of, before it begins; no run file can say its callbacks."""
         self.run = run
+        self._steered_by = function_name(run.plain["env_config"])
         if self.run_file is not None:
             self._whole_file = dict(hide_in_data(self.run_file))
-        elif not callbacks:
+        elif not (callbacks or self._steered_by):
             options = {**self.options, **run.plain, "stop_conditions": run.specs}
             self._whole_file = run_file(self.algorithm, self.build, options)
-        config = _training_config(self.algorithm, run.plain["env_config"])
+        config = _training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
@@ -178,16 +180,21 @@ class Record:
         return {
             **self.algorithm.params,
             **({} if self.run is None else self.run.params),
-            **_config_params(env, self._eval_env, config, eval_config),
+            **_config_params(env, self._eval_env, config, eval_config, self._steered_by),
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
         }
 
-    def note_config(self) -> None:
-        """Keep what a collect ran under, and log it where it is new."""
+    def note_config(self, given: AnyEnvConfig | None) -> None:
+        """Keep what a collect that was given an `env_config` ran under, and log it where it is new.
+
+        Of a function that is its name, as the rows have the values.
+        """
         env = self.algorithm.env
-        if env is not None and env.config != self._config:
+        if callable(given):
+            self._steered_by = function_name(function_form(given))
+        elif env is not None and env.config != self._config:
             self._config = env.config
             self.update_params()
 
@@ -276,11 +283,12 @@ class Record:
         limit = self.run.limit_reached if finished else None
         met = finished and (bool(self.run.met) or limit is None)
         what = "to train on" if finished else f"to go on from step {saved[-1].name.split('-')[-1]}"
-        folder, callables = shown_path(directory.absolute()), None in self.run.specs
-        to_give = self._to_give()
-        if to_give or callables or any(name.startswith("__main__.") for name in self._names()):
+        folder, to_give = shown_path(directory.absolute()), self._to_give()
+        asks, steered = None in self.run.specs, self._steered_by is not None
+        if to_give or asks or steered or any(name.startswith("__main__.") for name in self._names()):
             to_give += ["trust=True"] * (not self._is_found)
-            options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or callables)
+            options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
+            options += ["env_config=..."] * steered
             call = f"Trainer.resume({', '.join([repr(folder), *to_give])}).run({', '.join(options)})"
         else:
             word = None if where is None else where.resume_word
@@ -337,20 +345,27 @@ def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | 
 
 
 def _config_params(
-    env: Env | None, eval_env: Env | None, config: PlainConfig, eval_config: PlainConfig | None
+    env: Env | None,
+    eval_env: Env | None,
+    config: PlainConfig,
+    eval_config: PlainConfig | None,
+    steered_by: str | None,
 ) -> dict[str, Any]:
     """Name the value of each parameter of the environment, and those of evaluations where they are others.
 
     Without training environment `config` is what the evaluation environment came with; without `eval_config`
-    evaluations are under `config` too.
+    evaluations are under `config` too. Where a function sets the values again and again, its name stands for all.
     """
     trained = {} if env is None else _in_force(env, config)
     params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
+    if steered_by is not None:
+        trained, params = {}, {"env_config": f"function {steered_by}"}
     played = env if eval_env is None else eval_env
     if played is None:
         return params
     inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
-    for name, value in _in_force(played, inherited).items():
+    played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
+    for name, value in played_under.items():
         if name in (eval_config or {}) or value != trained.get(name):
             params[f"eval_env_config.{name}"] = shown_value(value)
     params["num_eval_envs"] = played.num_envs

@@ -26,6 +26,8 @@ from rl8x.importing import import_named
 from rl8x.trainers.statistics import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
+# How a checkpoint has an `env_config` that is a function: by its name.
+_FUNCTION: Final = "function()"
 OPTIONS: Final = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
 RUN_OPTIONS: Final = (*OPTIONS, "stop_conditions")
 
@@ -49,12 +51,18 @@ class RunState:
 
     Raises:
         ValueError: If an option is not legal.
-        CheckpointError: If a condition of `saved` has no form in a file.
+        CheckpointError: If a condition or the `env_config` of `saved` has no form in a file.
     """
 
     def __init__(self, options: Mapping[str, Any], saved: Mapping[str, Any] | None, *, trust: bool) -> None:
         before: Mapping[str, Any] = {} if saved is None else saved["options"]
         self.options = {name: before.get(name) if options[name] is ... else options[name] for name in OPTIONS}
+        lost = function_name(self.options["env_config"])
+        if lost is not None:
+            raise CheckpointError(
+                f"the run's `env_config` is the function {lost}, which has no form in a file: pass it again, as "
+                "run(env_config=...)"
+            )
         self.plain = dict(self.options)
         self.conditions = _conditions(options["stop_conditions"], saved, trust)
         self.steps = 0
@@ -226,6 +234,17 @@ class RunState:
                 left = math.ceil((bound - counters[name]) / per_step)
                 totals.append(steps + max(left, 0 if steps else 1))
         return min(totals, default=None)
+
+
+def function_form(function: Callable[..., object]) -> dict[str, object]:
+    """Return what stands for an `env_config` that is a function among plain data."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {_FUNCTION: f"{getattr(function, '__module__', '')}.{name}"}
+
+
+def function_name(config: object) -> str | None:
+    """Return the name of the function that an `env_config` in plain form stands for; None where it is none."""
+    return str(config[_FUNCTION]) if isinstance(config, Mapping) and _FUNCTION in config else None
 
 
 def _conditions(

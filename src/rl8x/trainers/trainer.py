@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions import Condition
@@ -38,12 +38,12 @@ from rl8x.trainers.statistics import Timer, TrainStats
 class GenericTrainerBase(TrainerBase[AlgorithmT]):
     """Drives an algorithm: `step()`, `eval()`, and `run()` until a condition stops it; options as `TrainerBase`."""
 
-    def step(self, *, env_config: Mapping[str, Any] | None = None) -> TrainStats:
+    def step(self, *, env_config: AnyEnvConfig | None = None) -> TrainStats:
         """Collect experience and update the policy once; track the row of metrics.
 
         Args:
             env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
-                that training had before, whatever an evaluation had in between.
+                that training had before, whatever an evaluation had in between. Or a function, as `run` takes it.
 
         Returns:
             The row, with the latest evaluation's metrics beside it.
@@ -55,7 +55,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         while True:
             yield self.step()
 
-    def _step(self, env_config: Mapping[str, Any] | None) -> dict[str, float]:
+    def _step(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
         """Collect, learn, and track the row; then act on what was not finite."""
         algorithm, state, device = self.algorithm, self.algorithm.counters, self.algorithm.device
         transitions, begin = state[keys.ENV_STEPS], time.perf_counter()
@@ -63,8 +63,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             algorithm.execution.begin_step(state[keys.STEPS])
         self._guard.before_step(algorithm)
         with Timer(device) as collecting:
+            algorithm.follow(self.known)
             collected = algorithm.collect(env_config=env_config)
-            self.record.note_config()
+            self.record.note_config(env_config)
         with Timer(device) as learning:
             learned = algorithm.step()
         row = dict(Stats.merge(collected, learned))  # the one copy to the host
@@ -112,6 +113,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             if new:
                 self.record.log(new)
             stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
+        self._row = dict(stats)
         return stats
 
     # -- running
@@ -119,7 +121,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def run(
         self,
         *,
-        env_config: Mapping[str, Any] | EllipsisType | None = ...,
+        env_config: AnyEnvConfig | EllipsisType | None = ...,
         eval_env_config: Mapping[str, Any] | EllipsisType | None = ...,
         steps_per_eval: int | EllipsisType | None = ...,
         stop_conditions: StopConditions | Condition | EllipsisType | None = ...,
@@ -135,7 +137,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
 
         Args:
-            env_config: Values for the environment's parameters, applied at each reset; None changes nothing.
+            env_config: Values for the environment's parameters, applied at each reset; None changes nothing. Or a
+                function that is called before each collect with the trainer's `known`, counters and latest metrics by
+                name, and returns such values: each copy's next episode is played under them. It has no form in a
+                file, and is given again after a resume.
             eval_env_config: The same for evaluations, with as many values as they have copies where it has one for
                 each. None evaluates under the training's; of its values for each copy, evaluations with another number
                 of copies take evenly spaced ones.
@@ -269,7 +274,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
-        plain_configs = self.evaluations.plain_configs(env_config, eval_config)
+        plain_configs = self.evaluations.plain_configs(env_config, eval_config, self.known)
         run.start(self, plain_configs, known=self.metric_names, measured=self._declared)
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
 from rl8x.algorithms.memory_check import available_bytes, check_replay, check_replay_on_disk, check_training
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import Learner
@@ -118,7 +118,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """What is learned from."""
         return self.replay
 
-    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Run the policy for a horizon and append what is complete of it to the replay."""
         warms_up = self.counters[keys.ENV_STEPS] < self.config.warmup_steps
         explored = self.explore(warms_up=warms_up)
@@ -149,7 +149,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
             obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
             self.policy.observe(obs, None if valid is None else valid[:horizon])
 
-    def reset_if_due(self, env_config: Mapping[str, Any] | None) -> bool:
+    def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Reset the environment where the schedule says so; no return reaches across it."""
         is_reset = super().reset_if_due(env_config)
         if is_reset:

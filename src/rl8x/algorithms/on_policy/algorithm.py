@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
@@ -216,7 +216,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     # -- collecting
 
-    def collect(self, *, env_config: Mapping[str, Any] | None = None) -> Stats:
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Run the policy for a horizon, filling the buffer."""
         self.reset_if_due(env_config)
         waits = self.execution.mode == "compile" and self.device.type == "cpu" and not self.updater.prepared

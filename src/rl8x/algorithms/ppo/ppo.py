@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, LR
 from rl8x.algorithms.ppo.config import PPOConfig
@@ -95,7 +95,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         """Every hyperparameter by name, as it is in force."""
         return super().params | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
-    def reset_if_due(self, env_config: Mapping[str, Any] | None) -> bool:
+    def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Reset the environment where the schedule says so, and with it the return that scales rewards."""
         is_reset = super().reset_if_due(env_config)
         if is_reset:

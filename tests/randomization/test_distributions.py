@@ -126,7 +126,7 @@ def test_representations():
     assert repr(Grid([1, 2])) == "Grid([1.0, 2.0])"
     assert Uniform(0.1, 0.5).to_dict() == {"uniform": [0.1, 0.5]}
     assert Choice([1, 2], [3, 4]).to_dict() == {"choice": {"values": [1.0, 2.0], "weights": [3.0, 4.0]}}
-    assert set(KINDS) == {"uniform", "log_uniform", "normal", "choice", "grid"}
+    assert set(KINDS) == {"uniform", "log_uniform", "normal", "choice", "grid", "scheduled", "adaptive", "learnable"}
 
 
 def test_arrays_and_tensors_are_lists_of_numbers():

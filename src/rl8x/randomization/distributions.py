@@ -15,7 +15,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from rl8x.names import did_you_mean
 _HALF_STEP = 2.0**-25
 
 
-def _number(value: object, owner: str, name: str) -> float:
+def finite_number(value: object, owner: str, name: str) -> float:
     """Return `value` as a finite float, or raise naming the argument of `owner`."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -36,13 +36,13 @@ def _number(value: object, owner: str, name: str) -> float:
     return float(value)
 
 
-def _numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
+def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
     """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
     if isinstance(values, Tensor | np.ndarray):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ValueError(f"{owner}: `{name}` must be a list of at least one number; got {values!r}.")
-    return tuple(_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
+    return tuple(finite_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +53,38 @@ class ParameterDistribution(ABC):
     """Its name in a run file."""
     fixed: ClassVar[bool] = False
     """Whether every draw gives the same values, so that no noise is needed."""
+    moves: ClassVar[bool] = False
+    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.moving`."""
 
     @property
     @abstractmethod
     def support(self) -> tuple[float, float]:
-        """The smallest and the largest value that can be drawn."""
+        """The smallest and the largest value that can be drawn; of what moves, wherever it may come to."""
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What tells it from others of its class, in one order: straight lines between two such give legal ones."""
+        raise TypeError(f"{type(self).__name__} has no numbers that could move.")
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[float]) -> Self:
+        """Make the one that has these numbers."""
+        return cls(*numbers)
+
+    @property
+    def drawn_by(self) -> tuple[float, ...]:
+        """What `draw_by` needs of it."""
+        return self.numbers
+
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+        """Draw as `draw` does, float32 `[num_envs]`, by numbers that a program reads at each call.
+
+        Args:
+            noise: Uniform numbers in [0, 1), `[num_envs]`.
+            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise.
+        """
+        raise TypeError(f"{cls.__name__} has no numbers that could move.")
 
     @abstractmethod
     def draw(self, noise: Tensor) -> Tensor:
@@ -99,10 +126,15 @@ class _Interval(ParameterDistribution):
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
-            object.__setattr__(self, name, _number(getattr(self, name), type(self).__name__, name))
+            object.__setattr__(self, name, finite_number(getattr(self, name), type(self).__name__, name))
 
     @property
     def support(self) -> tuple[float, float]:
+        """The two ends of the interval."""
+        return self.low, self.high
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
         """The two ends of the interval."""
         return self.low, self.high
 
@@ -122,6 +154,12 @@ class Uniform(_Interval):
         """Return `low + (high - low) * noise`, `[num_envs]`, kept inside the interval against rounding."""
         return (noise * (self.high - self.low) + self.low).clamp(self.low, self.high)
 
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+        """Draw as `draw` does, `[num_envs]`, from `low` and `high`, `[2]`."""
+        low, high = numbers.unbind(0)
+        return (noise * (high - low) + low).clamp(low, high)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LogUniform(_Interval):
@@ -139,6 +177,12 @@ class LogUniform(_Interval):
         spread = math.log(self.high / self.low)
         return (torch.exp(noise * spread) * self.low).clamp(self.low, self.high)
 
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+        """Draw as `draw` does, `[num_envs]`, from `low` and `high`, `[2]`."""
+        low, high = numbers.unbind(0)
+        return (torch.exp(noise * (high / low).log()) * low).clamp(low, high)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Normal(ParameterDistribution):
@@ -153,7 +197,7 @@ class Normal(ParameterDistribution):
     def __post_init__(self) -> None:
         for name in ("mean", "std", "low", "high"):
             if name in ("mean", "std") or getattr(self, name) is not None:
-                object.__setattr__(self, name, _number(getattr(self, name), "Normal", name))
+                object.__setattr__(self, name, finite_number(getattr(self, name), "Normal", name))
         if self.std < 0:
             raise ValueError(f"Normal: `std` must not be negative; got {self.std}.")
         if self.low is not None and self.high is not None and self.low > self.high:
@@ -180,6 +224,20 @@ class Normal(ParameterDistribution):
         values: Tensor = torch.special.ndtri(noise.clamp(_HALF_STEP, 1.0 - _HALF_STEP)) * self.std + self.mean
         return values.clamp(self.low, self.high) if (self.low, self.high) != (None, None) else values
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Mean, std, and the bounds that it is clipped to, which it must have."""
+        if self.low is None or self.high is None:
+            raise ValueError(f"{self!r}: give `low` and `high`.")
+        return self.mean, self.std, self.low, self.high
+
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+        """Draw as `draw` does, `[num_envs]`, from mean, std, `low` and `high`, `[4]`."""
+        mean, std, low, high = numbers.unbind(0)
+        values: Tensor = torch.special.ndtri(noise.clamp(_HALF_STEP, 1.0 - _HALF_STEP)) * std + mean
+        return values.clamp(low, high)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Listed(ParameterDistribution):
@@ -188,7 +246,7 @@ class _Listed(ParameterDistribution):
     values: Sequence[float]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _numbers(self.values, type(self).__name__, "values"))
+        object.__setattr__(self, "values", finite_numbers(self.values, type(self).__name__, "values"))
 
     @property
     def support(self) -> tuple[float, float]:
@@ -213,7 +271,7 @@ class Choice(_Listed):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weights is not None:
-            weights = _numbers(self.weights, "Choice", "weights")
+            weights = finite_numbers(self.weights, "Choice", "weights")
             if len(weights) != len(self.values) or min(weights) < 0 or sum(weights) <= 0:
                 need = f"{len(self.values)} numbers >= 0 that do not sum to 0"
                 raise ValueError(f"Choice: `weights` must be {need}; got {list(weights)}.")
@@ -235,6 +293,31 @@ class Choice(_Listed):
         self.prepare(noise.device)
         values, edges = self._tables[noise.device]
         return values[torch.bucketize(noise.contiguous(), edges, right=True)]
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The values, and the share of each."""
+        weights = self.weights or (1.0,) * len(self.values)
+        return (*self.values, *(weight / sum(weights) for weight in weights))
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[float]) -> Self:
+        """Make the one that has these values and shares."""
+        values, weights = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+        return cls(values, None if len(set(weights)) == 1 else weights)
+
+    @property
+    def drawn_by(self) -> tuple[float, ...]:
+        """The values, and the upper edges of their shares of [0, 1) but the last."""
+        shares = torch.tensor(self.numbers[len(self.values) :], dtype=torch.float64)
+        edges = shares.cumsum(0)
+        return (*self.values, *(edges / edges[-1])[:-1].tolist())
+
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+        """Draw as `draw` does, `[num_envs]`, from n values and n - 1 edges, `[2 n - 1]`; some may meet."""
+        count = (len(numbers) + 1) // 2
+        return numbers[torch.bucketize(noise.contiguous(), numbers[count:], right=True)]
 
     def to_dict(self) -> dict[str, object]:
         """Return `{"choice": [values]}`, or with names where there are weights."""

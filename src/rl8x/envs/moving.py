@@ -1,0 +1,235 @@
+"""What an environment does about parameters that move while a policy trains: their state, and when it changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig
+from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group
+from rl8x.randomization.scheduled import PerCopy
+
+if TYPE_CHECKING:
+    from rl8x.envs.steps import Carry
+
+
+class MovesParameters:
+    """The part of an environment that has to do with parameters that move.
+
+    A group of such parameters is kept by its key for as long as the environment lives: a configuration that comes into
+    force again goes on where it was, and programs that read its tensors read the right ones.
+    """
+
+    gives_sources: ClassVar[bool] = True
+    """Whether `Step.sources` says of each episode how its parameters were drawn."""
+    parameters: ClassVar[Mapping[str, Parameter]] = {}
+    """What `env_config` may set."""
+    carry: Carry | None
+    generator: torch.Generator
+    _movers: dict[str, Group]
+    _config: ResolvedConfig
+    _next_config: ResolvedConfig | None
+
+    if TYPE_CHECKING:
+
+        def _resolve(
+            self, config: EnvConfig, called: str = ..., copies: str = ..., *, steered: bool = ...
+        ) -> ResolvedConfig: ...
+
+    # ---- which groups there are
+
+    def _with_known_groups(self, resolved: ResolvedConfig) -> ResolvedConfig:
+        """Return a configuration with those of its groups that are known already, and keep the others."""
+        if not resolved.groups:
+            return resolved
+        groups = []
+        for group in resolved.groups:
+            known = self._movers.setdefault(group.key, group)
+            known.place(self.generator.device)
+            known.renew(group)
+            groups.append(known)
+        return ResolvedConfig(resolved.given, resolved.fixed, resolved.drawn, tuple(groups), resolved.steered)
+
+    def check_moves(self, resolved: ResolvedConfig, owner: str) -> None:
+        """Refuse groups that need to know of each episode under what it was played, where the environment cannot say.
+
+        Raises:
+            ValueError: If there is such a group.
+        """
+        for group in () if self.gives_sources else resolved.groups:
+            if group.metric is not None:
+                raise ValueError(
+                    f"{owner}[{group.names[0]!r}] moves with the returns of episodes, and a simulator does not say "
+                    "under which parameters they were played. Use Scheduled, or a distribution that stands still."
+                )
+
+    def known_group(self, key: str) -> Group | None:
+        """Return the group with a key that some configuration here had, as it stands; None where none had."""
+        return self._movers.get(key)
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether a function set the configuration in force."""
+        return self._config.steered
+
+    def begin_moving(self) -> None:
+        """Draw what groups begin with, where they have not begun."""
+        for group in self._config.groups:
+            group.begin(self.generator)
+
+    @property
+    def _in_use(self) -> dict[str, Group]:
+        """The groups of the configuration in force and of that which the next reset puts into force, by key."""
+        groups = (*self._config.groups, *(() if self._next_config is None else self._next_config.groups))
+        return {group.key: group for group in groups}
+
+    # ---- when they move
+
+    def follow_row(self, row: Mapping[str, float]) -> None:
+        """Move what follows a counter or a metric to where a row says."""
+        for group in self._in_use.values():
+            group.follow(row)
+
+    def steer_config(self, config: EnvConfig) -> None:
+        """Have each copy's next episode played under an `env_config`, those in progress under what they began with.
+
+        Programs are compiled anew where the kind of a parameter's distribution changes, and not where its numbers do.
+
+        Raises:
+            ValueError: If a name is unknown, a value is out of bounds, or a distribution moves by itself.
+        """
+        self._config, self._next_config = self._with_known_groups(self._resolve(config, steered=True)), None
+        if self.carry is not None:
+            self.carry = {name: value for name, value in self.carry.items() if name != "sources"}
+
+    def check_steered_config(self, config: EnvConfig) -> None:
+        """Refuse an `env_config` that `steer` would refuse; nothing changes."""
+        self._resolve(config, steered=True)
+
+    @property
+    def moves_by_returns(self) -> bool:
+        """Whether some parameters move with the returns of episodes."""
+        return any(group.metric is not None for group in self._config.groups)
+
+    @property
+    def will_move_by_returns(self) -> bool:
+        """Whether some will, from the next reset on."""
+        return any(group.metric is not None for group in (self._next_config or self._config).groups)
+
+    def move_parameters(
+        self,
+        ended: Tensor,
+        returns: Tensor,
+        metrics: Mapping[str, Tensor],
+        sources: Mapping[str, Tensor],
+        *,
+        is_reset: bool,
+    ) -> None:
+        """Move by the episodes of a horizon, on the device.
+
+        Args:
+            ended: Where an episode ended that is experience, `[horizon, num_envs]`, bool.
+            returns: The return of the episode up to each step, `[horizon, num_envs]`.
+            metrics: The environment's own metrics of it, likewise.
+            sources: What `Step.sources` had of it, likewise, by label.
+            is_reset: Whether a reset ends all episodes that would go on after the horizon.
+        """
+        assert self.carry is not None
+        for group in self._config.groups:
+            if group.metric is None:
+                continue
+            measured = {RETURNS: returns, **metrics}
+            scores = measured.get(group.metric, torch.full_like(returns, torch.nan))
+            pending = self.carry["sources"][group.label]
+            pending = torch.full_like(pending, NO_SOURCE) if is_reset else pending
+            group.update(Episodes(scores, ended, sources[group.label], pending), self.generator)
+
+    @contextlib.contextmanager
+    def evaluating_parameters(self) -> Iterator[None]:
+        """Draw as evaluations do, and go back to the training's configuration and its state at the end."""
+        training = self._next_config or self._config
+        groups = self._in_use.values()
+        for group in groups:
+            group.evaluate(True)
+        try:
+            yield
+        finally:
+            for group in groups:
+                group.evaluate(False)
+            if (self._next_config or self._config) is not training:
+                self._next_config = training
+
+    def imitate_config(self, config: EnvConfig, training: MovesParameters | None) -> None:
+        """Take an `env_config` for the next reset, under which what moves stands as in a training, for an evaluation.
+
+        Args:
+            config: The configuration.
+            training: The environment that is trained in; None where there is none.
+        """
+        steered = training is not None and training.is_steered
+        self._next_config = self._with_known_groups(self._resolve(config, steered=steered))
+        for group in self._next_config.groups:
+            trained = None if training is None else training.known_group(group.key)
+            if trained is None:
+                group.evaluate(True)
+            else:
+                group.imitate(trained)
+
+    # ---- what is known of them
+
+    @property
+    def drawn_parameters(self) -> dict[str, Tensor]:
+        """The values of those parameters that resets draw, of the episodes in progress, `[num_envs]` each."""
+        values = {} if self.carry is None else self.carry["parameters"]
+        return {name: values[name] for name in self.parameters if name in self._config.shown_names and name in values}
+
+    def parameter_ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the smallest and largest value drawn now of those parameters that move: numbers, or 0-d tensors."""
+        found = {name: ends for group in self._config.groups for name, ends in group.ranges().items()}
+        return {name: ends for name, ends in found.items() if name in self._config.shown_names}
+
+    def present_config(self) -> dict[str, Any]:
+        """Return the configuration of the next reset in plain JSON form, with what moves as it stands now.
+
+        It is what an evaluation under the training's configuration draws from; looks at values on the device.
+        """
+        config = self._next_config or self._config
+        if config.steered:
+            return dict(config.given)
+        present = {name: now for group in config.groups for name, now in group.present().items()}
+        forms = {name: now.values[0] if isinstance(now, PerCopy) else now.to_dict() for name, now in present.items()}
+        return {**config.given, **forms}
+
+    def parameter_support(self) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest value of each parameter as evaluations draw it now, in its own unit."""
+        config = self._resolve(self.present_config())
+        ends = {name: drawn.support for name, drawn in config.drawn.items()}
+        ends |= {name: (float(values.min()), float(values.max())) for name, values in config.fixed.items()}
+        return {name: ends[name] for name in self.parameters}
+
+    # ---- saving
+
+    def moving_state(self) -> dict[str, Any]:
+        """Return what a snapshot has of them; nothing where nothing moves."""
+        if not self._in_use:
+            return {}
+        following = self._next_config
+        return {
+            "steered": [self._config.steered, following is not None and following.steered],
+            "moving": {key: group.state_dict() for key, group in self._in_use.items()},
+            "present": self.present_config(),
+        }
+
+    def load_moving_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with the configurations of a snapshot, and where they had come to."""
+        now, then = state.get("steered", (False, False))
+        following = state["next_config"]
+        self._config, self._next_config = self._with_known_groups(self._resolve(state["config"], steered=now)), None
+        if following is not None:
+            self._next_config = self._with_known_groups(self._resolve(following, steered=then))
+        for key, group in self._in_use.items():
+            group.load_state_dict(state["moving"][key])

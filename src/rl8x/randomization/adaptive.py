@@ -1,0 +1,215 @@
+"""Automatic domain randomisation: ranges that widen where a policy does well at their ends, and narrow where it fails.
+
+Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rl8x.randomization.distributions import ParameterDistribution, Uniform, finite_number, finite_numbers
+from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group, MovingDistribution, check_same
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Adaptive(MovingDistribution):
+    """Draw uniformly from a range [low, high] whose two ends move by how the policy does there.
+
+        env_config={"length": Adaptive((0.4, 0.6), thresholds=(200, 400), step=0.05, limits=(0.1, 2.0))}
+
+    A share p_b of the episodes is played at a boundary: one end of one parameter, drawn among all ends of all
+    `Adaptive` parameters, which is then fixed, while the others are drawn from their ranges. The returns at an end are
+    gathered until there are m; then, with their mean p,
+
+        p >= t_H: the end moves outward by Delta,    p <= t_L: it moves inward by Delta,
+
+    and its buffer is emptied. All other episodes draw each parameter from its range.
+
+    Three things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
+    train in. A buffer counts the episodes that began while it was open, and waits for the last of them: the first m
+    that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
+    copies it holds more of them. And a range never gets narrower than it began.
+
+    All `Adaptive` parameters of an `env_config` share their options but for `start`, `step` and `limits`, since an
+    episode is at one boundary of one of them. Parameters with another `group` adapt on their own: an episode may then
+    be at a boundary of each group.
+
+    An evaluation under the training's `env_config` draws from the whole present range and moves nothing. Episodes end
+    by termination, by a time limit, or by a forced reset.
+
+    Args:
+        start: The range at the beginning, (low, high) or one number; also the narrowest.
+        thresholds: t_L and t_H, in the units of the metric, t_L < t_H.
+        step: Delta, in the parameter's unit.
+        limits: The widest range, (low, high); None is all that the parameter may legally be.
+        metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
+        episodes: m, the episodes that decide.
+        boundary_share: p_b, the share of episodes at a boundary, in (0, 1].
+        group: Parameters with the same text are drawn together.
+    """
+
+    kind: ClassVar[str] = "adaptive"
+    start: tuple[float, float]
+    thresholds: tuple[float, float]
+    step: float
+    limits: tuple[float, float] | None = None
+    metric: str = RETURNS
+    episodes: int = 32
+    boundary_share: float = 0.5
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, Sequence | Tensor):
+            object.__setattr__(self, "start", (finite_number(self.start, "Adaptive", "start"),) * 2)
+        for name in ("start", "thresholds", "limits"):
+            if getattr(self, name) is not None:
+                pair = finite_numbers(getattr(self, name), "Adaptive", name)
+                if len(pair) != 2 or pair[0] > pair[1] or (name == "thresholds" and pair[0] == pair[1]):
+                    raise ValueError(f"Adaptive: `{name}` must be two numbers, the lower first; got {list(pair)}.")
+                object.__setattr__(self, name, pair)
+        for name in ("step", "boundary_share"):
+            object.__setattr__(self, name, finite_number(getattr(self, name), "Adaptive", name))
+        if self.step <= 0:
+            raise ValueError(f"Adaptive: `step` must be more than 0; got {self.step}.")
+        if not 0 < self.boundary_share <= 1:
+            raise ValueError(f"Adaptive: `boundary_share` must be in (0, 1]; got {self.boundary_share}.")
+        if not isinstance(self.episodes, int) or isinstance(self.episodes, bool) or self.episodes < 1:
+            raise ValueError(f"Adaptive: `episodes` must be a whole number, at least 1; got {self.episodes!r}.")
+        if self.limits is not None and not self.limits[0] <= self.start[0] <= self.start[1] <= self.limits[1]:
+            raise ValueError(f"Adaptive: `start` must lie in `limits`; got {list(self.start)} and {list(self.limits)}.")
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The widest range that it may come to."""
+        return self.start if self.limits is None else self.limits
+
+    @property
+    def group_key(self) -> str:
+        """The name of its group."""
+        return self.group
+
+    def clipped(self, low: float, high: float) -> Adaptive:
+        """Return the same, limited to the parameter's bounds where it has no limits of its own."""
+        if self.limits is not None:
+            return self
+        if not low <= self.start[0] <= self.start[1] <= high:
+            raise ValueError(f"{self!r}: its start lies outside of the parameter's bounds [{low:g}, {high:g}].")
+        return dataclasses.replace(self, limits=(low, high))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Draw from the range at the beginning, `[num_envs]`."""
+        return Uniform(*self.start).draw(noise)
+
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+        """Return the group of all that are drawn together."""
+        check_same(members, differing=("start", "step", "limits"))
+        return AdaptiveGroup(members, self)
+
+
+class AdaptiveGroup(Group):
+    """The ranges of d parameters, with the buffers of their 2 d ends: low and high of the first, of the second, ...
+
+    Args:
+        members: The parameters' distributions by name, with limits.
+        options: One of them, for what they share.
+
+    The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
+    `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, that of episodes at a boundary.
+    """
+
+    def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
+        super().__init__(members, f"adaptive:{options.group}")
+        self._options = options
+        self.metric = options.metric
+        self.width = len(members) + 1
+
+    def place(self, device: torch.device) -> None:
+        """Make the state with the ranges at the beginning, once."""
+        if self.state:
+            return
+        kept: dict[str, list[float]] = {"low": [], "high": [], "lowest": [], "highest": [], "step": []}
+        for member in self.members.values():
+            assert isinstance(member, Adaptive)
+            bounds = (*member.start, *member.support, member.step)
+            for values, value in zip(kept.values(), bounds, strict=True):
+                values.append(value)
+        tensors = {name: torch.tensor(values, dtype=torch.float64, device=device) for name, values in kept.items()}
+        self._limits = {name: tensors[name] for name in ("lowest", "highest", "step")}
+        self._limits |= {"start_low": tensors["low"].clone(), "start_high": tensors["high"].clone()}
+        ends = 2 * len(self.members)
+        self.state = {
+            "low": tensors["low"],
+            "high": tensors["high"],
+            "count": torch.zeros(ends, dtype=torch.int64, device=device),
+            "total": torch.zeros(ends, dtype=torch.float64, device=device),
+            "open": torch.ones(ends, dtype=torch.bool, device=device),
+            "share": torch.tensor(self._options.boundary_share, dtype=torch.float32, device=device),
+        }
+
+    def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Draw each parameter from its range, and fix one at an end in a share of the copies.
+
+        Args:
+            noise: `[num_envs, d + 1]` in [0, 1); the last column decides whether and which.
+
+        Returns:
+            Values by name, float32 `[num_envs]` each, and the boundary, in [0, 2 d), where its buffer is open, else -1.
+        """
+        state, ends = self.state, 2 * len(self.members)
+        chosen = noise[:, -1]
+        at_boundary = chosen < state["share"]
+        # The share is 0 in evaluations, where no copy is at a boundary.
+        end = (chosen / state["share"].clamp(min=1e-6) * ends).to(torch.int64).clamp(max=ends - 1)
+        low, high = state["low"].to(torch.float32), state["high"].to(torch.float32)
+        values = {}
+        for i, name in enumerate(self.members):
+            value = (noise[:, i] * (high[i] - low[i]) + low[i]).clamp(low[i], high[i])
+            value = torch.where(at_boundary & (end == 2 * i), low[i], value)
+            values[name] = torch.where(at_boundary & (end == 2 * i + 1), high[i], value)
+        return values, torch.where(at_boundary & state["open"][end], end, NO_SOURCE)
+
+    @torch.no_grad()
+    def update(self, episodes: Episodes, generator: torch.Generator) -> None:
+        """Take a horizon's episodes into the buffers, and move the ends whose buffer is complete."""
+        state, options = self.state, self._options
+        ends = torch.arange(2 * len(self.members), device=episodes.ended.device)
+        counted = episodes.counted
+        scores, here = episodes.scores.to(torch.float64), episodes.sources.unsqueeze(-1) == ends
+        here = here & counted.unsqueeze(-1)  # [horizon, num_envs, 2 d]
+        count = state["count"] + here.sum((0, 1))
+        total = state["total"] + torch.where(here, scores.unsqueeze(-1), 0.0).sum((0, 1))
+        pending = (episodes.pending.unsqueeze(-1) == ends).sum(0)
+        decided = (count >= options.episodes) & (pending == 0)
+        mean = total / count.clamp(min=1)
+        # +1 outward, -1 inward, [2 d]
+        moves = (decided & (mean >= options.thresholds[1])).double() - (
+            decided & (mean <= options.thresholds[0])
+        ).double()
+        limits = self._limits
+        low, high = state["low"] - moves[0::2] * limits["step"], state["high"] + moves[1::2] * limits["step"]
+        state["low"].copy_(torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"]))
+        state["high"].copy_(torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"]))
+        state["count"].copy_(count.masked_fill(decided, 0))
+        state["total"].copy_(total.masked_fill(decided, 0.0))
+        # A reset takes away what was pending: a round that is not full then goes on.
+        state["open"].copy_(decided | (count + pending < options.episodes))
+
+    def evaluate(self, evaluates: bool) -> None:
+        """Play no copy at a boundary, or the share again."""
+        super().evaluate(evaluates)
+        self.state["share"].fill_(0.0 if evaluates else self._options.boundary_share)
+
+    def ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the present ranges."""
+        low, high = self.state["low"], self.state["high"]
+        return {name: (low[i].clone(), high[i].clone()) for i, name in enumerate(self.members)}
+
+    def present(self) -> dict[str, ParameterDistribution]:
+        """Return the present ranges as distributions."""
+        low, high = self.state["low"].tolist(), self.state["high"].tolist()
+        return {name: Uniform(*ends) for name, ends in zip(self.members, zip(low, high, strict=True), strict=True)}

@@ -1,0 +1,267 @@
+"""Sampling for learnability: episodes are played on the levels that a policy solves sometimes, and not always.
+
+Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from rl8x.randomization.distributions import ParameterDistribution, finite_number, finite_numbers, from_dict
+from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group, MovingDistribution, check_same
+
+# Successes are summed as whole numbers of these parts: such sums are the same in any order, on an accelerator too.
+_PARTS: Final = 2**20
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Learnable(MovingDistribution):
+    """Draw levels, values of all `Learnable` parameters together, by how learnable they are: p (1 - p).
+
+        env_config={
+            "length": Learnable(LogUniform(0.1, 2.0), threshold=400),
+            "masspole": Learnable(LogUniform(0.05, 1.0), threshold=400),
+        }
+
+    p is a level's probability of success: of a return of at least `threshold`, or the mean of the returns as a share
+    of the way between two `bounds`. A table has the `levels` that are kept and `candidates` drawn from the bases. A
+    share rho of the episodes is played on kept levels, each in proportion to its learnability, the others on
+    candidates, which are draws from the bases. When the candidates have had `episodes` episodes each on average, all
+    levels are scored, the best are kept, and there are new candidates.
+
+    With n episodes, of which the share of successes is p' and its sample variance v, a level's score is
+
+        p' (1 - p') + v / n,
+
+    which is p (1 - p) on average, from two episodes on; with fewer, a level keeps the score it had, at first 0.
+
+    In the paper p is estimated by rollouts of further copies before each phase of training. Here it is estimated from
+    the episodes that are trained on: that costs no transitions, and kept levels are scored anew with the policy as it
+    has become. What that could bias is which episodes are counted: an episode counts where it began in the round, and
+    the round waits for the last of these, as the first that end would be the short ones. The policy learns meanwhile,
+    which rollouts of their own would avoid. The paper draws kept levels uniformly.
+
+    Parameters are joined by themselves: the `Learnable`s of one `env_config` are the coordinates of one table of
+    levels, since whether a level is learnable is a question about all its values (a long pole may be easy unless it is
+    heavy too). They share all options but `base`. Those of another `group` have a table of their own.
+
+    An evaluation under the training's `env_config` draws from the bases and scores nothing.
+
+    Args:
+        base: What levels are drawn from: Uniform, LogUniform, Normal or Choice.
+        metric: `"returns"`, or a metric of the environment's own, by which an episode is judged.
+        threshold: An episode succeeds where the metric is at least this.
+        bounds: (worst, best): the success of an episode is the metric's share of the way, in [0, 1]. One of the two is
+            given.
+        levels: How many levels are kept.
+        candidates: How many are drawn from the bases in each round.
+        episodes: Episodes of a candidate in a round, on average; at least 2.
+        level_share: rho, the share of episodes that is played on kept levels, in [0, 1).
+        group: Parameters with the same text are drawn together.
+    """
+
+    kind: ClassVar[str] = "learnable"
+    base: ParameterDistribution
+    metric: str = RETURNS
+    threshold: float | None = None
+    bounds: tuple[float, float] | None = None
+    levels: int = 64
+    candidates: int = 192
+    episodes: int = 4
+    level_share: float = 0.5
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, Mapping):
+            object.__setattr__(self, "base", from_dict(self.base))
+        if not isinstance(self.base, ParameterDistribution) or self.base.moves or self.base.fixed:
+            raise ValueError(f"Learnable: `base` must be Uniform, LogUniform, Normal or Choice; got {self.base!r}.")
+        if (self.threshold is None) == (self.bounds is None):
+            raise ValueError(
+                "Learnable: give either `threshold`, from which on a return is a success, or `bounds`, between which "
+                f"returns are a share of one; got {self.threshold!r} and {self.bounds!r}."
+            )
+        if self.threshold is not None:
+            object.__setattr__(self, "threshold", finite_number(self.threshold, "Learnable", "threshold"))
+        if self.bounds is not None:
+            bounds = finite_numbers(self.bounds, "Learnable", "bounds")
+            if len(bounds) != 2 or bounds[0] >= bounds[1]:
+                raise ValueError(f"Learnable: `bounds` must be two numbers, the lower first; got {list(bounds)}.")
+            object.__setattr__(self, "bounds", bounds)
+        for name, least in (("levels", 1), ("candidates", 1), ("episodes", 2)):
+            count = getattr(self, name)
+            if not isinstance(count, int) or isinstance(count, bool) or count < least:
+                raise ValueError(f"Learnable: `{name}` must be a whole number, at least {least}; got {count!r}.")
+        object.__setattr__(self, "level_share", finite_number(self.level_share, "Learnable", "level_share"))
+        if not 0 <= self.level_share < 1:
+            raise ValueError(f"Learnable: `level_share` must be in [0, 1); got {self.level_share}.")
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """That of the base."""
+        return self.base.support
+
+    @property
+    def group_key(self) -> str:
+        """The name of its group."""
+        return self.group
+
+    def prepare(self, device: torch.device) -> None:
+        """Put the base's constants on `device`."""
+        self.base.prepare(device)
+
+    def clipped(self, low: float, high: float) -> Learnable:
+        """Return the same with the base as it is within a parameter's bounds."""
+        return dataclasses.replace(self, base=self.base.clipped(low, high))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Draw from the base, `[num_envs]`."""
+        return self.base.draw(noise)
+
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+        """Return the group of all that are drawn together."""
+        check_same(members, differing=("base",))
+        return LearnableGroup(members, self)
+
+    def success(self, scores: Tensor) -> Tensor:
+        """Map the metric of episodes, any shape, to success in [0, 1], float64."""
+        if self.bounds is None:
+            assert self.threshold is not None
+            return (scores >= self.threshold).to(torch.float64)
+        worst, best = self.bounds
+        return ((scores.to(torch.float64) - worst) / (best - worst)).clamp(0.0, 1.0)
+
+
+class LearnableGroup(Group):
+    """A table of T levels of d parameters: K that are kept, then the candidates of the round.
+
+    Args:
+        members: The parameters' distributions by name.
+        options: One of them, for what they share.
+
+    The state: `values` float32 `[T, d]`; of the round `count`, `total` and `squares` of successes, int64 `[T]`, the
+    latter two in parts; `scores` float64 `[T]`; `edges`, where each kept level's share of [0, 1) ends, float32 `[K]`;
+    `open`, whether episodes that begin are counted in, and `trains`, false in evaluations, 0-d bool.
+    """
+
+    def __init__(self, members: Mapping[str, MovingDistribution], options: Learnable) -> None:
+        super().__init__(members, f"learnable:{options.group}")
+        self._options = options
+        self.metric = options.metric
+        self.width = len(members) + 1
+
+    @property
+    def _bases(self) -> list[ParameterDistribution]:
+        return [member.base for member in self.members.values() if isinstance(member, Learnable)]
+
+    def place(self, device: torch.device) -> None:
+        """Make the state, with the medians of the bases for levels, once."""
+        if self.state:
+            return
+        kept, size = self._options.levels, self._options.levels + self._options.candidates
+        for base in self._bases:
+            base.prepare(device)
+        whole = {name: torch.zeros(size, dtype=torch.int64, device=device) for name in ("count", "total", "squares")}
+        self.state = {
+            "values": self._from_bases(torch.full((size, len(self.members)), 0.5, device=device)),
+            **whole,
+            "scores": torch.zeros(size, dtype=torch.float64, device=device),
+            "edges": torch.arange(1, kept + 1, dtype=torch.float64, device=device).div(kept).float(),
+            "open": torch.ones((), dtype=torch.bool, device=device),
+            "trains": torch.ones((), dtype=torch.bool, device=device),
+        }
+
+    def begin(self, generator: torch.Generator) -> None:
+        """Draw the first levels, once."""
+        if not self.begun and not self.evaluates:
+            self.begun = True
+            values = self.state["values"]
+            values.copy_(self._from_bases(torch.rand(values.shape, generator=generator, device=values.device)))
+
+    def _from_bases(self, noise: Tensor) -> Tensor:
+        """Draw levels `[n, d]` from noise of that shape."""
+        return torch.stack([base.draw(noise[:, i]) for i, base in enumerate(self._bases)], dim=1)
+
+    def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Draw a level for each copy.
+
+        Args:
+            noise: `[num_envs, d + 1]` in [0, 1); the last column chooses the level, the others are for evaluations.
+
+        Returns:
+            Values by name, float32 `[num_envs]` each, and the row of the table where the round is open, else -1.
+        """
+        state, options = self.state, self._options
+        chosen, share = noise[:, -1], options.level_share
+        # Each part of [0, 1) is stretched to [0, 1) again.
+        among_kept = torch.searchsorted(state["edges"], (chosen / share if share else chosen).contiguous(), right=True)
+        among_new = ((chosen - share) / (1.0 - share) * options.candidates).to(torch.int64)
+        kept, new = among_kept.clamp(max=options.levels - 1), among_new.clamp(0, options.candidates - 1)
+        row = torch.where(chosen < share, kept, new + options.levels)
+        values = {
+            name: torch.where(state["trains"], state["values"][:, i][row], base.draw(noise[:, i]))
+            for i, (name, base) in enumerate(zip(self.members, self._bases, strict=True))
+        }
+        return values, torch.where(state["open"] & state["trains"], row, NO_SOURCE)
+
+    @torch.no_grad()
+    def update(self, episodes: Episodes, generator: torch.Generator) -> None:
+        """Count a horizon's episodes, and where the round is over score all levels, keep the best and draw others."""
+        state, options = self.state, self._options
+        self._count(episodes)
+        kept, new = options.levels, options.candidates
+        noise = torch.rand(new, len(self.members), generator=generator, device=state["values"].device)
+        pending = episodes.pending
+        begun = state["count"][kept:].sum() + (pending >= kept).sum()
+        is_full = begun >= new * options.episodes
+        decided = is_full & ~(pending != NO_SOURCE).any()
+        scores = self.learnability()
+        best = scores.argsort(descending=True, stable=True)[:kept]
+        values = torch.cat([state["values"][best], self._from_bases(noise)])
+        scores = torch.cat([scores[best], scores.new_zeros(new)])
+        weights = scores[:kept]
+        weights = torch.where(weights.sum() > 0, weights, torch.ones_like(weights))
+        edges = weights.cumsum(0)
+        state["values"].copy_(torch.where(decided, values, state["values"]))
+        state["edges"].copy_(torch.where(decided, (edges / edges[-1]).float(), state["edges"]))
+        state["scores"].copy_(torch.where(decided, scores, state["scores"]))
+        for name in ("count", "total", "squares"):
+            state[name].masked_fill_(decided, 0)
+        state["open"].copy_(decided | ~is_full)
+
+    def _count(self, episodes: Episodes) -> None:
+        counted = episodes.counted.flatten()
+        rows = torch.where(counted, episodes.sources.flatten(), 0)
+        success = torch.where(counted, self._options.success(episodes.scores.flatten()), 0.0)
+        parts = {"total": success, "squares": success.square()}
+        added = {name: (value * _PARTS).round().to(torch.int64) for name, value in parts.items()}
+        for name, value in ({"count": counted.to(torch.int64)} | added).items():
+            self.state[name].index_add_(0, rows, value)
+
+    def learnability(self) -> Tensor:
+        """Estimate p (1 - p) of each level without bias, float64 `[T]`; with less than two episodes as it was."""
+        count = self.state["count"].to(torch.float64)
+        mean, square = (
+            self.state[name].to(torch.float64) / _PARTS / count.clamp(min=1) for name in ("total", "squares")
+        )
+        variance = (square - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)  # that of the mean
+        return torch.where(count > 1, mean * (1 - mean) + variance, self.state["scores"])
+
+    def evaluate(self, evaluates: bool) -> None:
+        """Draw from the bases, or levels again."""
+        super().evaluate(evaluates)
+        self.state["trains"].fill_(not evaluates)
+
+    def ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the smallest and the largest value of the kept levels."""
+        kept = self.state["values"][: self._options.levels]
+        return dict(zip(self.members, zip(kept.amin(0), kept.amax(0), strict=True), strict=True))
+
+    def present(self) -> dict[str, ParameterDistribution]:
+        """Return the bases."""
+        return dict(zip(self.members, self._bases, strict=True))

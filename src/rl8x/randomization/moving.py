@@ -1,0 +1,217 @@
+"""Distributions that move while a policy trains: what they have in common.
+
+A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. What of it moves is
+in a `Group`: the parameters of one environment that are drawn together, with tensors that a compiled or captured
+program reads at each call. They are changed in place, and only between two horizons, so that no program is compiled
+anew and nothing looks at them on the host.
+
+An algorithm that decides by returns needs to know of each episode that ends under what it was played. So the draw of a
+group also says a `source` of each episode: a whole number, or -1 where its return decides nothing. The environment
+carries it until the episode ends.
+
+Episodes end sooner where a policy fails, or where it succeeds. To count those that have ended by some moment would
+favour the short ones. So episodes are counted by when they begin: while a round is open, those that begin are counted
+in; it is closed at a horizon's end when they are enough, and decided when the last of them has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rl8x.randomization.distributions import ParameterDistribution
+
+RETURNS = "returns"
+"""The metric of an episode that is its return; the others are the environment's own."""
+NO_SOURCE = -1
+
+
+class Episodes(NamedTuple):
+    """The episodes of a horizon, as a group of parameters sees them.
+
+    Attributes:
+        scores: The metric that the group goes by, of each episode up to each step, `[horizon, num_envs]`; may be NaN.
+        ended: Where an episode ended, `[horizon, num_envs]`, bool.
+        sources: What the draw said of the episode, `[horizon, num_envs]`, int64.
+        pending: The same of the episodes that go on after the horizon, -1 where none does, `[num_envs]`, int64.
+    """
+
+    scores: Tensor
+    ended: Tensor
+    sources: Tensor
+    pending: Tensor
+
+    @property
+    def counted(self) -> Tensor:
+        """Where an episode ended that has a source and a finite score, `[horizon, num_envs]`, bool."""
+        return self.ended & (self.sources != NO_SOURCE) & self.scores.isfinite()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MovingDistribution(ParameterDistribution):
+    """A distribution that moves; `draw` draws from where it begins."""
+
+    moves: ClassVar[bool] = True
+
+    @property
+    def group_key(self) -> Hashable:
+        """What those parameters of an `env_config` share that are drawn together; None draws each on its own."""
+        return None
+
+    @abstractmethod
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+        """Return the group of some parameters of this class, this one's among them.
+
+        Raises:
+            ValueError: If they cannot be drawn together.
+        """
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain JSON form, by name, of what is not the default."""
+        return {self.kind: {name: plain(value) for name, value in self._given().items()}}
+
+    def _given(self) -> dict[str, object]:
+        """Return the fields that are not their default, by name."""
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {field.name: value for field, value in values.items() if value != field.default}
+
+    def __repr__(self) -> str:
+        """Write it as it is made, with what is not the default."""
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
+
+
+class Group(ABC):
+    """Parameters of an environment that are drawn together and move together.
+
+    Args:
+        members: Their distributions by name, within the parameters' bounds.
+
+    Attributes:
+        key: Two groups with the same key are the same: one keeps its state for the other.
+        label: What the group is called in the carry of the environment.
+        members: As it was given.
+        metric: What of an episode decides how it moves; None where no episode does.
+        state: Tensors that a program reads; they stay where they are.
+        width: Uniform numbers that the draw of one copy needs.
+    """
+
+    metric: str | None = None
+    not_traced: ClassVar[tuple[str, ...]] = ("evaluates", "begun")
+
+    def __init__(self, members: Mapping[str, ParameterDistribution], label: str) -> None:
+        self.members = dict(members)
+        self.label = label
+        forms = {name: member.to_dict() for name, member in self.members.items()}
+        self.key = json.dumps([label, forms], sort_keys=True)
+        self.width = len(self.members)
+        self.state: dict[str, Tensor] = {}
+        self.begun = False
+        self.evaluates = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters, in the order of their noise."""
+        return tuple(self.members)
+
+    @abstractmethod
+    def place(self, device: torch.device) -> None:
+        """Make the state on a device, where it begins; once."""
+
+    def begin(self, generator: torch.Generator) -> None:  # noqa: B027 - most have nothing to draw
+        """Draw what the group begins with, before its first episode."""
+
+    def renew(self, other: Group) -> None:  # noqa: B027
+        """Take over what a group of the same key that was made of a configuration just now says; most say nothing."""
+
+    @abstractmethod
+    def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Draw the parameters of episodes that start now: a pure function of the noise and the state.
+
+        Args:
+            noise: `[num_envs, width]` in [0, 1).
+
+        Returns:
+            Values by name, float32 `[num_envs]` each, and where episodes decide the sources, int64 `[num_envs]`.
+        """
+
+    def update(self, episodes: Episodes, generator: torch.Generator) -> None:  # noqa: B027
+        """Move by what a horizon's episodes say, without a look at a value on the host."""
+
+    def follow(self, row: Mapping[str, float]) -> None:  # noqa: B027
+        """Move to where the trainer's row of metrics says."""
+
+    def evaluate(self, evaluates: bool) -> None:
+        """Begin or end drawing as evaluations do: from the present distribution, and deciding nothing."""
+        self.evaluates = evaluates
+
+    @abstractmethod
+    def ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the smallest and the largest value drawn now, by name: numbers, or 0-d tensors on the device."""
+
+    @abstractmethod
+    def present(self) -> dict[str, ParameterDistribution]:
+        """Return what evaluations draw from now, by name, as distributions that stand still; looks at values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands, as tensors of its own."""
+        return {"begun": self.begun, **{name: tensor.clone() for name, tensor in self.state.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; tensors stay where they are."""
+        self.begun = bool(state["begun"])
+        for name, tensor in self.state.items():
+            tensor.copy_(state[name])
+
+    def imitate(self, other: Group) -> None:
+        """Stand where a group of the same key stands, and draw as evaluations do."""
+        self.load_state_dict(other.state_dict())
+        self.evaluate(True)
+
+
+def make_groups(moving: Mapping[str, ParameterDistribution]) -> tuple[Group, ...]:
+    """Join the moving distributions of an `env_config` to groups.
+
+    Args:
+        moving: Distributions by the parameters' names.
+
+    Raises:
+        ValueError: If some cannot be drawn together.
+    """
+    joined: dict[Hashable, dict[str, MovingDistribution]] = {}
+    for name, member in moving.items():
+        assert isinstance(member, MovingDistribution)
+        shared = member.group_key
+        key: Hashable = name if shared is None else (type(member).__name__, shared)
+        joined.setdefault(key, {})[name] = member
+    return tuple(next(iter(members.values())).grouped(members) for members in joined.values())
+
+
+def check_same(members: Mapping[str, MovingDistribution], differing: tuple[str, ...]) -> None:
+    """Refuse parameters of one group whose options are not the same.
+
+    Args:
+        members: The group's distributions by name.
+        differing: Fields that each parameter has of its own.
+    """
+    (first, leader), *others = members.items()
+    for name, member in others:
+        for field in dataclasses.fields(leader):
+            ours, theirs = getattr(leader, field.name), getattr(member, field.name)
+            if field.name not in differing and ours != theirs:
+                raise ValueError(
+                    f"{first!r} and {name!r} are drawn together by one {type(leader).__name__}, so that both need the "
+                    f"same `{field.name}`; got {ours!r} and {theirs!r}. Those with another `group` are drawn apart."
+                )
+
+
+def plain(value: object) -> object:
+    """Return a value of a distribution's field as JSON has it."""
+    if isinstance(value, ParameterDistribution):
+        return value.to_dict()
+    return [plain(part) for part in value] if isinstance(value, tuple) else value

@@ -1,0 +1,268 @@
+"""Distributions whose numbers follow something that the host knows: a counter, a metric, or a function of a user's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Self
+
+import torch
+from torch import Tensor
+
+from rl8x.randomization.distributions import Grid, ParameterDistribution, finite_number, from_dict
+from rl8x.randomization.moving import Group, MovingDistribution, plain
+
+_KINDS: Final = ("interp", "step")
+_POINTS: Final = (
+    "must be a list of (metric, distribution) pairs, as in [(0, Uniform(0.4, 0.6)), (1e6, Uniform(0.1, 1.0))]"
+)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PerCopy(ParameterDistribution):
+    """Give copy i the i-th of `values`, or all of them the one there is: what a number and a list are among draws."""
+
+    kind: ClassVar[str] = "per_copy"
+    values: tuple[float, ...]
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest of the values."""
+        return min(self.values), max(self.values)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The values."""
+        return self.values
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[float]) -> Self:
+        """Make the one that has these values."""
+        return cls(tuple(numbers))
+
+    def __repr__(self) -> str:
+        """Write the number, or the list."""
+        return repr(self.values[0] if len(self.values) == 1 else list(self.values))
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Return the values, whatever the noise, `[num_envs]`."""
+        return self.draw_by(noise, torch.tensor(self.values, dtype=torch.float32, device=noise.device))
+
+    @classmethod
+    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
+        """Return the numbers, `[1]` or `[num_envs]`, as `[num_envs]`."""
+        return numbers.expand(len(noise)).clone()  # a carry must not share memory with what moves
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Scheduled(MovingDistribution):
+    """Go from distribution to distribution as a counter or a metric of the trainer's row grows.
+
+        env_config={"length": Scheduled([(0, Uniform(0.45, 0.55)), (1_000_000, Uniform(0.1, 1.0))])}
+        env_config={"length": Scheduled([(100, 0.5), (450, 1.0)], by="eval/returns/mean", goes_back=False)}
+
+    It moves before each collect. Until the metric is measured it is the first point's.
+
+    Args:
+        points: (value of the metric, distribution) pairs with increasing values. The distributions are of one kind, a
+            `Choice` with as many values in each; a number stands for itself.
+        by: The metric, such as `env/steps` or `eval/returns/mean`; as it is before the collect.
+        interpolation: `"interp"` has each number of the distribution go in a straight line from point to point,
+            `"step"` holds each distribution until the next point. Before the first and after the last they are held.
+        goes_back: Whether it goes back where the metric falls again; if not, the largest value so far counts.
+    """
+
+    kind: ClassVar[str] = "scheduled"
+    points: tuple[tuple[float, ParameterDistribution], ...]
+    by: str = "env/steps"
+    interpolation: str = "interp"
+    goes_back: bool = True
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in _KINDS:
+            raise ValueError(f"Scheduled: `interpolation` must be 'interp' or 'step'; got {self.interpolation!r}.")
+        if not isinstance(self.by, str) or not self.by:
+            raise ValueError(f"Scheduled: `by` must be the name of a metric, such as 'env/steps'; got {self.by!r}.")
+        if not isinstance(self.goes_back, bool):
+            raise ValueError(f"Scheduled: `goes_back` must be true or false; got {self.goes_back!r}.")
+        if not isinstance(self.points, Sequence) or isinstance(self.points, str) or not self.points:
+            raise ValueError(f"Scheduled: `points` {_POINTS}; got {self.points!r}.")
+        points = tuple(_point(point) for point in self.points)
+        at = [x for x, _ in points]
+        if any(later <= earlier for earlier, later in itertools.pairwise(at)):
+            raise ValueError(f"Scheduled: the metric's values in `points` must increase; got {at}.")
+        shapes = {(type(each), len(each.values) if hasattr(each, "values") else 0) for _, each in points}
+        if len(shapes) > 1:
+            raise ValueError(
+                "Scheduled: the distributions of `points` must be of one kind, with as many values in each; got "
+                f"{', '.join(repr(each) for _, each in points)}."
+            )
+        object.__setattr__(self, "points", points)
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest value that any point's distribution can draw."""
+        lows, highs = zip(*(each.support for _, each in self.points), strict=True)
+        return min(lows), max(highs)
+
+    def at(self, metric: float | None) -> ParameterDistribution:
+        """Return the distribution at a value of the metric; None where it was never measured."""
+        before = [i for i, (x, _) in enumerate(self.points) if metric is not None and x <= metric]
+        i = before[-1] if before else 0
+        begin, here = self.points[i]
+        if not before or metric is None or self.interpolation == "step" or i + 1 == len(self.points):
+            return here
+        end, there = self.points[i + 1]
+        share = (metric - begin) / (end - begin)
+        numbers = [a * (1.0 - share) + b * share for a, b in zip(here.numbers, there.numbers, strict=True)]
+        return here.of_numbers(numbers)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Draw from the first point's distribution, `[num_envs]`."""
+        return self.at(None).draw(noise)
+
+    def clipped(self, low: float, high: float) -> Scheduled:
+        """Return the same with all distributions as they are within a parameter's bounds."""
+        points = tuple((x, each.clipped(low, high)) for x, each in self.points)
+        return dataclasses.replace(self, points=points)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the plain JSON form, in which a number stands for itself."""
+        form = super().to_dict()
+        points = [[x, each.values[0] if isinstance(each, PerCopy) else plain(each)] for x, each in self.points]
+        return {self.kind: {**form[self.kind], "points": points}}  # type: ignore[dict-item]
+
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+        """Return the group of one parameter."""
+        ((name, member),) = members.items()
+        assert isinstance(member, Scheduled)
+        return ScheduledGroup(name, member)
+
+
+def _point(point: object) -> tuple[float, ParameterDistribution]:
+    if not isinstance(point, Sequence) or isinstance(point, str) or len(point) != 2:
+        raise ValueError(f"Scheduled: `points` {_POINTS}; got {point!r}.")
+    x, value = point
+    if isinstance(value, Mapping):
+        value = from_dict(value)
+    if not isinstance(value, ParameterDistribution):
+        value = PerCopy((finite_number(value, "Scheduled", "points"),))
+    if value.moves or isinstance(value, Grid):
+        raise ValueError(f"Scheduled: {value!r} cannot be one of `points`: give Uniform, LogUniform, Normal or Choice.")
+    return finite_number(x, "Scheduled", "points"), value
+
+
+class _ByNumbers(Group):
+    """One parameter that is drawn from a distribution whose numbers are a tensor."""
+
+    def __init__(self, name: str, member: ParameterDistribution, label: str) -> None:
+        super().__init__({name: member}, label)
+        self._name = name
+        self._family = type(member)
+
+    @property
+    def now(self) -> ParameterDistribution:
+        """The distribution that is drawn from."""
+        raise NotImplementedError
+
+    def place(self, device: torch.device) -> None:
+        """Make the tensor of numbers, once."""
+        if not self.state:
+            self.state["numbers"] = torch.tensor(self.now.drawn_by, dtype=torch.float32, device=device)
+
+    def move(self) -> None:
+        """Write the numbers of the present distribution to where programs read them."""
+        self.state["numbers"].copy_(torch.tensor(self.now.drawn_by, dtype=torch.float32))
+
+    def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Draw from the present numbers, `[num_envs]`, from noise `[num_envs, 1]`."""
+        return {self._name: self._family.draw_by(noise[:, 0], self.state["numbers"])}, None
+
+    def ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Return the support of the present distribution."""
+        return {self._name: self.now.support}
+
+    def present(self) -> dict[str, ParameterDistribution]:
+        """Return the present distribution."""
+        return {self._name: self.now}
+
+
+class ScheduledGroup(_ByNumbers):
+    """One parameter under a schedule.
+
+    Args:
+        name: The parameter.
+        member: Its schedule.
+
+    Attributes:
+        at: The value of the metric that counts; None before it was measured.
+    """
+
+    not_traced: ClassVar[tuple[str, ...]] = (*Group.not_traced, "at")
+
+    def __init__(self, name: str, member: Scheduled) -> None:
+        super().__init__(name, member, f"scheduled:{name}")
+        self._schedule = member
+        self._family = type(member.points[0][1])
+        self.at: float | None = None
+
+    @property
+    def now(self) -> ParameterDistribution:
+        """The schedule's distribution at the metric."""
+        return self._schedule.at(self.at)
+
+    def follow(self, row: Mapping[str, float]) -> None:
+        """Go to where the row has the metric; where it has none, or no finite one, it stays."""
+        metric = row.get(self._schedule.by)
+        if self.evaluates or metric is None or not math.isfinite(metric) or metric == self.at:
+            return
+        if self.at is None or self._schedule.goes_back or metric > self.at:
+            self.at = float(metric)
+            self.move()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metric by which it stands."""
+        return {"begun": self.begun, "at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.begun, self.at = bool(state["begun"]), state["at"]
+        self.move()
+
+
+class Steered(_ByNumbers):
+    """One parameter that a function of a user's sets again and again; programs know its kind of distribution only.
+
+    Args:
+        name: The parameter.
+        now: What it is drawn from.
+    """
+
+    not_traced: ClassVar[tuple[str, ...]] = (*Group.not_traced, "members", "_now")
+
+    def __init__(self, name: str, now: ParameterDistribution) -> None:
+        super().__init__(name, now, f"steered:{name}")
+        self._now = now
+        self.key = json.dumps([self.label, now.kind, len(now.drawn_by)])
+
+    @property
+    def now(self) -> ParameterDistribution:
+        """What it was set to last."""
+        return self._now
+
+    def renew(self, other: Group) -> None:
+        """Draw from now on as another group of the same kind of distribution does."""
+        assert isinstance(other, Steered)
+        if other.now != self._now:
+            self._now = other.now
+            self.move()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the configuration says it."""
+        return {"begun": self.begun}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: the configuration said it."""

@@ -1,0 +1,183 @@
+import re
+
+import pytest
+from tests.probes import traced_only
+
+from rl8x import keys
+from rl8x.algorithms import DQNConfig, PPOConfig
+from rl8x.checkpoint import CheckpointError, Checkpoints, read
+from rl8x.envs import CartPole, CartPoleInfinite
+from rl8x.randomization import Adaptive, Learnable, Scheduled, Uniform
+from rl8x.tracking import MemoryTracker, NullTracker
+from rl8x.trainers import Trainer
+
+
+def curriculum(state):
+    reach = min(0.3, state[keys.ENV_STEPS] / 1e4)
+    return {"length": Uniform(0.5 - reach, 0.5 + reach), "gravity": 9.0 + state.get("eval/returns/mean", 0.0) / 1e3}
+
+
+CONFIGS = {
+    "scheduled": {"length": Scheduled([(0, 0.5), (100, 1.0)], by="eval/returns/mean"), "masspole": Uniform(0.1, 0.2)},
+    "adaptive": {
+        "length": Adaptive((0.4, 0.6), thresholds=(8, 12), step=0.05, episodes=2),
+        "masspole": Adaptive(0.1, thresholds=(8, 12), step=0.01, episodes=2),
+    },
+    "learnable": {
+        name: Learnable(Uniform(0.05, 1.0), threshold=14, levels=3, candidates=4, episodes=2)
+        for name in ("length", "masspole")
+    },
+    "function": curriculum,
+}
+
+
+def make(tracker=None, algorithm=PPOConfig, env=CartPole, trainer=None, **options):
+    small = {"num_envs": 4, "horizon": 24, "seed": 5, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    small |= {"num_sgd_iters": 1} if algorithm is PPOConfig else {}
+    built = algorithm(**(small | options)).build(env, time_limit=20)
+    return Trainer(
+        built, tracker=tracker or NullTracker(), num_eval_envs=3, **{"checkpoints": False, **(trainer or {})}
+    )
+
+
+def run(trainer, config, **options):
+    return trainer.run(env_config=config, progress="none", **{"steps_per_eval": 2, "max_steps": 7, **options})
+
+
+def rows(tracker):
+    timed = ("profiling/", "memory/")
+    return [(row.step, {n: v for n, v in row.metrics.items() if not n.startswith(timed)}) for row in tracker.rows]
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_after_an_evaluation(trainer, stats):
+    if stats[keys.STEPS] == 5:
+        raise Killed
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_killed_run_goes_on_to_the_same_bits(name, tmp_path):
+    config, straight, tracker = CONFIGS[name], MemoryTracker(), MemoryTracker()
+    whole = make(straight)
+    run(whole, config)
+    saves = Checkpoints(tmp_path, every_steps=2)  # the last is that of step 4, which was evaluated
+    first = make(tracker, trainer={"checkpoints": saves, "callbacks": [killed_after_an_evaluation]})
+    with pytest.raises(Killed):
+        run(first, config)
+    again = {} if name != "function" else {"env_config": config}
+    second = Trainer.resume(tmp_path, tracker=tracker)
+    second.run(progress="none", **again)
+    assert dict(rows(tracker)[-1][1]) == dict(rows(straight)[-1][1])
+    assert rows(tracker) == rows(straight)
+    assert all(
+        a.equal(b)
+        for a, b in zip(second.algorithm.policy.parameters(), whole.algorithm.policy.parameters(), strict=True)
+    )
+    assert second.algorithm.env.present_config() == whole.algorithm.env.present_config()
+    # What the rows say
+    shown = {n for _, row in rows(tracker) for n in row if n.startswith("env_config/")}
+    assert shown <= whole.metric_names
+    for parameter in {"length", "masspole"} & {n.split("/")[1] for n in shown}:
+        moves = name != "scheduled" or parameter == "length"
+        expected = set(keys.parameter_metrics([parameter])[: 5 if moves else 3])
+        assert {n for n in shown if f"/{parameter}/" in n} == expected
+    lengths = [value for _, value in tracker.history("env_config/length/high")]
+    assert len(set(lengths)) > 1, "it never moved"
+    # ... the params and the tags
+    if name == "function":
+        assert tracker.params["env_config"] == f"function {__name__}.curriculum"
+        assert not [n for n in tracker.params if n.startswith("env_config.")]
+    else:
+        assert tracker.params["env_config.length"] == repr(config["length"])
+        assert "eval_env_config.length" not in tracker.params
+    assert re.fullmatch(r"(Uniform|[\d.]).*", tracker.tags["rl8x.env_config.length"])
+    saved = read(sorted(tmp_path.glob("0*"))[-1]).state["trainer"]["algorithm"]["collector"]["env"]
+    assert saved["present"] == whole.algorithm.env.present_config()
+
+
+@pytest.mark.parametrize("name", ["adaptive", "learnable"])
+def test_evaluations_change_nothing_in_training(name):
+    with_them, without = MemoryTracker(), MemoryTracker()
+    run(make(with_them), CONFIGS[name], steps_per_eval=1)
+    trainer = make(without)
+    run(trainer, CONFIGS[name], steps_per_eval=None)
+    trained = [{n: v for n, v in row.items() if not n.startswith("eval/")} for _, row in rows(with_them)]
+    assert [row for row in trained if row] == [row for _, row in rows(without)]
+    env = trainer.algorithm.env
+    before = {key: {n: t.clone() for n, t in group.state.items()} for key, group in env._movers.items()}
+    trainer.eval(env_config={"length": 0.3})
+    trainer.eval(env_config=env.config)
+    for key, state in before.items():
+        assert all(env._movers[key].state[n].equal(tensor) for n, tensor in state.items())
+    with pytest.raises(ValueError, match=r"`env_config\['gravity'\]` moves with training, and an evaluation moves"):
+        trainer.eval(env_config={"gravity": Scheduled([(0, 9.0)])})
+    with pytest.raises(ValueError, match=r"`eval_env_config\['\w+'\]` moves with training"):
+        make().run(eval_env_config=CONFIGS[name], max_steps=1, progress="none")
+
+
+def test_a_function_that_is_not_given_again_is_one_line(tmp_path):
+    first = make(MemoryTracker(), trainer={"checkpoints": tmp_path})
+    run(first, curriculum, max_steps=1, steps_per_eval=None)
+    assert "env_config=..." in "".join(first.ending)
+    trainer = Trainer.resume(tmp_path, tracker=first.tracker)
+    message = r"the run's `env_config` is the function .*curriculum, which has no form in a file: pass it again"
+    with pytest.raises(CheckpointError, match=message):
+        trainer.run(max_steps=2, progress="none")
+    assert trainer.run(env_config=curriculum, max_steps=2, progress="none")[keys.STEPS] == 2
+
+
+def test_a_function_s_mistakes_show_before_the_first_step():
+    trainer = make()
+    for config, message in (
+        (lambda state: {"lenght": 1}, "has no parameter 'lenght'"),
+        (lambda state: {"length": 99}, "must be in"),
+        (lambda state: CONFIGS["adaptive"], "a function gives distributions that stand still"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(trainer, config)
+    assert trainer.state[keys.COLLECTS] == 0
+
+
+def test_tasks_that_never_end_need_resets():
+    options = {"num_envs": 4, "horizon": 8, "model_config": {"hidden_sizes": [8]}, "num_sgd_iters": 1, "seed": 0}
+    config = {"length": Adaptive((0.4, 0.6), thresholds=(-900, -800), step=0.1, episodes=2)}
+    trainer = Trainer(PPOConfig(**options).build(CartPoleInfinite), tracker=NullTracker(), checkpoints=False)
+    run(trainer, config, max_steps=4)
+    low, high = trainer.algorithm.env.parameter_support()["length"]
+    assert low < 0.4 or high > 0.6
+    never = PPOConfig(**options, horizons_per_env_reset=-1).build(CartPoleInfinite)
+    with pytest.raises(ValueError, match="none ever ends: .* Use horizons_per_env_reset=1"):
+        never.collect(env_config=config)
+
+
+def test_horizons_of_a_step_or_two_move_it_too():
+    trainer = make(algorithm=DQNConfig, horizon=2, warmup_steps=8, batch_size=8, buffer_size=512)
+    stats = run(trainer, CONFIGS["adaptive"], max_steps=60, steps_per_eval=None)
+    assert stats["env_config/length/high"] > 0.6 or stats["env_config/length/low"] < 0.4
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_programs_are_recorded_once_and_give_the_same_bits(name, monkeypatch):
+    traced_only(monkeypatch)
+    eager, recorded = (make(execution=mode, horizons_per_env_reset=2) for mode in ("eager", "compile"))
+    last = [run(trainer, CONFIGS[name], max_steps=4, steps_per_eval=None) for trainer in (eager, recorded)]
+    shown = [n for n in last[0] if n.startswith(("env_config/", "episodes/"))]
+    assert {n: last[0][n] for n in shown} == {n: last[1][n] for n in shown}
+    stepper = recorded.algorithm.collector.stepper
+    assert stepper.compiles_env
+    assert len(stepper._horizons) == 1
+    if name == "adaptive":  # what was written under another configuration does not hold up the next
+        run(recorded, {}, max_steps=1, steps_per_eval=None)
+        run(recorded, CONFIGS[name], max_steps=1, steps_per_eval=None)
+
+
+def test_the_second_run_goes_on_where_the_ranges_were():
+    trainer = make()
+    run(trainer, CONFIGS["adaptive"], steps_per_eval=None)
+    ranges = trainer.algorithm.env.parameter_support()
+    assert ranges["length"] != pytest.approx((0.4, 0.6))
+    trainer.algorithm.env.configure(CONFIGS["adaptive"])
+    assert trainer.algorithm.env.parameter_support() == ranges
