@@ -31,7 +31,7 @@ if __package__ in (None, ""):
 from benchmarks.learning import machine
 from rl8x import HitsUpperBound, NullTracker, PPOConfig, Trainer
 from rl8x.envs import CartPole, Env, Pendulum
-from rl8x.randomization import Adaptive, Learnable, LogUniform, ParameterDistribution, Uniform
+from rl8x.randomization import Adaptive, Learnable, ParameterDistribution, Uniform
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_OUT = ROOT / "benchmarks" / "results" / "randomization.json"

@@ -80,7 +80,7 @@ def _values(name: str, value: Any) -> Any:
     """Return the listed values of a test parameter as an array, or its distribution."""
     owner = f"test[{name!r}]"
     if isinstance(value, Mapping):
-        kinds = [kind for kind in randomization.KINDS if kind != "grid"]
+        kinds = [kind for kind, cls in randomization.KINDS.items() if not (cls.fixed or cls.moves)]
         kind = next(iter(value), None)
         if len(value) == 1 and kind in SPACINGS:
             return _spaced(owner, str(kind), value[kind])

@@ -20,7 +20,6 @@ from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.files import one_line, shortened
 from rl8x.config.run import ALIASES, algorithm_config_class, renamed, under_algorithm
 from rl8x.envs import env_maker
-from rl8x.envs.parameters import resolve_config
 from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.studies import cells as test_cells
@@ -269,15 +268,14 @@ class StudyConfig:
             inspect.signature(maker).bind(1, device="cpu", seed=0, **run.env_kwargs)
         except TypeError as error:
             raise ValueError(f"env_kwargs: {error}.") from None
-        env = maker(1, device="cpu", seed=0, **restored(run.env_kwargs, self.trusted))
+        env = maker(num_envs, device="cpu", seed=0, **restored(run.env_kwargs, self.trusted))
         try:
             if not env.episodic:
                 raise ValueError(
                     f"the episodes of {run.env} never end, so that there are none to test by. Give it a `time_limit` "
                     "in env_kwargs."
                 )
-            owner = f"{type(env).__name__}: train[{name!r}]"
-            resolve_config(self.train[name], env.parameters, owner=owner, num_envs=num_envs, device=env.device)
+            env.plain_config(self.train[name], called=f"train[{name!r}]")
             test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
         finally:
             env.close()

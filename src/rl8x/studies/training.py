@@ -264,7 +264,7 @@ class _Work:
                 env_factory=self._factory(algorithm),
             )
         env = algorithm.env
-        config = self.study.train[self.training.training] if env is None else env.config
+        config = self.study.train[self.training.training] if env is None else env.present_config()
         parameters = self._evaluator.parameters if env is None else env.parameters
         num_envs = 1 if env is None else env.num_envs
         measured = {
