@@ -88,6 +88,7 @@ def test_a_dask_cluster_of_two_workers_gives_the_same_table(tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="dask[distributed] is not installed")
-def test_a_scheduler_that_is_not_there_is_said_in_one_line():
+def test_a_scheduler_that_is_not_there_is_said_in_one_line(monkeypatch):
+    monkeypatch.setattr("rl8x.studies.jobs.CONTACT_S", 0.5)
     with pytest.raises(ValueError, match=r"there is no Dask scheduler at tcp://127\.0\.0\.1:9"):
         list(do_jobs([{"key": "x"}], work, num_jobs=1, backend="dask", address="tcp://127.0.0.1:9", say=print))

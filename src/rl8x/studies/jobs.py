@@ -15,6 +15,8 @@ BACKENDS: Final = ("processes", "dask", "ray")
 _PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
 # So many losses of workers in a row, without a job done between them, end the study.
 _LOSSES: Final = 3
+CONTACT_S = 20.0
+"""How long a scheduler is waited for."""
 # Names of the errors of joblib's, Dask's and Ray's own by which they say so
 _LOST: Final = frozenset({"BrokenProcessPool", "KilledWorker", "CommClosedError", "FutureCancelledError", "RayError"})
 
@@ -111,7 +113,7 @@ def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[None]
             cluster = LocalCluster(n_workers=num_jobs, threads_per_worker=1, dashboard_address=None)
             address = stack.enter_context(cluster).scheduler_address
         try:
-            stack.enter_context(Client(address, timeout="20s"))
+            stack.enter_context(Client(address, timeout=CONTACT_S))
         except (OSError, ValueError) as error:
             raise ValueError(f"there is no Dask scheduler at {address}: {error}") from None
         with joblib.parallel_config("dask"):

@@ -87,19 +87,14 @@ class Study:
         **options: Any,
     ) -> None:
         data = {"train": train, "test": test, "seeds": seeds, "vary": vary or {}, **options}
-        self._take(StudyConfig.from_dict(data, trust=trust))
-
-    def _take(self, config: StudyConfig) -> None:
-        self.config = config
+        self.config = StudyConfig.from_dict(data, trust=trust)
         self.failed: dict[str, str] = {}
-        self._trainings = [] if config.searches else config.trainings()
+        self._trainings = [] if self.config.searches else self.config.trainings()
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
         """Make a study of its config, as `StudyConfig.from_file` reads it."""
-        study = cls.__new__(cls)
-        study._take(config)
-        return study
+        return cls(**config.plain, trust=config.trusted)
 
     @property
     def folder(self) -> Path:
