@@ -21,7 +21,7 @@ from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, ParameterDistribution
 
 MAX_CELLS: Final = 100_000
-SPACINGS: Final = {"linspace": np.linspace, "geomspace": np.geomspace}
+SPACINGS: Final[dict[str, Any]] = {"linspace": np.linspace, "geomspace": np.geomspace}
 # Relative: a linspace's 0.6 is not the 0.6 of a file, nor float32's.
 _EQUAL: Final = 1e-6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,14 +107,13 @@ def _cluster(backend: str, num_jobs: int, address: str | None) -> Iterator[None]
         with joblib.parallel_config("ray"):
             yield
         return
-    from distributed import Client, LocalCluster
-
+    distributed: Any = importlib.import_module("distributed")
     with contextlib.ExitStack() as stack:
         if address is None:
-            cluster = LocalCluster(n_workers=num_jobs, threads_per_worker=1, dashboard_address=None)
+            cluster = distributed.LocalCluster(n_workers=num_jobs, threads_per_worker=1, dashboard_address=None)
             address = stack.enter_context(cluster).scheduler_address
         try:
-            stack.enter_context(Client(address, timeout=CONTACT_S))
+            stack.enter_context(distributed.Client(address, timeout=CONTACT_S))
         except (OSError, ValueError) as error:
             raise ValueError(f"there is no Dask scheduler at {address}: {error}") from None
         with joblib.parallel_config("dask"):

@@ -185,7 +185,8 @@ def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int
     series: dict[str, list[tuple[int, float]]] = {}
     for group, members in ordered[:most]:
         with contextlib.suppress(ValueError):  # a curve without a finite value
-            curve = mean_curve([tuple(zip(*member, strict=True)) for member in members], max_points=_MAX_POINTS)
+            separate = [([x for x, _ in member], [y for _, y in member]) for member in members]
+            curve = mean_curve(separate, max_points=_MAX_POINTS)
             steps = [int(step) for step in curve.steps]
             for name, values in (("mean", curve.mean), ("low", curve.low), ("high", curve.high)):
                 if np.isfinite(values).all():
