@@ -21,7 +21,6 @@ its tracked run is a child of the study's. What is done is not done again.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import uuid
@@ -320,5 +319,6 @@ class Study:
 
     def report(self, **options: Any) -> Any:
         """Write the study's report, as `rl8x report` does: tables, figures, and a page."""
-        module = importlib.import_module("rl8x.studies.report")
-        return module.report(self.results(), self.supports, **options)
+        from rl8x.studies.report import report
+
+        return report(self.folder, **options)
