@@ -10,6 +10,7 @@ from tests.loading import load_script
 
 from rl8x import MemoryTracker, NullTracker
 from rl8x.config import RunConfig
+from rl8x.studies import StudyConfig
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -97,3 +98,28 @@ def test_the_demo_is_a_legal_run_that_ends_by_itself() -> None:
     step = run.algorithm_config["num_envs"] * run.algorithm_config["horizon"]
     # Where the budget ends the run, the last row's evaluation is of the final policy.
     assert budget % (step * run.steps_per_eval) == 0
+
+
+def test_study_tests_each_policy_inside_and_outside_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"algorithm_config": {"num_envs": 8, "horizon": 8, "device": "cpu"}}
+    study = load("study").main(jobs=1, max_steps=1, episodes=1, seeds=1, tracking=False, progress="none", **small)
+    results = study.results()
+    assert len(results) == 2 * 100
+    # fixed: (0.5, 9.8); wide: lengths of 0.3, 0.4, ... 1.0 under gravities of 5, 9.8 and 15
+    assert results.groupby("training").inside.sum().to_dict() == {"fixed": 1, "wide": 8 * 3}
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "fixed, outside",
+        "fixed, inside",
+        "wide, outside",
+        "wide, inside",
+    ]
+
+
+def test_the_studys_file_is_legal() -> None:
+    config = StudyConfig.from_file(EXAMPLES / "study.yaml")
+    config.check()
+    assert len(config.trainings()) == 6
+    assert len((EXAMPLES / "study.yaml").read_text().splitlines()) <= 12

@@ -201,13 +201,14 @@ class RunConfig:
             raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
         return build(maker, **restored(self.env_kwargs, self.trusted))
 
-    def make_trainer(self) -> Trainer:
-        """Build environment, algorithm, tracker and trainer, and check that all fit together."""
+    def make_trainer(self, *, tracker: Any = None, callbacks: Sequence[Callable[..., Any]] = ()) -> Trainer:
+        """Build environment, algorithm, tracker (unless one is given) and trainer, and check that all fit together."""
         from rl8x.trainers import Trainer
 
         algorithm = self.make_algorithm()
         chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_non_finite")}
-        trainer = Trainer(algorithm, tracker=self.make_tracker(), checkpoints=self.make_checkpoints(), **chosen)
+        chosen |= {"tracker": self.make_tracker() if tracker is None else tracker, "callbacks": callbacks}
+        trainer = Trainer(algorithm, checkpoints=self.make_checkpoints(), **chosen)
         trainer.record.run_file = self.to_dict()
         trainer.check_run(**self._run_options())
         return trainer

@@ -9,6 +9,7 @@ files that stand after it here:
     spool, ops_file, kept_files, rejected, spool_files  a run on the disk
     store_process, store_server, store                  MLflow, in a process of its own
     database, database_runs, location                   where runs are kept
+    thinning, tables                                    what of a run a store's pages show
     memory, names, locks, secrets, protocol             what the others share
 """
 
@@ -23,6 +24,9 @@ from rl8x.tracking.runs import find_run as find_run
 from rl8x.tracking.spool_sync import SpoolReport as SpoolReport
 from rl8x.tracking.spool_sync import SyncReport as SyncReport
 from rl8x.tracking.spool_sync import sync as sync
+from rl8x.tracking.tables import log_table as log_table
+from rl8x.tracking.tables import parent_tag as parent_tag
+from rl8x.tracking.thinning import Thinning as Thinning
 from rl8x.tracking.ui import open_browser as open_browser
 from rl8x.tracking.ui import runs_link as runs_link
 from rl8x.tracking.ui import serve_ui as serve_ui

@@ -31,6 +31,7 @@ from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, Op
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MLflowStore
 from rl8x.tracking.store_process import StoreProcess
+from rl8x.tracking.thinning import Thinning
 from rl8x.tracking.writer import Writer
 
 _log = logger(__name__)
@@ -52,7 +53,11 @@ class MLflowTracker:
         run_name: Name of a new run; MLflow makes one up by default.
         tracking_uri: Store to use instead of the user's.
         spool_dir: Folder for spools, default `mlruns/spool` in the working directory.
-        tags: Tags for each run that is started.
+        tags: Tags for each run that is started, such as `parent_tag(run_id)`.
+        params: Params for each run that is started.
+        run_key: The run's own key, such as `uuid.uuid4().hex`: a run that was begun under it, in whichever process, is
+            gone on with instead of beginning another.
+        thinning: Which rows are sent, and where all are kept, as the artifact of that name; None sends all.
         finish_timeout_s: Seconds that `finish` waits at most until all has arrived; a minute more where the store has
             not answered yet, since MLflow is being imported and the database made.
         outage_timeout_s: Seconds that `finish` waits for a store that is down. It is down when a request has failed:
@@ -71,6 +76,9 @@ class MLflowTracker:
     spool_dir: str | os.PathLike[str] | None = None
     tags: Mapping[str, str] | None = None
     _: KW_ONLY
+    params: Mapping[str, object] | None = None
+    run_key: str | None = None
+    thinning: Thinning | None = None
     finish_timeout_s: float = 30.0
     outage_timeout_s: float = 5.0
     request_timeout_s: int = 10
@@ -158,7 +166,10 @@ class MLflowTracker:
         self._pid = os.getpid()
         self._outage = ""
         self._metric_names = NameTable("metric")
-        first = [_params_op(params), _tags_op({**(self.tags or {}), **tags})]
+        begins = resume is None
+        if resume is None and self.run_key is not None:
+            resume = HANDLE_PREFIX + self.run_key  # where there is no such spool or run, one is made
+        first = [_params_op({**(self.params or {}), **params}), _tags_op({**(self.tags or {}), **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
         self._spool = spool = self._open_spool(resume, self._spool if going_on else None)
@@ -182,9 +193,11 @@ class MLflowTracker:
             finish_timeout_s=self.finish_timeout_s,
             outage_timeout_s=self.outage_timeout_s,
             interval_s=self.interval_s,
-            prepare=(lambda: _add_source_tags(spool, process, own_tags)) if fresh and spool.header["owns"] else None,
+            prepare=(lambda: _add_source_tags(spool, process, own_tags)) if begins and spool.header["owns"] else None,
             release=process.close,
         )
+        if self.thinning is not None:
+            self.thinning.begin(repeats=resume is not None and repeats)
 
     def _open_spool(self, resume: str | None, before: Spool | None) -> Spool:
         """Make the spool of a new run, or open or make that of a run to resume, which had `before` in this tracker."""
@@ -256,12 +269,21 @@ class MLflowTracker:
         writer = self._own_writer
         if writer is None:
             return
+        self._send_thinned(writer)
         self._writer = None
         writer.end(status, self._now())
         try:
             writer.finish()
         finally:
             self._outage = writer.reason
+
+    def _send_thinned(self, writer: Writer) -> None:
+        """Send what was held back, as far as the limits allow, and the file of all rows."""
+        if self.thinning is not None:
+            for step, time_ms, points in self.thinning.rest():
+                writer.append({"op": "m", "t": time_ms, "s": step, "m": points})
+            if self.thinning.path.exists():
+                self.log_artifact(self.thinning.path)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until all that was logged has arrived; False where it has not in time."""
@@ -274,6 +296,8 @@ class MLflowTracker:
     def sync_to_disk(self) -> None:
         """Make what was logged survive a power cut; may be called by any thread."""
         if self._own_writer is not None and self._spool is not None:
+            if self.thinning is not None:
+                self.thinning.sync()
             self._spool.sync_to_disk()
 
     @property
@@ -295,7 +319,11 @@ class MLflowTracker:
         metrics = self._metric_names.legal(metrics)
         # `type(...) is float` spares most values the call
         row = {name: value if type(value) is float else metric_value(name, value) for name, value in metrics.items()}
-        self._append({"op": "m", "t": self._now(), "s": metric_step(step), "m": row})
+        time_ms, at = self._now(), metric_step(step)
+        if self.thinning is not None and self._own_writer is not None:
+            row = self.thinning.take(at, time_ms, row)
+        if row:
+            self._append({"op": "m", "t": time_ms, "s": at, "m": row})
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""

@@ -72,7 +72,7 @@ class StoreProcess:
             return
         with _guard:
             process.channels.discard(self._channel)
-            is_last = not process.channels
+            is_last = not process.channels and not _keeps
             if is_last and _shared is process:
                 _shared = None
         if is_last:
@@ -93,6 +93,12 @@ def start_early(database: Path | None) -> None:
         if _shared is None:
             with contextlib.suppress(OSError, RuntimeError):
                 _shared = _Process(database)
+
+
+def keep_process() -> None:
+    """Keep the process until this one ends: runs that follow each other then wait for one import of MLflow only."""
+    global _keeps
+    _keeps = True
 
 
 def end_unused() -> None:
@@ -238,6 +244,7 @@ class _Process:
 
 _guard = threading.Lock()
 _shared: _Process | None = None
+_keeps = False
 
 
 def _leave_to_parent() -> None:

@@ -1,0 +1,139 @@
+"""`rl8x study`: trainings under several configurations and seeds, tested in many environments, from one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.options import find_modules_here
+from rl8x.config import apply_overrides
+from rl8x.config.files import SUFFIXES
+from rl8x.importing import texts
+from rl8x.output import counted, say, table
+
+_EXAMPLES: Final = """\b
+rl8x study -f study.yaml --jobs 2
+rl8x study -f study.yaml seeds=5 episodes=16
+rl8x study -f study.yaml --backend dask --cluster tcp://head:8786
+
+\b
+A study's file has the keys of a run file, and those of a study:
+  env: CartPole
+  algorithm_config: {num_envs: 512}
+  max_steps: 100
+  train:
+    fixed: {length: 0.5}
+    wide: {length: {uniform: [0.25, 1.0]}}
+  test:
+    length: {linspace: [0.1, 2.0, 21]}
+    gravity: {linspace: [2, 20, 21]}
+  seeds: 3
+  vary: {lr: [3e-4, 1e-3]}
+
+\b
+A search has ranges instead of lists, and `trials`:
+  vary: {lr: {log_uniform: [1e-4, 1e-2]}}
+  trials: 20
+"""
+_FAILED: Final = 1
+
+
+@click.command("study", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("-f", "--file", metavar="FILE", help="The study's file: YAML, TOML or JSON. What stands after it wins.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Trainings at the same time on this machine.")
+@click.option(
+    "--backend",
+    type=click.Choice(["processes", "dask", "ray"]),
+    default="processes",
+    help="What does the jobs: processes of this machine, or a cluster, which must see the study's folder.",
+)
+@click.option("--cluster", metavar="ADDRESS", help="Of a Dask scheduler; without it, one is made on this machine.")
+@click.option("--progress", type=click.Choice(["auto", "bar", "lines", "none"]), help="What is shown meanwhile.")
+@click.option("--dry-run", is_flag=True, help="Check everything, list the trainings, and train nothing.")
+@click.option("--trust", is_flag=True, help="Import the modules that the file names: their code runs.")
+def study(
+    words: tuple[str, ...],
+    file: str | None,
+    jobs: int,
+    backend: str,
+    cluster: str | None,
+    progress: str | None,
+    dry_run: bool,
+    trust: bool,
+) -> int:
+    """Train under several configurations, hyperparameters and seeds, and test every policy in many environments.
+
+    KEY=VALUE sets any key of the file: seeds=5, test.length='[0.5, 1]'; hyperparameters need no algorithm_config before
+    them. The same command goes on with a study that was interrupted: what is done is not done again. Each training is
+    a run in MLflow, a child of the study's. The exit code is 1 where trainings failed; all others are done then.
+    """
+    from rl8x.studies.definition import StudyConfig
+    from rl8x.studies.study import Study
+
+    if file is None:
+        hint = f" As in: rl8x study -f {words[0]}" if words and words[0].lower().endswith(SUFFIXES) else ""
+        raise UserError(f"name the study's file: -f FILE.{hint}")
+    with users_mistakes():
+        find_modules_here(trust or frozenset(texts(apply_overrides({}, words))))
+        config = StudyConfig.from_file(Path(file), words, trust=trust or None)
+        made = Study.from_config(config)
+        if dry_run:
+            config.check()
+            _list(config)
+            return 0
+        frame = made.run(jobs, backend=backend, cluster=cluster, progress=progress)
+    _summarize(made, frame)
+    return _FAILED if made.failed else 0
+
+
+def _list(config: Any) -> None:
+    """Say what a study would do."""
+    from rl8x.studies.cells import num_cells
+
+    cells = num_cells(config.cells())
+    if config.searches:
+        trainings = config.trials * len(config.train) * len(config.seeds)
+        say(f"at most {counted(trainings, 'training', 'trainings')} of {counted(config.trials, 'trial', 'trials')}")
+    else:
+        trainings = len(config.trainings())
+        for training in config.trainings():
+            say(training.label)
+        say(counted(trainings, "training", "trainings"))
+    played = f"{counted(config.episodes, 'episode', 'episodes')} in each"
+    say(f"each tested in {counted(cells, 'cell', 'cells')}, {played}: {cells * config.episodes:,} episodes a policy")
+
+
+def _summarize(made: Any, frame: Any) -> None:
+    """Print what came out, what failed, and what to do next."""
+    if not frame.empty:
+        say(table(_rows(frame)))
+    for label, error in made.failed.items():
+        say(f"failed: {label}: {error}")
+    if made.failed:
+        say(f"the same command tries again; tracebacks are in {made.folder}")
+    say(f"to look at it: rl8x report {made.folder}")
+
+
+def _rows(frame: Any) -> list[list[str]]:
+    """Make a line for each training configuration and set of hyperparameters: mean returns over seeds."""
+    from rl8x.studies import table as columns
+
+    final = frame[frame[columns.FINAL]]
+    who = [name for name in frame.columns if name == columns.TRAINING or name.startswith(columns.VARY)]
+    rows = [[*(name.removeprefix(columns.VARY) for name in who), "seeds", "return", "inside", "outside", "worst cell"]]
+    for names, group in final.groupby(who, sort=False, dropna=False):
+        within = group[columns.INSIDE]
+        values: Mapping[str, Any] = {
+            "all": group[columns.RETURNS],
+            "inside": group[columns.RETURNS][within],
+            "outside": group[columns.RETURNS][~within],
+        }
+        means = ["-" if part.empty else f"{part.mean():.4g}" for part in values.values()]
+        worst = group.groupby(columns.SEED)[columns.RETURNS].min().mean()
+        rows.append([*map(str, names), str(group[columns.SEED].nunique()), *means, f"{worst:.4g}"])
+    return rows

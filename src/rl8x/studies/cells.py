@@ -1,0 +1,216 @@
+"""Test cells: the environments in which a study's policies are evaluated, and whether training could draw them.
+
+A cell is one value for each test parameter; what is not named has its default. A cell is inside of a training's support
+where training can draw it, parameter by parameter: the contexts of training and of testing are sets, and what
+generalises beyond the first is told apart from what does not (Kirk et al. 2021, arXiv:2111.09794, section 3.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl8x import randomization
+from rl8x.envs.parameters import EnvConfig, Parameter, resolve_config
+from rl8x.names import did_you_mean
+from rl8x.randomization import Choice, ParameterDistribution
+
+MAX_CELLS: Final = 100_000
+SPACINGS: Final[dict[str, Any]] = {"linspace": np.linspace, "geomspace": np.geomspace}
+# Relative: a linspace's 0.6 is not the 0.6 of a file, nor float32's.
+_EQUAL: Final = 1e-6
+
+Cells = dict[str, NDArray[np.float64]]
+"""The value of each test parameter in each cell, `[cells]`."""
+Support = dict[str, list[float]]
+"""The smallest and the largest value of each parameter that training draws; equal for a fixed one."""
+
+
+def make_cells(test: Mapping[str, Any], num_cells: int | None, seed: int) -> Cells:
+    """Make the cells of a test: the grid of all combinations of listed values, or a sample from distributions.
+
+    Args:
+        test: Of each parameter a number, a list of numbers, `{"linspace": [low, high, count]}` or `{"geomspace": ...}`;
+            or distributions, such as `{"uniform": [low, high]}`, and numbers.
+        num_cells: Cells to sample; None for a grid.
+        seed: Of the sample: the same seed gives the same cells.
+
+    Raises:
+        ValueError: If a value is of neither kind, both kinds are mixed, there is no cell, or there are too many.
+    """
+    if not isinstance(test, Mapping) or not test:
+        raise ValueError(f"`test` must be a mapping from parameters to values; got {test!r}.")
+    values = {name: _values(name, value) for name, value in test.items()}
+    drawn = [name for name, value in values.items() if isinstance(value, ParameterDistribution)]
+    lists = [name for name, value in values.items() if not isinstance(value, ParameterDistribution) and len(value) > 1]
+    if not drawn:
+        if num_cells is not None:
+            raise ValueError("`test_cells` is of a test that samples: without it, listed values are crossed.")
+        sizes = [len(value) for value in values.values() if not isinstance(value, ParameterDistribution)]
+        if math.prod(sizes) > MAX_CELLS:
+            raise ValueError(f"`test` has {math.prod(sizes):,} cells; at most {MAX_CELLS:,}. Take fewer values.")
+        crossed = np.meshgrid(*values.values(), indexing="ij")
+        return {name: each.reshape(-1).astype(np.float64) for name, each in zip(values, crossed, strict=True)}
+    if lists:
+        raise ValueError(
+            f"`test` lists values of {lists[0]!r} and draws {drawn[0]!r}: list them all, which crosses them, or draw "
+            "them all."
+        )
+    if num_cells is None:
+        raise ValueError(f"`test` draws {drawn[0]!r}: say by `test_cells` how many cells to draw.")
+    if not 1 <= num_cells <= MAX_CELLS:
+        raise ValueError(f"`test_cells` must be from 1 to {MAX_CELLS:,}; got {num_cells!r}.")
+    generator = torch.Generator().manual_seed(seed)
+    cells: Cells = {}
+    for name, value in values.items():
+        if isinstance(value, ParameterDistribution):
+            noise = torch.rand(num_cells, generator=generator)
+            cells[name] = value.draw(noise).double().numpy()
+        else:
+            cells[name] = np.full(num_cells, value[0])
+    return cells
+
+
+def _values(name: str, value: Any) -> Any:
+    """Return the listed values of a test parameter as an array, or its distribution."""
+    owner = f"test[{name!r}]"
+    if isinstance(value, Mapping):
+        kinds = [kind for kind, cls in randomization.KINDS.items() if not (cls.fixed or cls.moves)]
+        kind = next(iter(value), None)
+        if len(value) == 1 and kind in SPACINGS:
+            return _spaced(owner, str(kind), value[kind])
+        if len(value) != 1 or kind not in kinds:
+            known = [*SPACINGS, *kinds]
+            raise ValueError(
+                f"{owner} must be a list of numbers, or one of {', '.join(known)}; got {dict(value)!r}."
+                f"{did_you_mean(kind, known)}"
+            )
+        try:
+            return randomization.from_dict(value)
+        except ValueError as error:
+            raise ValueError(f"{owner}: {error}") from None
+    numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not numbers:
+        raise ValueError(f"{owner} has no values, so that there is no cell to test in. List at least one.")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise ValueError(f"{owner} must have finite numbers; got {number!r}.")
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise ValueError(f"{owner} has {twice!r} twice.")
+    return np.asarray(numbers, dtype=np.float64)
+
+
+def _spaced(owner: str, kind: str, arguments: Any) -> NDArray[np.float64]:
+    try:
+        low, high, count = arguments
+        ends = float(low), float(high)
+        whole = int(count)
+    except (TypeError, ValueError):
+        raise ValueError(f"{owner}: {kind!r} takes [low, high, count]; got {arguments!r}.") from None
+    if whole != count or whole < 1:
+        raise ValueError(f"{owner}: {kind!r} needs a count of at least 1; got {count!r}: there would be no cell.")
+    if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]) or (
+        kind == "geomspace" and ends[0] <= 0
+    ):
+        raise ValueError(
+            f"{owner}: {kind!r} needs low < high" + (" and low > 0" * (kind == "geomspace")) + f"; got {ends}."
+        )
+    return np.asarray(SPACINGS[kind](*ends, whole), dtype=np.float64)
+
+
+def num_cells(cells: Cells) -> int:
+    """Return how many cells there are."""
+    return len(next(iter(cells.values())))
+
+
+def check_cells(cells: Cells, parameters: Mapping[str, Parameter], env_name: str) -> None:
+    """Refuse test parameters that an environment does not have, and values out of their bounds.
+
+    Raises:
+        ValueError: At the first of them; the message has the legal names and bounds.
+    """
+    owner = f"{env_name}: test"
+    resolve_config(
+        {name: values.tolist() for name, values in cells.items()},
+        parameters,
+        owner=owner,
+        num_envs=num_cells(cells),
+        device=torch.device("cpu"),
+        copies="cells",
+    )
+
+
+def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> NDArray[np.bool_]:
+    """Say which cells training can draw, bool `[cells]`.
+
+    Every parameter of the environment counts, at its default where test or training name none. A fixed value is drawn
+    alone. Of `Choice` only its values are drawn, not what lies between; of a distribution over an interval all of it.
+    Values for each copy, and those of `Grid`, are drawn together: copy i has the i-th of each.
+
+    Args:
+        cells: The cells.
+        config: The training's `env_config`.
+        parameters: The environment's.
+        num_envs: Copies of the training.
+    """
+    resolved = _resolved(config, parameters, num_envs)
+    count = num_cells(cells)
+    found = np.ones(count, dtype=bool)
+    rows = [values.double().numpy() for values in resolved.fixed.values()]
+    wanted = [_of_cells(cells, name, parameters) for name in resolved.fixed]
+    # Copies that are the same need to be compared once.
+    distinct = np.unique(np.stack(rows, axis=1), axis=0) if rows else np.zeros((1, 0))
+    together = np.zeros(count, dtype=bool)
+    for row in distinct:
+        same = np.ones(count, dtype=bool)
+        for value, values in zip(row, wanted, strict=True):
+            same &= _is_equal(values, value)
+        together |= same
+    found &= together
+    for name, distribution in resolved.drawn.items():
+        values = _of_cells(cells, name, parameters)
+        if isinstance(distribution, Choice):
+            found &= np.any([_is_equal(values, value) for value in _choices(distribution)], axis=0)
+        else:
+            low, high = distribution.support
+            found &= ((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)
+    return found
+
+
+def support(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Support:
+    """Return the smallest and largest value of each parameter that training draws under an `env_config`."""
+    resolved = _resolved(config, parameters, num_envs)
+    found: Support = {}
+    for name, values in resolved.fixed.items():
+        # As the user wrote it, rather than its nearest float32
+        given = resolved.given.get(name, parameters[name].default)
+        ends = (given, given) if isinstance(given, int | float) else (float(values.min()), float(values.max()))
+        found[name] = [float(end) for end in ends]
+    for name, distribution in resolved.drawn.items():
+        chosen = _choices(distribution) if isinstance(distribution, Choice) else distribution.support
+        found[name] = [min(chosen), max(chosen)]
+    return {name: found[name] for name in parameters}
+
+
+def _resolved(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Any:
+    return resolve_config(config, parameters, owner="env_config", num_envs=num_envs, device=torch.device("cpu"))
+
+
+def _choices(distribution: Choice) -> list[float]:
+    """List the values that can be drawn: one of weight 0 cannot."""
+    weights = distribution.weights or (1.0,) * len(distribution.values)
+    return [value for value, weight in zip(distribution.values, weights, strict=True) if weight > 0]
+
+
+def _of_cells(cells: Cells, name: str, parameters: Mapping[str, Parameter]) -> NDArray[np.float64]:
+    return cells.get(name, np.full(num_cells(cells), parameters[name].default))
+
+
+def _is_equal(values: NDArray[np.float64], value: float) -> NDArray[np.bool_]:
+    return np.isclose(values, value, rtol=_EQUAL, atol=_EQUAL * 1e-3)

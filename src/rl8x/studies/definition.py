@@ -1,0 +1,406 @@
+"""What a study is made of, as one config: a run's keys and those of a study, from a file or a script."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from rl8x.algorithms.hyperparameters import check_options, option
+from rl8x.checkpoint.build import CLASS, restored
+from rl8x.config import RunConfig, apply_overrides, load_run_file
+from rl8x.config.files import one_line, shortened
+from rl8x.config.run import ALIASES, algorithm_config_class, renamed, under_algorithm
+from rl8x.envs import env_maker
+from rl8x.importing import Trust, texts
+from rl8x.names import did_you_mean
+from rl8x.studies import cells as test_cells
+from rl8x.studies.cells import Cells
+from rl8x.tracking.location import mlruns_dir
+from rl8x.tracking.secrets import find_hidden, hide_in_data
+
+# Keys of a run that a study decides itself.
+_DECIDED: Final = {
+    "env_config": "give it by name under `train`",
+    "seed": "list them as `seeds`",
+    "run_name": "a study has a `name`",
+}
+# What may be different when a study goes on.
+_FREE: Final = ("progress", "trials", "directory")
+RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")
+_MAX_TRAININGS: Final = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """One training of a study: a training configuration, varied hyperparameters, and a seed.
+
+    Attributes:
+        training: Name of the training configuration.
+        vary: The varied keys and their values.
+        seed: The seed.
+        trial: Number of the trial of a search; None elsewhere.
+    """
+
+    training: str
+    vary: Mapping[str, Any]
+    seed: int
+    trial: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name for people: `wide lr=0.001 seed=0`."""
+        return " ".join([self.group, f"seed={self.seed}"])
+
+    @property
+    def group(self) -> str:
+        """The name of all trainings that differ by their seeds only."""
+        return " ".join([self.training, *(f"{name}={_short(value)}" for name, value in self.vary.items())])
+
+    @property
+    def key(self) -> str:
+        """A name of a folder, of its own."""
+        text = json.dumps([self.training, dict(self.vary), self.seed, self.trial], sort_keys=True)
+        readable = re.sub(r"[^\w.=-]+", "-", self.label)[:60].strip("-.")
+        return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """A study: trainings under some configurations, hyperparameters and seeds, and the cells they are tested in.
+
+    `trust` is as in `RunConfig`.
+    """
+
+    trust: dataclasses.InitVar[Trust] = False
+
+    name: str = option("study", "Name of the study: of its parent run, and of its folder.")
+    run: dict[str, Any] = option({}, "What all trainings have in common, by the keys of a run file.")
+    train: dict[str, Any] = option({}, "The env_config of each training configuration, by name.")
+    test: dict[str, Any] = option(
+        {},
+        "The test cells: of each parameter a list of values, or {linspace: [low, high, count]}, all combined; or "
+        "distributions, such as {uniform: [low, high]}.",
+    )
+    test_cells: int | None = option(None, "Cells to draw, where the test has distributions.", low=1)
+    test_seed: int = option(0, "Seed of the cells that are drawn, and of the episodes in all cells.", low=0)
+    episodes: int = option(64, "Episodes in each cell.", low=1)
+    evaluate_at: Any = option(
+        None, "Steps of the trainer after which to test too: a list, or a number for every so many. None: at the end."
+    )
+    seeds: Any = option(1, "Seeds of each training: a list, or their number.")
+    vary: dict[str, Any] = option(
+        {},
+        "Hyperparameters, or any keys of a run, and the lists of their values, all combined; in a search ranges, such "
+        "as {log_uniform: [1e-4, 1e-2]}, {uniform: [0, 1]}, {int: [1, 8]}.",
+    )
+    trials: int | None = option(None, "Trials of a search over the ranges in `vary`; None combines lists.", low=1)
+    directory: str | None = option(None, "The study's folder. None: mlruns/studies/NAME in the working directory.")
+
+    def __post_init__(self, trust: Trust) -> None:
+        """Check everything that can be checked without an environment."""
+        object.__setattr__(self, "trusted", trust)
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name), field.name))
+        check_options(self)
+        if not re.fullmatch(r"[\w][\w .:-]{0,79}", self.name):
+            raise ValueError(f"`name` must be letters, digits, spaces and `_ - . :`, at most 80; got {self.name!r}.")
+        object.__setattr__(self, "seeds", _seeds(self.seeds))
+        object.__setattr__(self, "evaluate_at", _points(self.evaluate_at))
+        self._check_train()
+        self._check_run()
+        self._check_vary()
+        self.cells()  # raises where there are none
+
+    trusted = False
+
+    # -- reading
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> StudyConfig:
+        """Make a study of plain data: the keys of a run file, and those of a study beside them.
+
+        Raises:
+            ValueError: If a key is unknown or a value is not legal.
+            TypeError: If a value is of the wrong type.
+        """
+        data = renamed(data)
+        own = [field.name for field in dataclasses.fields(cls) if field.name != "run"]
+        of_run = [field.name for field in dataclasses.fields(RunConfig)]
+        legal = [*own, *(name for name in of_run if name not in _DECIDED)]
+        for name in data:
+            if name in _DECIDED:
+                raise ValueError(f"`{name}` is no key of a study: {_DECIDED[name]}.")
+            if name not in legal:
+                hint = did_you_mean(name, legal)
+                raise ValueError(f"unknown key {shortened(name)}.{hint} Legal are {', '.join(legal)}.")
+        given = {name: value for name, value in data.items() if name in own}
+        return cls(run={name: value for name, value in data.items() if name not in own}, **given, trust=trust)
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust | None = None) -> StudyConfig:
+        """Read a study's file and put `key=value` overrides in, which may name what they like; its name is its stem.
+
+        Args:
+            path: YAML, TOML or JSON.
+            overrides: Texts such as `episodes=8` or `lr=3e-4`.
+            trust: As for `RunConfig.from_file`; None trusts what the overrides name.
+        """
+        data = renamed(load_run_file(path))
+        named = data.get("algorithm")
+        trusted = trust or frozenset(texts(apply_overrides({}, overrides, ALIASES)))
+        config_class = algorithm_config_class(named if isinstance(named, str) else RunConfig.algorithm, trusted)
+        own = {field.name for field in dataclasses.fields(cls)}
+        words = [
+            word if re.split(r"[.=]", word, maxsplit=1)[0].strip() in own else under_algorithm(word, config_class)
+            for word in overrides
+        ]
+        data = {"name": Path(path).stem} | apply_overrides(data, words, ALIASES)
+        return cls.from_dict(data, trust=trusted)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain data, of which `from_dict` makes the same."""
+        own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "run"}
+        return {**self.run, **own}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for a file, without passwords."""
+        return dict(hide_in_data(self.plain))
+
+    def changes(self, before: Mapping[str, Any]) -> list[str]:
+        """List what is different from the stored definition of a study, but for what may be."""
+        now = json.loads(json.dumps(self.to_dict()))
+        names = [name for name in {**before, **now} if name not in _FREE]
+        different = [name for name in names if before.get(name) != now.get(name)]
+        return [f"`{name}` was {shortened(before.get(name))} and is {shortened(now.get(name))}" for name in different]
+
+    @property
+    def folder(self) -> Path:
+        """The study's folder, absolute."""
+        if self.directory is not None:
+            return Path(self.directory).absolute()
+        return mlruns_dir() / "studies" / re.sub(r"[^\w.-]+", "-", self.name)
+
+    # -- checking
+
+    def _check_train(self) -> None:
+        if not self.train:
+            raise ValueError("`train` must name at least one training, such as {default: {}} or {wide: {length: ...}}.")
+        for name, config in self.train.items():
+            if not re.fullmatch(r"[\w][\w .-]{0,39}", name):
+                raise ValueError(
+                    f"`train`: a name must be letters, digits, spaces and `_ - .`, at most 40; got {name!r}."
+                )
+            if config is not None and not isinstance(config, Mapping):
+                raise TypeError(f"train[{name!r}] must be an env_config, a mapping; got {shortened(config)}.")
+        object.__setattr__(self, "train", {name: dict(config or {}) for name, config in self.train.items()})
+
+    def _check_run(self) -> None:
+        hidden = find_hidden(self.run, "")
+        if hidden is not None:
+            raise ValueError(f"`{hidden}` has `***` where its password was: write that in again.")
+        for name in ("directory", "best"):
+            if name in (self.run.get("checkpoints") or {}):
+                raise ValueError(
+                    f"`checkpoints` of a study's trainings have no `{name}`: they lie in the study's folder."
+                )
+        if self.run.get("max_steps") is None and not self.run.get("stop_conditions"):
+            ends = {name.partition(".")[0] for name in self.vary}
+            if not ends & {"max_steps", "stop_conditions"}:
+                raise ValueError("a study's trainings must end: give `max_steps` or `stop_conditions`.")
+
+    def _check_vary(self) -> None:
+        ranged = [name for name, values in self.vary.items() if isinstance(values, Mapping)]
+        for name, values in self.vary.items():
+            if name.partition(".")[0] in (*_DECIDED, *(field.name for field in dataclasses.fields(self))):
+                raise ValueError(
+                    f"vary[{name!r}] is no hyperparameter or key of a run; `train`, `seeds` have their own."
+                )
+            if isinstance(values, Mapping):
+                _check_range(name, values)
+            elif not isinstance(values, list) or not values:
+                raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
+            elif len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+                raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
+        if ranged and self.trials is None:
+            raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
+        if self.trials is not None and not self.vary:
+            raise ValueError("`trials` are of a search: give the ranges of hyperparameters under `vary`.")
+        if self.trials is None and len(self.trainings()) > _MAX_TRAININGS:
+            raise ValueError(f"{len(self.trainings()):,} trainings; at most {_MAX_TRAININGS:,}. Vary less.")
+
+    def check(self) -> None:
+        """Build what the trainings are made of, and refuse parameters and test cells that their environments lack.
+
+        Raises:
+            ValueError: At the first thing that is not legal.
+        """
+        known = set()
+        for training in self.first_trainings():
+            try:
+                run = self.run_of(training)
+            except (ValueError, TypeError) as error:
+                where = f"{training.group}: " if training.vary else ""
+                raise ValueError(f"{where}{one_line(error)}.") from None
+            num_envs = getattr(run.make_algorithm_config(), "num_envs", 1)
+            key = json.dumps([run.env, run.env_kwargs, num_envs, training.training], sort_keys=True)
+            if key not in known:
+                known.add(key)
+                self._check_env(run, training.training, num_envs)
+        dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
+
+    def _check_env(self, run: RunConfig, name: str, num_envs: int) -> None:
+        maker = env_maker(run.env, trust=self.trusted)
+        try:
+            inspect.signature(maker).bind(1, device="cpu", seed=0, **run.env_kwargs)
+        except TypeError as error:
+            raise ValueError(f"env_kwargs: {error}.") from None
+        env = maker(num_envs, device="cpu", seed=0, **restored(run.env_kwargs, self.trusted))
+        try:
+            if not env.episodic:
+                raise ValueError(
+                    f"the episodes of {run.env} never end, so that there are none to test by. Give it a `time_limit` "
+                    "in env_kwargs."
+                )
+            env.plain_config(self.train[name], called=f"train[{name!r}]")
+            test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
+        finally:
+            env.close()
+
+    # -- what it is made of
+
+    @property
+    def searches(self) -> bool:
+        """Whether hyperparameters are searched for, rather than all combined."""
+        return self.trials is not None
+
+    def cells(self) -> Cells:
+        """Make the test cells."""
+        return test_cells.make_cells(self.test, self.test_cells, self.test_seed)
+
+    def trainings(self) -> list[Training]:
+        """List the trainings: configurations, hyperparameters, and the seeds of each side by side."""
+        values = [[(name, value) for value in listed] for name, listed in self.vary.items()]
+        return [
+            Training(name, dict(chosen), seed)
+            for name, chosen, seed in itertools.product(self.train, itertools.product(*values), self.seeds)
+        ]
+
+    def first_trainings(self) -> list[Training]:
+        """List one training of each configuration and set of hyperparameters; of ranges their ends."""
+        values = []
+        for name, listed in self.vary.items():
+            ends = _ends(listed) if isinstance(listed, Mapping) else listed
+            values.append([(name, value) for value in ends])
+        combined = itertools.islice(itertools.product(*values), 256)
+        return [Training(name, dict(each), self.seeds[0]) for each in combined for name in self.train]
+
+    def run_data(self, training: Training) -> dict[str, Any]:
+        """Return the run file of a training."""
+        data: dict[str, Any] = json.loads(json.dumps(self.run))
+        algorithm = training.vary.get("algorithm", data.get("algorithm", RunConfig.algorithm))
+        config_class = algorithm_config_class(str(algorithm), self.trusted)
+        for name, value in training.vary.items():
+            *path, last = under_algorithm(name, config_class).split(".")
+            inner = data
+            for part in path:
+                if inner.get(part) is None:
+                    inner[part] = {}
+                inner = inner[part]
+                if not isinstance(inner, dict):
+                    raise ValueError(f"vary[{name!r}]: {part} is {shortened(inner)}, not a mapping.")
+            inner[last] = value
+        data["env_config"] = self.train[training.training]
+        data["seed"] = training.seed
+        data["run_name"] = f"{self.name} {training.label}"[:240]
+        data["progress"] = "none"
+        return data
+
+    def run_of(self, training: Training) -> RunConfig:
+        """Make the run of a training.
+
+        Raises:
+            ValueError: If it is not legal.
+        """
+        return RunConfig.from_dict(self.run_data(training), trust=self.trusted)
+
+
+def _seeds(seeds: Any) -> list[int]:
+    if type(seeds) is int and 1 <= seeds <= 10_000:
+        return list(range(seeds))
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or any(type(seed) is not int or seed < 0 for seed in seeds)
+        or len(set(seeds)) < len(seeds)
+    ):
+        raise ValueError(f"`seeds` must be their number, or a list of different whole numbers; got {shortened(seeds)}.")
+    return list(seeds)
+
+
+def _points(points: Any) -> Any:
+    listed = points if isinstance(points, list) else [1 if points is None else points]
+    if any(type(point) is not int or point < 1 for point in listed):
+        raise ValueError(f"`evaluate_at` must be a list of steps, or a number for every so many; got {points!r}.")
+    return sorted(set(points)) if isinstance(points, list) else points
+
+
+def _check_range(name: str, values: Mapping[str, Any]) -> None:
+    kind = next(iter(values), None)
+    if len(values) != 1 or kind not in RANGES:
+        hint = did_you_mean(kind, RANGES)
+        raise ValueError(f"vary[{name!r}] must be a list, or one of {', '.join(RANGES)}; got {dict(values)!r}.{hint}")
+    given = values[kind]
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"vary[{name!r}]: {kind!r} takes a list; got {given!r}.")
+    if kind == "choice":
+        return
+    whole = kind in ("int", "log_int")
+    legal = len(given) == 2 and all(
+        type(end) is int if whole else isinstance(end, int | float) and not isinstance(end, bool) for end in given
+    )
+    if not legal or not given[0] < given[1] or (kind.startswith("log") and given[0] <= 0):
+        need = "two whole numbers" if whole else "two numbers"
+        raise ValueError(
+            f"vary[{name!r}]: {kind!r} takes {need}, the lower one first"
+            + (", above 0" if kind.startswith("log") else "")
+            + f"; got {given!r}."
+        )
+
+
+def _ends(values: Mapping[str, Any]) -> list[Any]:
+    (given,) = values.values()
+    return list(given)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return what a script gave as plain data: distributions, arrays and classes in their forms in files."""
+    if hasattr(value, "to_dict") and not isinstance(value, type):
+        return _plain(value.to_dict(), where)
+    if isinstance(value, type):
+        path = f"{value.__module__}.{value.__qualname__}"
+        return path if where.endswith((".env", ".algorithm", ".eval_env")) else {CLASS: path}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, f"{where}.{name}") for name, item in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, range | Sequence) and not isinstance(value, str):
+        return [_plain(item, where) for item in value]
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"`{where}` must be what a file can say; got {shortened(value)}.")
+    return value

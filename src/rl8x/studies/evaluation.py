@@ -1,0 +1,172 @@
+"""A policy in all test cells at once: every copy of the environment has the parameters of its cell.
+
+Each cell has random numbers of its own. So what is measured in it depends neither on the other cells nor on how many
+copies are stepped together, and all policies of a study meet the same episodes, which is what makes them comparable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.memory_check import available_bytes, slot_bytes
+from rl8x.envs import Env
+from rl8x.execution import Execution
+from rl8x.rollouts.step import Cursor, Stepper
+from rl8x.studies import table
+from rl8x.studies.cells import Cells, num_cells
+from rl8x.trees import first_tensor
+
+# Steps between two looks at whether all episodes have ended: each look is a copy to the host.
+_STEPS_PER_LOOK: Final = 16
+_MAX_STEPS: Final = 10_000
+# Copies that are stepped together: the tensors of fewer stay in the processor's cache, of more do not, and copies in
+# which all episodes have ended are not stepped on.
+_COPIES: Final = {"cpu": 8_192, "cuda": 262_144}
+_SIMULATED_COPIES: Final = 256
+# What a step may take for each byte of its observation: activations, the next observation, and their copies.
+_BYTES_PER_BYTE: Final = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Episodes in each cell: how many, and mean, spread and minimum of their returns and lengths, `[cells]` each."""
+
+    episodes: int
+    returns: np.ndarray[Any, np.dtype[np.float64]]
+    returns_std: np.ndarray[Any, np.dtype[np.float64]]
+    returns_min: np.ndarray[Any, np.dtype[np.float64]]
+    lengths: np.ndarray[Any, np.dtype[np.float64]]
+
+    def columns(self) -> dict[str, list[float]]:
+        """Return them as columns of a study's table."""
+        return {
+            table.EPISODES: [self.episodes] * len(self.returns),
+            table.RETURNS: self.returns.tolist(),
+            table.RETURNS_STD: self.returns_std.tolist(),
+            table.RETURNS_MIN: self.returns_min.tolist(),
+            table.LENGTHS: self.lengths.tolist(),
+        }
+
+
+class CellEvaluator:
+    """Plays episodes of an algorithm's present policy in every cell; the training notices nothing of it.
+
+    Args:
+        algorithm: Whose policy acts, deterministically.
+        env_factory: Makes environments, as the training's was made; None for the algorithm's own.
+        cells: The cells.
+        episodes: Episodes in each.
+        seed: Of the random numbers of all cells.
+        copies: Copies that are stepped together at most; None goes by memory and kind of environment.
+
+    Attributes:
+        parameters: What the cells may set.
+
+    Raises:
+        ValueError: If there is nothing to make an environment with, or its episodes never end.
+    """
+
+    def __init__(
+        self,
+        algorithm: GenericAlgorithmBase[Any],
+        cells: Cells,
+        *,
+        episodes: int,
+        seed: int = 0,
+        copies: int | None = None,
+        env_factory: Any = None,
+    ) -> None:
+        factory = env_factory or algorithm.env_factory
+        if factory is None:
+            raise ValueError("a study makes environments to test in: build the algorithm from a class or a name.")
+        self._factory, self._algorithm = factory, algorithm
+        self._cells, self._episodes, self._seed = cells, episodes, seed
+        self._execution = Execution("eager", algorithm.execution.precision, algorithm.device)
+        one = self._make(1)
+        if not one.episodic:
+            raise ValueError(
+                f"the episodes of {type(one).__name__} never end, so that there are none to test by. Give it a "
+                "`time_limit` in env_kwargs."
+            )
+        self.parameters = one.parameters
+        self._cells_at_once = max(1, min(num_cells(cells), (copies or self._copies(one)) // episodes))
+        one.close()
+
+    def _make(self, num_envs: int) -> Env:
+        made: Env = self._factory(num_envs, device=self._algorithm.device, seed=self._seed)
+        return made
+
+    def _copies(self, env: Env) -> int:
+        limit = _COPIES.get(env.device.type, _COPIES["cpu"]) if env.capturable else _SIMULATED_COPIES
+        free = available_bytes(env.device)
+        if free is not None:
+            limit = min(limit, free // 4 // (_BYTES_PER_BYTE * slot_bytes(env.single_observation_space, None)))
+        return min(limit, env.max_num_envs or limit)
+
+    @torch.no_grad()
+    def evaluate(self) -> Measured:
+        """Play all episodes."""
+        count, at_once = num_cells(self._cells), self._cells_at_once
+        returns, lengths = (np.zeros((count, self._episodes)) for _ in range(2))
+        env: Env | None = None
+        for first in range(0, count, at_once):
+            some = range(first, min(first + at_once, count))
+            if env is None or env.num_envs != len(some) * self._episodes:
+                if env is not None:
+                    env.close()
+                env = self._make(len(some) * self._episodes)
+            played = self._play(env, some)
+            returns[some], lengths[some] = (each.double().cpu().numpy().reshape(len(some), -1) for each in played)
+        assert env is not None
+        env.close()
+        return Measured(
+            self._episodes, returns.mean(axis=1), returns.std(axis=1), returns.min(axis=1), lengths.mean(axis=1)
+        )
+
+    def _play(self, env: Env, cells: range) -> tuple[Tensor, Tensor]:
+        """Play the first episode of each copy; returns its returns and lengths, `[copies]`."""
+        config = {name: np.repeat(values[cells], self._episodes) for name, values in self._cells.items()}
+        env.configure(config)
+        env.adopt_next_config()
+        env.set_seed(seed_of(self._seed, cells[0]))  # of simulators, whose random numbers are their own
+        noises = _noises(env, [seed_of(self._seed, cell) for cell in cells], self._episodes)
+        algorithm, policy = self._algorithm, self._algorithm.policy
+        carry, obs = env.restart(next(noises))
+        starts = torch.ones(env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
+        cursor = Cursor(obs, starts, policy.initial_state(env.num_envs))
+        stepper = Stepper(policy, env, self._execution, state_reset_every=algorithm.state_reset_every)
+        running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        returns = torch.zeros(env.num_envs, device=env.device)
+        lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        for t, (_, transition) in enumerate(stepper.play(carry, cursor, ((noise, None) for noise in noises)), 1):
+            step = transition.step
+            counted = running if step.valid is None else running & step.valid
+            returns = torch.where(counted, step.episode_returns, returns)
+            lengths = torch.where(counted, step.episode_lengths, lengths)
+            running = running & ~(step.terminated | step.truncated)
+            if t >= _MAX_STEPS or (t % _STEPS_PER_LOOK == 0 and not bool(running.any())):
+                break
+        return returns, lengths
+
+
+def seed_of(seed: int, cell: int) -> int:
+    """Return the seed of a cell's random numbers."""
+    return int(np.random.SeedSequence([seed, cell]).generate_state(1, dtype=np.uint64)[0] >> np.uint64(1))
+
+
+def _noises(env: Env, seeds: list[int], episodes: int) -> Iterator[Tensor]:
+    """Yield the noise of one step after the other, `[cells * episodes, width]`, each cell's of its own generator."""
+    generators = [torch.Generator(env.device).manual_seed(seed) for seed in seeds]
+    width, steps = env.noise_width, 1
+    while True:
+        shape = (steps, episodes, width)
+        parts = [torch.rand(shape, generator=generator, device=env.device) for generator in generators]
+        yield from torch.cat(parts, dim=1).unbind(0)
+        steps = _STEPS_PER_LOOK

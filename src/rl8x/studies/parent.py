@@ -1,0 +1,195 @@
+"""The run of a whole study, the parent of its trainings' runs: what came out, averaged over seeds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rl8x.studies import table
+from rl8x.studies.definition import StudyConfig
+from rl8x.studies.statistics import mean_curve
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table
+from rl8x.tracking.location import locate
+from rl8x.tracking.names import legal_name
+from rl8x.tracking.secrets import hide_in_data
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Metrics of a run at most, and points of each.
+_MAX_KEYS: Final = 80
+_MAX_POINTS: Final = 500
+_PATIENCE_S: Final = 600.0
+_FIRST_CONTACT_S: Final = 90.0
+
+
+class ParentRun:
+    """The tracked run of a study; it has been begun when this is made.
+
+    Args:
+        study: The study.
+        key: The run's own key, by which it is found again.
+
+    Attributes:
+        run_id: MLflow's ID of it; None where nothing is tracked.
+
+    Raises:
+        TrackingError: If the store does not answer, so that no run of a training could name its parent.
+    """
+
+    def __init__(self, study: StudyConfig, key: str) -> None:
+        self.study = study
+        self.tracker: Tracker = _tracker(study, key)
+        tested = [f"{name}: {_described(value)}" for name, value in study.test.items()]
+        params = {
+            "study.name": study.name,
+            "study.trainings": ", ".join(study.train),
+            "study.seeds": len(study.seeds),
+            "study.test": "; ".join(tested),
+            "study.episodes": study.episodes,
+            **{f"study.{table.VARY}{name}": _described(values) for name, values in study.vary.items()},
+            **({"study.trials": study.trials} if study.searches else {}),
+        }
+        self.tracker.start(params=params, tags={"rl8x.study": study.name, "rl8x.study_folder": str(study.folder)})
+        if isinstance(self.tracker, MLflowTracker):
+            self.tracker.flush(_FIRST_CONTACT_S)
+            if self.tracker.run_id is None:
+                where = self.tracker.location
+                self.tracker.finish("FAILED")
+                raise TrackingError(f"the study's run cannot be made in {where}: it does not answer; try again later")
+
+    @property
+    def run_id(self) -> str | None:
+        """MLflow's ID of the run."""
+        return self.tracker.run_id
+
+    def log_results(
+        self,
+        frame: pd.DataFrame,
+        curves: Sequence[tuple[str, Sequence[tuple[int, float]]]],
+        files: Iterable[Path],
+    ) -> None:
+        """Log what came out: curves, results, the best, and the table of all evaluations.
+
+        Args:
+            frame: The study's table.
+            curves: Of each training the group that it is averaged with, and transitions and returns in its course.
+            files: Of the study's folder; the first is the table.
+        """
+        final = frame[frame[table.FINAL]]
+        steps = int(final[table.ENV_STEPS].max())
+        results = _results(final)
+        self.tracker.log_metrics(results, steps)
+        rows: dict[int, dict[str, float]] = {}
+        for name, points in _series(curves, (_MAX_KEYS - len(results)) // 3).items():
+            for step, value in points:
+                rows.setdefault(step, {})[name] = value
+        for step, row in sorted(rows.items()):
+            self.tracker.log_metrics(row, step)
+        best, _ = _best(final)
+        self.tracker.set_tags({"study.best": best})
+        whole, *others = files
+        log_table(self.tracker, whole)
+        for path in others:
+            self.tracker.log_artifact(path)
+
+    def finish(self, *, failed: Sequence[str], interrupted: bool = False) -> None:
+        """End the run; `failed` are the trainings that did."""
+        tags = {"study.failed": "; ".join(failed) or "none"}
+        self.tracker.set_tags(tags)
+        self.tracker.finish("KILLED" if interrupted else "FAILED" if failed else "FINISHED")
+
+
+def _tracker(study: StudyConfig, key: str) -> Tracker:
+    if study.run.get("tracking") is False:
+        return NullTracker()
+    uri, experiment = study.run.get("tracking_uri"), study.run.get("experiment_name")
+    options: dict[str, Any] = {"experiment_name": experiment, "run_name": study.name, "tracking_uri": uri}
+    return MLflowTracker(**options, run_key=key, finish_timeout_s=_PATIENCE_S)
+
+
+def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name: str) -> dict[str, Any] | None:
+    """Return what a training needs to track its run in the same store, as plain data; None where nothing is tracked."""
+    if not isinstance(parent.tracker, MLflowTracker):
+        return None
+    return {
+        # The whole address: on a cluster a worker has neither this working directory nor this environment.
+        "uri": locate(study.run.get("tracking_uri")).uri,
+        "experiment": study.run.get("experiment_name"),
+        "spool_dir": str(parent.tracker.spool_root),
+        "parent_run_id": parent.run_id,
+        "run_key": run_key,
+        "run_name": run_name,
+    }
+
+
+def _described(values: Any) -> str:
+    """Write the values of a test parameter or a varied key as a run's params show them."""
+    if isinstance(values, list) and len(values) > 8:
+        return f"{len(values)} values from {min(values)} to {max(values)}"
+    return str(hide_in_data(values))
+
+
+def _policies(final: pd.DataFrame) -> pd.DataFrame:
+    """Average each policy's cells: all, those inside and outside, and the worst."""
+    varied = [name for name in final.columns if name.startswith(table.VARY)]
+    who = [table.TRAINING, *varied, table.SEED]
+    grouped = final.groupby(who, sort=False, dropna=False)
+    policies = grouped[table.RETURNS].agg(["mean", "min"])
+    for name, within in (("inside", True), ("outside", False)):
+        of_these = final[final[table.INSIDE] == within].groupby(who, sort=False, dropna=False)[table.RETURNS]
+        policies[name] = of_these.mean().reindex(policies.index)
+    return policies.reset_index()
+
+
+def _best(final: pd.DataFrame) -> tuple[str, pd.Series]:
+    """Return the best training, by the mean over its seeds and all cells, and the means of its seeds."""
+    policies = _policies(final)
+    who = [name for name in policies.columns if name == table.TRAINING or name.startswith(table.VARY)]
+    means = policies.groupby(who, sort=False, dropna=False)[["mean", "min", "inside", "outside"]].mean()
+    row = means.loc[means["mean"].idxmax()]
+    names = row.name if isinstance(row.name, tuple) else (row.name,)
+    varied = [f"{name.removeprefix(table.VARY)}={value}" for name, value in zip(who[1:], names[1:], strict=True)]
+    return " ".join([str(names[0]), *varied]), row
+
+
+def _results(final: pd.DataFrame) -> dict[str, float]:
+    """Name what came out as metrics: of all policies, and of the best training."""
+    policies, (_, best) = _policies(final), _best(final)
+    found = {"result/policies": float(len(policies)), "result/cells": float(len(final) / len(policies))}
+    for name, of in (("result", policies.mean(numeric_only=True)), ("best", best)):
+        for column in ("mean", "min", "inside", "outside"):
+            if np.isfinite(of[column]):
+                found[f"{name}/returns/{column}"] = float(of[column])
+        if np.isfinite(of["inside"]) and np.isfinite(of["outside"]):
+            found[f"{name}/returns/gap"] = float(of["inside"] - of["outside"])
+    return found
+
+
+def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int) -> dict[str, list[tuple[int, float]]]:
+    """Average the curves of trainings that differ by their seeds only: mean, and ends of the 95% interval.
+
+    Args:
+        curves: The group of each training, and its transitions and returns.
+        most: Groups at most; the best at their ends come first.
+    """
+    groups: dict[str, list[Sequence[tuple[int, float]]]] = {}
+    for group, points in curves:
+        if points:
+            groups.setdefault(group, []).append(points)
+    ordered = sorted(groups.items(), key=lambda item: -np.mean([curve[-1][1] for curve in item[1]]))
+    series: dict[str, list[tuple[int, float]]] = {}
+    for group, members in ordered[:most]:
+        with contextlib.suppress(ValueError):  # a curve without a finite value
+            separate = [([x for x, _ in member], [y for _, y in member]) for member in members]
+            curve = mean_curve(separate, max_points=_MAX_POINTS)
+            steps = [int(step) for step in curve.steps]
+            for name, values in (("mean", curve.mean), ("low", curve.low), ("high", curve.high)):
+                if np.isfinite(values).all():
+                    key = legal_name(f"returns/{group.replace('=', ' ')}/{name}")
+                    series[key] = list(zip(steps, map(float, values), strict=True))
+    return series

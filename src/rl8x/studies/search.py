@@ -1,0 +1,169 @@
+"""Hyperparameter search by Optuna: its storage is a file beside the study, and hopeless trials are given up.
+
+A trial is one set of hyperparameters, trained under the study's configurations and seeds; its value is their mean
+return over the test cells. The median pruner gives up a training which, at a point of testing, is below the median of
+the trials before it at that point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rl8x.disk import replace_synced
+from rl8x.studies.definition import StudyConfig, Training
+
+DATABASE: Final = "optuna.db"
+_KEY: Final = "rl8x"
+
+
+def check_optuna() -> None:
+    """Raise `ValueError` where Optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "`trials` need optuna, which is not installed: pip install 'rl8x[studies]', or list values in `vary`."
+        ) from None
+
+
+def open_search(folder: Path, study: StudyConfig) -> Any:
+    """Make or load the search in a study's folder; the same seeds draw the same trials."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = study.test_seed + 7919 * sum(study.seeds)
+    return optuna.create_study(
+        storage=_storage(folder),
+        study_name=study.name,
+        direction="maximize",
+        load_if_exists=True,
+        sampler=optuna.samplers.TPESampler(seed=seed + _num_trials(folder, study.name)),
+        pruner=optuna.pruners.NopPruner(),
+    )
+
+
+def _storage(folder: Path) -> Any:
+    import optuna
+
+    return optuna.storages.RDBStorage(f"sqlite:///{folder / DATABASE}", engine_kwargs={"connect_args": {"timeout": 60}})
+
+
+def _num_trials(folder: Path, name: str) -> int:
+    import optuna
+
+    with contextlib.suppress(KeyError):
+        return len(optuna.load_study(study_name=name, storage=_storage(folder)).trials)
+    return 0
+
+
+def next_trials(search: Any, study: StudyConfig, count: int) -> list[list[Training]]:
+    """Return the trainings of the next trials: of those that were begun and not ended, as by a kill, then of new ones.
+
+    Args:
+        search: The search.
+        study: The study.
+        count: How many new ones may be begun, if no others are left.
+    """
+    from optuna.trial import TrialState
+
+    running = [trial for trial in search.trials if trial.state == TrialState.RUNNING]
+    for trial in running:
+        if _KEY not in trial.user_attrs:  # killed before its values were noted: it has no trainings
+            search.tell(trial.number, state=TrialState.FAIL)
+    begun = [trial for trial in running if _KEY in trial.user_attrs]
+    if begun:
+        return [trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY])) for trial in begun]
+    assert study.trials is not None
+    trials = []
+    for _ in range(min(count, study.trials - num_ended(search))):
+        trial = search.ask()
+        vary = {name: _suggest(trial, name, values) for name, values in study.vary.items()}
+        trial.set_user_attr(_KEY, json.dumps(vary))
+        trials.append(trainings_of(study, trial.number, vary))
+    return trials
+
+
+def trainings_of(study: StudyConfig, number: int, vary: Mapping[str, Any]) -> list[Training]:
+    """List the trainings of a trial."""
+    return [Training(name, vary, seed, number) for name in study.train for seed in study.seeds]
+
+
+def trials_of(search: Any, study: StudyConfig) -> list[Training]:
+    """List the trainings of all trials so far."""
+    found = []
+    for trial in search.trials:
+        if _KEY in trial.user_attrs:
+            found += trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY]))
+    return found
+
+
+def num_ended(search: Any) -> int:
+    """Count the trials that have a value, or failed after their trainings were known."""
+    return sum(trial.state.is_finished() and _KEY in trial.user_attrs for trial in search.trials)
+
+
+def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> None:
+    """Give a trial the mean of its trainings' values; without any it has failed."""
+    from optuna.trial import TrialState
+
+    if not values:
+        search.tell(number, state=TrialState.FAIL)
+        return
+    mean = sum(values) / len(values)
+    if pruned:
+        # What was measured of it still teaches the sampler, as what it came to at its last point.
+        search.tell(number, state=TrialState.PRUNED)
+    else:
+        search.tell(number, mean)
+
+
+def _suggest(trial: Any, name: str, values: Any) -> Any:
+    if isinstance(values, list):
+        kind, given = "choice", values
+    else:
+        ((kind, given),) = values.items()
+    if kind == "choice":
+        # Texts, since a storage takes no lists and mappings.
+        return json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in given]))
+    if kind in ("int", "log_int"):
+        return trial.suggest_int(name, *given, log=kind == "log_int")
+    return trial.suggest_float(name, *given, log=kind == "log_uniform")
+
+
+def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:
+    """Note what a training was worth at a point, and say whether its trial is to be given up.
+
+    The notes are files, a training's own each, so that any number of processes may write them, and a training that is
+    resumed decides as it did before.
+    """
+    notes = folder / "search"
+    notes.mkdir(exist_ok=True)
+    own = notes / f"{training.trial:05d}-{training.training}-{training.seed}-{steps}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return bool(json.loads(own.read_text())["pruned"])
+    others = []
+    for path in notes.glob(f"*-{training.training}-{training.seed}-{steps}.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            if path != own:
+                others.append(float(json.loads(path.read_text())["value"]))
+    pruned = is_below_median(value, others)
+    replace_synced(own, json.dumps({"value": value, "pruned": pruned}).encode())
+    return pruned
+
+
+# Trials that are not given up, whatever they are worth: a median of fewer says little.
+_WARM_UP: Final = 4
+
+
+def is_below_median(value: float, others: Sequence[float]) -> bool:
+    """Whether a value is below the median of at least four others (Golovin et al. 2017, KDD, section 3.2.2)."""
+    if len(others) < _WARM_UP:
+        return False
+    ordered = sorted(others)
+    half = len(ordered) // 2
+    median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    return value < median

@@ -1,0 +1,324 @@
+"""A study: trainings under several configurations, hyperparameters and seeds, and their tests in all cells.
+
+    from rl8x.envs import CartPole
+    from rl8x.randomization import Uniform
+    from rl8x.studies import Study
+
+    study = Study(
+        train={"fixed": {"length": 0.5}, "wide": {"length": Uniform(0.25, 1.0)}},
+        test={"length": {"linspace": [0.1, 2.0, 21]}, "gravity": {"linspace": [2, 20, 21]}},
+        seeds=3,
+        env=CartPole,
+        max_steps=100,
+    )
+    study.run(jobs=2)
+    print(study.results())
+
+Its folder has all that it needs to go on after a kill; each training has a folder there (`rl8x.studies.training`), and
+its tracked run is a child of the study's. What is done is not done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from rl8x._version import __version__
+from rl8x.disk import replace_synced
+from rl8x.importing import Trust
+from rl8x.studies import search
+from rl8x.studies.cells import Support
+from rl8x.studies.definition import StudyConfig, Training
+from rl8x.studies.jobs import check_backend, do_jobs, threads_of
+from rl8x.studies.parent import ParentRun, child_tracking
+from rl8x.studies.progress import StudyProgress
+from rl8x.studies.training import TABLE, read_curve, read_points, read_result, rows_of, run_job
+from rl8x.tracking.location import check_writable, make_mlruns
+from rl8x.tracking.locks import FileLock
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DEFINITION: Final = "study.json"
+SUPPORTS: Final = "supports.json"
+DONE: Final = "done"
+
+
+class StudyError(ValueError):
+    """A study cannot be begun or gone on with as asked; the message says what to do."""
+
+
+class Study:
+    """A study of generalisation.
+
+    Args:
+        train: The `env_config` of each training configuration, by name.
+        test: The test cells, as `rl8x.studies.cells.make_cells` takes them: listed values of parameters, all combined,
+            or distributions of which `test_cells` are drawn.
+        seeds: Seeds of each training: a list, or their number.
+        vary: Hyperparameters, or other keys of a run, and the lists of their values, all combined; with `trials`
+            ranges.
+        trust: Whether what is named may import any module; `RunConfig` explains it.
+        options: The other keys of a study (`StudyConfig`), and those of a run (`RunConfig`): `env`, `algorithm`,
+            `algorithm_config`, `max_steps`, `stop_conditions`, ...
+
+    Attributes:
+        config: All of it.
+        failed: The trainings that failed in the last `run()`, by their labels, and why.
+
+    Raises:
+        ValueError: If something of it is not legal.
+    """
+
+    def __init__(
+        self,
+        train: Mapping[str, Any],
+        test: Mapping[str, Any],
+        seeds: int | Sequence[int] = 1,
+        vary: Mapping[str, Any] | None = None,
+        *,
+        trust: Trust = True,
+        **options: Any,
+    ) -> None:
+        data = {"train": train, "test": test, "seeds": seeds, "vary": vary or {}, **options}
+        self.config = StudyConfig.from_dict(data, trust=trust)
+        self.failed: dict[str, str] = {}
+        self._trainings = [] if self.config.searches else self.config.trainings()
+
+    @classmethod
+    def from_config(cls, config: StudyConfig) -> Self:
+        """Make a study of its config, as `StudyConfig.from_file` reads it."""
+        return cls(**config.plain, trust=config.trusted)
+
+    @property
+    def folder(self) -> Path:
+        """The folder with all that it knows."""
+        return self.config.folder
+
+    # -- running
+
+    def run(
+        self, jobs: int = 1, *, backend: str = "processes", cluster: str | None = None, progress: str | None = None
+    ) -> pd.DataFrame:
+        """Do what is not done yet, and return the table of evaluations.
+
+        Args:
+            jobs: Trainings at the same time on this machine, each with its share of the processors' threads.
+            backend: "processes", or "dask" or "ray": joblib's back ends for clusters.
+            cluster: Address of a Dask scheduler; None makes one of `jobs` workers on this machine.
+            progress: "auto" (lines, and a bar on a terminal), "lines" or "none"; None is the study's own.
+
+        Raises:
+            StudyError: If another process is at it, or its definition is not that of the folder.
+            ValueError: If something of it is not legal, before anything is trained or written.
+        """
+        config = self.config
+        if type(jobs) is not int or jobs < 1:
+            raise ValueError(f"`jobs` must be a whole number, at least 1; got {jobs!r}.")
+        check_backend(backend, cluster)
+        if config.searches:
+            search.check_optuna()
+        before = self._stored()
+        if before is not None and self._is_done():
+            return self.results()
+        config.check()
+        with self._locked():
+            stored = self._begin()
+            parent = ParentRun(config, stored["run_key"])
+            shown = StudyProgress(progress or config.run.get("progress", "auto"), self.folder)
+            interrupted = True
+            try:
+                self.failed = {}
+                options = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
+                for trainings in self._rounds(jobs):
+                    self._train(trainings, parent, stored["run_key"], shown, options)
+                frame = self._collect()
+                if not frame.empty:
+                    curves = [(each.group, read_curve(self._folder_of(each))) for each in self._finished()]
+                    files = [self.folder / TABLE, self.folder / SUPPORTS, self.folder / DEFINITION]
+                    parent.log_results(frame, curves, files)
+                interrupted = False
+            finally:
+                shown.close()
+                parent.finish(failed=list(self.failed), interrupted=interrupted)
+            if not self.failed:
+                replace_synced(self.folder / DONE, str(config.trials or 0).encode())
+        return frame
+
+    def _is_done(self) -> bool:
+        """Whether all of it was done and reported."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder / DONE).read_text()) == (self.config.trials or 0)
+        return False
+
+    def _stored(self) -> dict[str, Any] | None:
+        """Read what the folder says of the study, and refuse what has changed since.
+
+        Raises:
+            StudyError: If the definition is another, or cannot be read.
+        """
+        path = self.folder / DEFINITION
+        if not path.exists():
+            if self.folder.is_dir() and any(
+                each.name not in ("lock", DEFINITION + ".new") for each in self.folder.iterdir()
+            ):
+                raise StudyError(f"{self.folder} is no study's folder: give another `directory` or `name`.")
+            return None
+        try:
+            stored = json.loads(path.read_text())
+            definition, _ = dict(stored["definition"]), str(stored["run_key"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise StudyError(f"{path} cannot be read; give the study another `name`, or remove its folder.") from None
+        changes = self.config.changes(definition)
+        if changes:
+            raise StudyError(
+                f"the study in {self.folder} is another one: {'; '.join(changes)}. Change that back to go on with it, "
+                "or give this one another `name`."
+            )
+        if (definition.get("trials") or 0) > (self.config.trials or 0):
+            raise StudyError(f"the study in {self.folder} has {definition['trials']} trials: ask for as many, or more.")
+        return dict(stored)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Have the folder to oneself."""
+        try:
+            parent = self.folder.parent
+            check_writable(parent)
+            if parent.parent.name == "mlruns":
+                make_mlruns(parent.parent)
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StudyError(f"the study's folder {self.folder} cannot be made: {error.strerror}.") from None
+        lock = FileLock(self.folder / "lock")
+        if not lock.acquire():
+            raise StudyError(f"{lock.owner()} is at the study in {self.folder}: wait for it, or end it.")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _begin(self) -> dict[str, Any]:
+        """Store the definition where the study is new; returns what is stored."""
+        stored = self._stored()  # once more, as another process may have begun it meanwhile
+        if stored is None or stored["definition"].get("trials") != self.config.trials:
+            key = uuid.uuid4().hex if stored is None else stored["run_key"]
+            stored = {"definition": self.config.to_dict(), "run_key": key, "rl8x": __version__}
+            replace_synced(self.folder / DEFINITION, json.dumps(stored, indent=1).encode() + b"\n")
+        return stored
+
+    def _rounds(self, jobs: int) -> Iterator[list[Training]]:
+        """Yield trainings that may be done at the same time: all, or those of some trials of a search."""
+        if not self.config.searches:
+            yield self._trainings
+            return
+        found = search.open_search(self.folder, self.config)
+        per_trial = len(self.config.train) * len(self.config.seeds)
+        while trials := search.next_trials(found, self.config, max(1, jobs // per_trial)):
+            yield [training for trainings in trials for training in trainings]
+            for trainings in trials:
+                results = [result for each in trainings if (result := read_result(self._folder_of(each))) is not None]
+                values = [float(result["means"]["test/returns/mean"]) for result in results]
+                pruned = any(result["pruned"] for result in results)
+                assert trainings[0].trial is not None
+                search.tell(found, trainings[0].trial, values, pruned=pruned)
+        self._trainings = search.trials_of(found, self.config)
+
+    def _train(
+        self, trainings: list[Training], parent: ParentRun, key: str, shown: StudyProgress, options: dict[str, Any]
+    ) -> None:
+        """Do what of some trainings is not done."""
+        self._trainings = [*self._trainings, *(each for each in trainings if each not in self._trainings)]
+        by_key = {each.key: each for each in trainings}
+        left = {name: each for name, each in by_key.items() if read_result(self._folder_of(each)) is None}
+        shown.begin(by_key, left)
+        jobs = [self._job(training, parent, key, options) for training in left.values()]
+        is_here = options["num_jobs"] == 1 and options["backend"] == "processes"
+        for done in do_jobs(jobs, shown.noting(run_job) if is_here else run_job, **options):
+            training = by_key[done["key"]]
+            if "error" in done:
+                self.failed[training.label] = done["error"]
+            shown.end(training, done)
+
+    def _job(self, training: Training, parent: ParentRun, key: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Describe a job as plain data."""
+        config = self.config
+        local = options["backend"] != "ray" and options["address"] is None
+        trust = config.trusted
+        run_key = uuid.uuid5(uuid.UUID(key), training.key).hex
+        return {
+            "key": training.key,
+            "study": config.plain,
+            "training": training.training,
+            "vary": dict(training.vary),
+            "seed": training.seed,
+            "trial": training.trial,
+            "folder": str(self._folder_of(training)),
+            "threads": threads_of(options["num_jobs"]) if local else None,
+            "tracking": child_tracking(config, parent, run_key, f"{config.name} {training.label}"[:240]),
+            "trust": trust if isinstance(trust, bool) else sorted(trust),
+            "parent": os.getpid() if options["backend"] == "processes" and options["num_jobs"] > 1 else None,
+        }
+
+    def _folder_of(self, training: Training) -> Path:
+        return self.folder / training.key
+
+    def _finished(self) -> list[Training]:
+        return [each for each in self._trainings if read_result(self._folder_of(each)) is not None]
+
+    # -- what came out
+
+    def _collect(self) -> pd.DataFrame:
+        """Put the trainings' tables together, in the folder too."""
+        import pandas as pd
+
+        cells, frames = self.config.cells(), []
+        for training in self._finished():
+            folder = self._folder_of(training)
+            result = read_result(folder)
+            assert result is not None
+            rows = rows_of(training, cells, read_points(folder), str(result["run_id"]))
+            frames.append(pd.DataFrame(rows["data"], columns=rows["columns"]))
+        frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        written = {"columns": list(frame.columns), "data": frame.to_numpy(dtype=object).tolist()}
+        replace_synced(self.folder / TABLE, json.dumps(written).encode())
+        replace_synced(self.folder / SUPPORTS, json.dumps(self.supports, indent=1).encode() + b"\n")
+        return frame
+
+    def results(self) -> pd.DataFrame:
+        """Read the table of evaluations, with the columns of `rl8x.studies.table`.
+
+        Raises:
+            StudyError: If nothing has been evaluated yet.
+        """
+        import pandas as pd
+
+        try:
+            whole = json.loads((self.folder / TABLE).read_text())
+        except (OSError, ValueError):
+            raise StudyError(f"the study in {self.folder} has no results yet: run it.") from None
+        return pd.DataFrame(whole["data"], columns=whole["columns"])
+
+    @property
+    def supports(self) -> dict[str, Support]:
+        """The smallest and largest value of each parameter that each training configuration drew in the end."""
+        found: dict[str, Support] = {}
+        for training in self._finished():
+            result = read_result(self._folder_of(training))
+            assert result is not None
+            hull = found.setdefault(training.training, {})
+            for name, (low, high) in result["support"].items():
+                before = hull.get(name, [low, high])
+                hull[name] = [min(low, before[0]), max(high, before[1])]
+        return found
+
+    def report(self, **options: Any) -> Any:
+        """Write the study's report, as `rl8x report` does: tables, figures, and a page."""
+        from rl8x.studies.report import report
+
+        return report(self.folder, **options)

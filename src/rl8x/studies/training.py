@@ -1,0 +1,368 @@
+"""One training of a study, from its beginning or from where it was killed to its last test; in any process.
+
+What it needs comes as plain data, and what it leaves lies in its folder, so that a lost process loses nothing:
+
+    checkpoints/        of the training
+    points/STEPS.json   what was measured in the test cells after so many steps of the trainer
+    curve.jsonl         the returns of evaluations in mid-training, or of training, one point a line
+    progress            steps so far
+    result.json         that it is done, and what came out
+    pruned              that a search has given it up
+    error.txt           the traceback, where it failed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rl8x import keys
+from rl8x.checkpoint import CheckpointError, listed
+from rl8x.config import RunConfig
+from rl8x.disk import replace_synced
+from rl8x.envs import env_maker
+from rl8x.output import described
+from rl8x.studies import table
+from rl8x.studies.cells import inside, support
+from rl8x.studies.definition import StudyConfig, Training
+from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
+from rl8x.tracking.locks import FileLock
+from rl8x.tracking.secrets import hide
+
+if TYPE_CHECKING:
+    from rl8x.studies.evaluation import CellEvaluator
+    from rl8x.trainers import Trainer, TrainStats
+
+RESULT: Final = "result.json"
+CURVE: Final = "curve.jsonl"
+POINTS: Final = "points"
+PROGRESS: Final = "progress"
+ERROR: Final = "error.txt"
+PRUNED: Final = "pruned"
+TABLE: Final = "evaluations.json"
+TESTED: Final = ("test/returns/mean", "test/returns/min", "test/returns/inside", "test/returns/outside")
+# How long a training waits for a process that has it, which a lost driver may have left.
+_BUSY_WAIT_S: Final = 3600.0
+# Nobody waits at a terminal for one training of many: its rows shall arrive before the next one begins.
+_PATIENCE_S: Final = 600.0
+_SECONDS_PER_NOTE: Final = 1.0
+
+
+def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Train and test one policy, unless that is done; what fails is returned, and raises nothing.
+
+    Args:
+        job: Plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`, `tracking`
+            (None, or what `_tracker` takes) and `trust`; `parent` is the process to end with, None for none.
+
+    Returns:
+        `key`, and `result`, or `error` in one line.
+    """
+    folder = Path(job["folder"])
+    if not folder.parent.is_dir():
+        return {"key": job["key"], "error": f"{folder.parent} is not there: all workers must see the study's folder"}
+    if job["parent"] is not None:
+        _end_with(job["parent"])
+    lock = FileLock(folder / "lock")
+    try:
+        folder.mkdir(exist_ok=True)
+        if not lock.acquire(_BUSY_WAIT_S):
+            return {"key": job["key"], "error": f"{lock.owner()} is still at it"}
+        try:
+            done = read_result(folder)
+            if done is None:
+                _set_threads(job["threads"])
+                done = _Work(job).to_the_end()
+            return {"key": job["key"], "result": done}
+        finally:
+            lock.release()
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            (folder / ERROR).write_text(hide(traceback.format_exc()))
+        return {"key": job["key"], "error": " ".join(hide(described(error)).split())[:300]}
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Read what a training came to; None where it is not done."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((folder / RESULT).read_text())
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def read_points(folder: Path) -> dict[int, dict[str, Any]]:
+    """Read what was measured of a training, by the steps of the trainer."""
+    found = {}
+    for path in (folder / POINTS).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found[int(path.stem)] = json.loads(path.read_text())
+    return dict(sorted(found.items()))
+
+
+def read_curve(folder: Path) -> list[tuple[int, float]]:
+    """Read the returns in the course of a training with their transitions; of what was repeated, the last."""
+    points: dict[int, float] = {}
+    with contextlib.suppress(OSError):
+        for line in (folder / CURVE).read_text().splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                point = json.loads(line)
+                points[int(point["env_steps"])] = float(point["returns"])
+    return sorted(points.items())
+
+
+_watched: set[int] = set()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has: a driver that was killed must not leave trainings behind."""
+    if parent in _watched or os.getpid() == parent:
+        return
+    _watched.add(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    if os.getppid() == parent:
+        threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _tracker(job: Mapping[str, Any]) -> Tracker:
+    """Make the tracker of a training: a child of the study's run, with the same params as all others."""
+    made = job["tracking"]
+    if made is None:
+        return NullTracker()
+    from rl8x.tracking.store_process import keep_process
+
+    keep_process()
+    params = {"study.name": job["study"]["name"], "study.training": job["training"], "study.seed": job["seed"]}
+    if job["trial"] is not None:
+        params["study.trial"] = job["trial"]
+    params |= {f"{table.VARY}{name}": value for name, value in job["vary"].items()}
+    return MLflowTracker(
+        experiment_name=made["experiment"],
+        run_name=made["run_name"],
+        tracking_uri=made["uri"],
+        spool_dir=made["spool_dir"],
+        tags={**parent_tag(made["parent_run_id"]), "rl8x.study": job["study"]["name"]},
+        params=params,
+        run_key=made["run_key"],
+        finish_timeout_s=_PATIENCE_S,
+        outage_timeout_s=_PATIENCE_S / 10,
+        thinning=Thinning(Path(job["folder"]) / "rows.jsonl"),
+    )
+
+
+class _Work:
+    """The training of one job, and what is measured of it; a callback of its trainer."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.job, self.folder = job, Path(job["folder"])
+        self.study = StudyConfig.from_dict(job["study"], trust=job["trust"])
+        self.cells = self.study.cells()
+        self.training = Training(job["training"], job["vary"], job["seed"], job["trial"])
+        self.run = self._run()
+        self.metric_names = TESTED
+        self._evaluator: CellEvaluator | None = None
+        self._searches = job["trial"] is not None
+        self._noted = 0.0
+        self._return = "eval/returns/mean" if self.run.steps_per_eval is not None else f"episodes/{keys.RETURNS}/mean"
+
+    def _run(self) -> RunConfig:
+        data = self.study.run_data(self.training)
+        data["checkpoints"] = {**data.get("checkpoints", {}), "directory": str(self.folder / "checkpoints")}
+        return RunConfig.from_dict(data, trust=self.job["trust"])
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Train, test the last policy, log and keep what came out."""
+        (self.folder / POINTS).mkdir(exist_ok=True)
+        trainer, run = self._trainer(), self.run
+        trainer.run(
+            env_config=run.env_config,
+            eval_env_config=run.eval_env_config,
+            steps_per_eval=run.steps_per_eval,
+            max_steps=run.max_steps,
+            stop_conditions=[*run.conditions(), *([self._is_pruned] if self._searches else [])],
+            progress="none",
+        )
+        result = self._conclude(trainer)
+        replace_synced(self.folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
+        with contextlib.suppress(OSError):
+            (self.folder / ERROR).unlink(missing_ok=True)
+        return result
+
+    def _trainer(self) -> Trainer:
+        """Make the trainer, or have it go on from the newest good checkpoint."""
+        from rl8x.trainers import Trainer
+
+        tracker, directory = _tracker(self.job), self.folder / "checkpoints"
+        if listed(directory):
+            with contextlib.suppress(CheckpointError):
+                return Trainer.resume(
+                    directory,
+                    auto=True,
+                    algorithm=self.run.make_algorithm(),
+                    tracker=tracker,
+                    callbacks=[self],
+                    trust=True,
+                )
+        return self.run.make_trainer(tracker=tracker, callbacks=[self])
+
+    # -- in the course of it
+
+    def __call__(self, trainer: Trainer, stats: TrainStats) -> dict[str, float] | None:
+        """Take a row: keep the curve's points, and test where that is due."""
+        steps = trainer.state[keys.STEPS]
+        if self._return in stats.fresh:
+            point = {"env_steps": trainer.state[keys.ENV_STEPS], "returns": stats[self._return]}
+            with open(self.folder / CURVE, "a") as file:
+                file.write(json.dumps(point) + "\n")
+        if time.monotonic() - self._noted > _SECONDS_PER_NOTE:
+            self._noted = time.monotonic()
+            (self.folder / PROGRESS).write_text(str(steps))
+        if not self._is_due(steps):
+            return None
+        measured = self._measure(trainer)
+        self._prune(measured, steps)
+        return _means(measured)
+
+    def _is_due(self, steps: int) -> bool:
+        points = self.study.evaluate_at
+        return False if points is None else steps in points if isinstance(points, list) else steps % points == 0
+
+    def _measure(self, trainer: Trainer) -> dict[str, Any]:
+        """Test the present policy, or read what was measured of it before a kill."""
+        from rl8x.studies.evaluation import CellEvaluator
+
+        algorithm, steps = trainer.algorithm, trainer.state[keys.STEPS]
+        path = self.folder / POINTS / f"{steps}.json"
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(path.read_text()))
+        if self._evaluator is None:
+            self._evaluator = CellEvaluator(
+                algorithm,
+                self.cells,
+                episodes=self.study.episodes,
+                seed=self.study.test_seed,
+                env_factory=self._factory(algorithm),
+            )
+        env = algorithm.env
+        config = self.study.train[self.training.training] if env is None else env.present_config()
+        parameters = self._evaluator.parameters if env is None else env.parameters
+        num_envs = 1 if env is None else env.num_envs
+        measured = {
+            table.ENV_STEPS: trainer.state[keys.ENV_STEPS],
+            "support": support(config, parameters, num_envs),
+            table.INSIDE: inside(self.cells, config, parameters, num_envs).tolist(),
+            **self._evaluator.evaluate().columns(),
+        }
+        replace_synced(path, json.dumps(measured).encode())
+        return measured
+
+    def _factory(self, algorithm: Any) -> Any:
+        """Return what makes an environment to test in, where the algorithm trains without one."""
+        if algorithm.env_factory is not None or algorithm.env is not None:
+            return None
+        name = self.run.eval_env if isinstance(self.run.eval_env, str) and self.run.eval_env != "auto" else self.run.env
+        return env_maker(name, trust=self.job["trust"])
+
+    def _prune(self, measured: Mapping[str, Any], steps: int) -> None:
+        """End a trial that a search gives up."""
+        if self._searches:
+            from rl8x.studies.search import should_prune
+
+            if should_prune(self.folder.parent, self.training, steps, float(np.mean(measured[table.RETURNS]))):
+                (self.folder / PRUNED).touch()
+
+    def _is_pruned(self, row: Mapping[str, float]) -> bool:
+        """Whether the search has given this trial up: a stop condition."""
+        return (self.folder / PRUNED).exists()
+
+    # -- its end
+
+    def _conclude(self, trainer: Trainer) -> dict[str, Any]:
+        """Test the last policy; add what came out to the tracked run, which is over and stays so."""
+        measured, pruned = self._measure(trainer), self._searches and (self.folder / PRUNED).exists()
+        curve = read_curve(self.folder)
+        means = _means(measured)
+        result = {
+            "key": self.job["key"],
+            "run_id": "",
+            "steps": trainer.state[keys.STEPS],
+            "env_steps": trainer.state[keys.ENV_STEPS],
+            "stop_reason": "pruned by the search" if pruned else trainer.stop_reason,
+            "pruned": pruned,
+            "support": measured["support"],
+            "means": means,
+        }
+        row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
+        if curve:
+            row["best/returns/mean"] = max(value for _, value in curve)
+        trainer.record.log(row, trains=False)
+        if pruned:
+            trainer.tracker.set_tags({"rl8x.pruned": "true"})
+        if isinstance(trainer.tracker, MLflowTracker):
+            trainer.tracker.flush()
+            result["run_id"] = trainer.tracker.run_id or ""
+        path = self.folder / TABLE
+        rows = rows_of(self.training, self.cells, read_points(self.folder), str(result["run_id"]))
+        replace_synced(path, json.dumps(rows).encode())
+        log_table(trainer.tracker, path)
+        trainer.close()
+        return result
+
+
+def _means(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Average the cells, those inside and those outside of the training's support; without either, that is missing."""
+    returns, within = np.asarray(measured[table.RETURNS]), np.asarray(measured[table.INSIDE], dtype=bool)
+    means = {"test/returns/mean": float(returns.mean()), "test/returns/min": float(returns.min())}
+    if within.any():
+        means["test/returns/inside"] = float(returns[within].mean())
+    if not within.all():
+        means["test/returns/outside"] = float(returns[~within].mean())
+    return means
+
+
+def rows_of(
+    training: Training, cells: Mapping[str, Any], points: Mapping[int, Mapping[str, Any]], run_id: str
+) -> dict[str, Any]:
+    """Make the table of one policy, `{"columns": [...], "data": [[...], ...]}`; the columns are those of `table`."""
+    measured = (table.EPISODES, table.RETURNS, table.RETURNS_STD, table.RETURNS_MIN, table.LENGTHS)
+    columns = [
+        table.TRAINING,
+        *(f"{table.VARY}{name}" for name in training.vary),
+        table.SEED,
+        table.RUN,
+        table.ENV_STEPS,
+        table.FINAL,
+        table.INSIDE,
+        *(f"{table.TEST}{name}" for name in cells),
+        *measured,
+    ]
+    varied = [
+        value if isinstance(value, bool | int | float | str) else json.dumps(value) for value in training.vary.values()
+    ]
+    data = []
+    for steps, point in points.items():
+        who = [training.training, *varied, training.seed, run_id, point[table.ENV_STEPS], steps == max(points)]
+        of_cells = [point[table.INSIDE], *(values.tolist() for values in cells.values())]
+        for row in zip(*of_cells, *(point[name] for name in measured), strict=True):
+            data.append([*who, *row])
+    return {"columns": columns, "data": data}

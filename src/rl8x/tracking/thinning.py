@@ -1,0 +1,184 @@
+"""Rows that are thinned when they are sent, so that a store's pages stay quick; all of them are kept in a file.
+
+A metric's first 128 points are sent as they come, then 64 for each doubling of their number: whoever looks at a run
+that goes on sees it all, if coarsely, and a run of any length stays far below the limit. When the run ends, points are
+added so that every k-th is there, with the smallest power of two for k that keeps the limit, and the last one. A
+point's place in its metric decides alone, so that a resumed run, whose rows come again, sends the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl8x.tracking.secrets import logger
+
+_log = logger(__name__)
+
+_DENSE: Final = 128
+# What a run is looked at for, and what may be left out where there is no room for all.
+_FIRST: Final = ("eval/", "test/", "result/", "best/", "episodes/returns/", "env/", "algorithm/", "env_config/")
+_LAST: Final = ("profiling/", "memory/", "rewards/", "episodes/info/")
+# Keys that are kept free for more important ones, which may come later: an evaluation's come after many rows.
+_KEPT_FREE: Final = (0, 12, 24)
+
+
+class Thinning:
+    """Decides which points of a run are sent, and keeps all rows in a file: a line of JSON each, step, time, metrics.
+
+    Args:
+        path: The file; it is the run's own, and a resumed run goes on in it.
+        max_points: Points of a metric at most.
+        max_keys: Metrics at most. Which come first is decided by their groups: evaluations, returns and counters are
+            never left out for losses, nor those for times and memory.
+
+    Raises:
+        ValueError: If a limit is too small.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, max_points: int = 2_000, max_keys: int = 80) -> None:
+        if max_points < 10 * _DENSE or max_keys <= _KEPT_FREE[-1]:
+            raise ValueError(
+                f"at least {10 * _DENSE} points and {_KEPT_FREE[-1] + 1} keys; got {max_points} and {max_keys}."
+            )
+        self.path = Path(path)
+        self.max_points, self.max_keys = max_points, max_keys
+        self._file: BinaryIO | None = None
+        self._counts: Counter[str] = Counter()
+        self._keys: dict[str, bool] = {}
+        self._filled: Counter[str] = Counter()
+        self._goes_back = False
+
+    def begin(self, *, repeats: bool) -> None:
+        """Begin, or go on with what is in the file; with `repeats` the first row says from which step on rows repeat.
+
+        Raises:
+            OSError: If the file cannot be made.
+        """
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "ab+")  # noqa: SIM115 - it stays open with the run
+            self._read_back(None)
+        self._goes_back = repeats
+
+    def _read_back(self, before: int | None) -> None:
+        """Count the rows that are there, and cut off those from the step `before` on, and what is torn."""
+        assert self._file is not None
+        self._counts.clear()
+        self._keys.clear()
+        end = 0
+        self._file.seek(0)
+        for line in self._file:
+            row = _parsed(line)
+            if row is None or (before is not None and row["step"] >= before):
+                break
+            end += len(line)
+            self._count(row)
+        self._file.truncate(end)
+        self._file.seek(end)
+
+    def _count(self, row: Mapping[str, Any]) -> dict[str, int]:
+        """Return the place of each point of a row among its metric's, for the metrics that are sent."""
+        places = {}
+        for name in row["metrics"]:
+            if name not in self._keys:
+                self._keys[name] = self._has_room(name)
+            if self._keys[name]:
+                places[name] = self._counts[name]
+                self._counts[name] += 1
+        return places
+
+    def _has_room(self, name: str) -> bool:
+        rank = 0 if name.startswith(_FIRST) else 2 if name.startswith(_LAST) else 1
+        taken = sum(self._keys.values())
+        if taken < self.max_keys - _KEPT_FREE[rank]:
+            return True
+        if all(self._keys.values()):
+            _log.warning(
+                "tracking: the run has more than %s metrics; %r and others are in its artifact %s only",
+                self.max_keys,
+                name,
+                self.path.name,
+            )
+        return False
+
+    def take(self, step: int, time: int, row: Mapping[str, float]) -> dict[str, float]:
+        """Keep a row in the file, and return what of it is to be sent now."""
+        assert self._file is not None
+        if self._goes_back:
+            self._read_back(step)
+            self._goes_back = False
+        kept = {"step": step, "time": time, "metrics": dict(row)}
+        self._file.write(json.dumps(kept).encode() + b"\n")
+        self._file.flush()
+        return {name: row[name] for name, place in self._count(kept).items() if is_sent_at_once(place)}
+
+    def rest(self) -> Iterator[tuple[int, int, dict[str, float]]]:
+        """Yield step, time and points of the rows that are to be sent as well, now that the run has ended."""
+        assert self._file is not None
+        counts, filled = dict(self._counts), self._filled.copy()
+        places: Counter[str] = Counter()
+        self._file.seek(0)
+        for line in self._file:
+            row = _parsed(line)
+            assert row is not None, "begin() has cut off what is torn"
+            points = {}
+            metrics = row["metrics"]
+            for name in counts.keys() & metrics.keys():
+                place = places[name]
+                places[name] += 1
+                if place >= filled[name] and _added(counts[name], self.max_points)[place]:
+                    points[name] = metrics[name]
+            if points:
+                yield row["step"], row["time"], points
+        self._filled = Counter(counts)
+
+    def sync(self) -> None:
+        """Make what was kept survive a power cut."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Read a line; None where it was torn."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and row.keys() >= {"step", "time", "metrics"} else None
+
+
+def is_sent_at_once(place: int) -> bool:
+    """Whether a metric's point is sent when it comes: in the n-th doubling after the dense ones, every 2^n-th is."""
+    return place % (1 << (place // _DENSE).bit_length()) == 0
+
+
+@functools.lru_cache(maxsize=4)
+def _added(count: int, max_points: int) -> NDArray[np.bool_]:
+    """Return which of a metric's points are added in the end to those that were sent at once, bool `[count]`."""
+    places = np.arange(count)
+    doublings = np.ceil(np.log2(places // _DENSE + 1)).astype(np.int64)
+    sent = places % (1 << doublings) == 0
+    every = 1
+    while True:
+        even = places % every == 0
+        even[-1:] = True
+        if np.sum(even | sent) <= max_points:
+            return np.asarray(even & ~sent)
+        every *= 2

@@ -1,0 +1,92 @@
+"""`rl8x study` from a file: what it prints, its exit codes, and mistakes in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl8x.cli.main import main
+
+FILE = """\
+env: CartPole
+max_steps: 1
+algorithm_config: {num_envs: 8, horizon: 8, device: cpu, model_config: {hidden_sizes: [8]}}
+tracking: false
+train: {fixed: {length: 0.5}, wide: {length: {uniform: [0.25, 1.0]}}}
+test: {length: [0.25, 0.5, 2.0]}
+episodes: 2
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(FILE)
+    return tmp_path / "tiny.yaml"
+
+
+def test_a_study_runs_and_says_what_came_out(file, capsys):
+    assert main(["study", "-f", "tiny.yaml", "seeds=[3]"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].split() == ["training", "seeds", "return", "inside", "outside", "worst", "cell"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["fixed", "1"], ["wide", "1"]]
+    assert lines[3] == f"to look at it: rl8x report {file.parent / 'mlruns' / 'studies' / 'tiny'}"
+    said = [line for line in err.splitlines() if line.startswith("rl8x: ")]
+    assert [line.split(":")[1].strip() for line in said] == [
+        "fixed seed=3",
+        "fixed seed=3",
+        "wide seed=3",
+        "wide seed=3",
+    ]
+    assert "(2/2)" in said[-1]
+    assert main(["study", "-f", "tiny.yaml", "seeds=[3]"]) == 0
+    again, err = capsys.readouterr()
+    assert again == out
+    assert "begins" not in err
+
+
+def test_a_dry_run_lists_the_trainings_and_writes_nothing(file, capsys):
+    assert main(["study", "-f", "tiny.yaml", "seeds=2", "vary.lr=[1e-3, 1e-2]", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert lines[1] == "fixed lr=0.001 seed=1"
+    assert lines[-2:] == ["8 trainings", "each tested in 3 cells, 2 episodes in each: 6 episodes a policy"]
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, capsys, monkeypatch):
+    answer = lambda job: {"key": job["key"], "error": "the disk is full"}  # noqa: E731
+    monkeypatch.setattr("rl8x.studies.study.run_job", answer)
+    assert main(["study", "-f", "tiny.yaml"]) == 1
+    assert "failed: wide seed=0: the disk is full" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name the study's file"),
+        (["tiny.yaml"], "rl8x study -f tiny.yaml"),
+        (["-f", "none.yaml"], "cannot be read"),
+        (["-f", "tiny.yaml", "epsodes=1"], "Did you mean 'episodes'"),
+        (["-f", "tiny.yaml", "test.lenght=[1]"], "no parameter 'lenght'"),
+        (["-f", "tiny.yaml", "test.length=[]"], "has no values"),
+        (["-f", "tiny.yaml", "train.wide.length=-1"], "train['wide']['length'] must be in"),
+        (["-f", "tiny.yaml", "vary.lr={uniform: [0, 1]}"], "say by `trials`"),
+        (["-f", "tiny.yaml", "--cluster", "tcp://nowhere"], "backend='dask'"),
+        (["-f", "tiny.yaml", "--backend", "ray"], "pip install"),
+    ],
+)
+def test_mistakes_are_one_line(file, capsys, words, message):
+    assert main(["study", *words]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert out == ""
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_changed_study_is_refused_in_one_line(file, capsys):
+    assert main(["study", "-f", "tiny.yaml", "--progress", "none"]) == 0
+    capsys.readouterr()
+    assert main(["study", "-f", "tiny.yaml", "episodes=3"]) == 2
+    assert "`episodes` was 2 and is 3" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""Test cells: grids and samples, and which of them training can draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl8x.envs import CartPole, Parameter
+from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
+from rl8x.studies.cells import check_cells, inside, make_cells, num_cells, support
+
+PARAMETERS = {
+    "length": Parameter(default=0.5, low=0.1, high=5.0, unit="m", description=""),
+    "gravity": Parameter(default=9.8, low=0.0, high=30.0, unit="", description=""),
+}
+
+
+def test_listed_values_are_crossed_the_last_parameter_fastest():
+    cells = make_cells({"length": [1, 2], "gravity": {"linspace": [0, 10, 3]}}, None, 0)
+    assert list(zip(cells["length"], cells["gravity"], strict=True)) == [
+        (1, 0),
+        (1, 5),
+        (1, 10),
+        (2, 0),
+        (2, 5),
+        (2, 10),
+    ]
+    assert make_cells({"length": {"geomspace": [1, 100, 3]}}, None, 0)["length"].tolist() == pytest.approx([1, 10, 100])
+    assert num_cells(make_cells({"length": 0.7}, None, 0)) == 1
+
+
+def test_a_sample_is_drawn_from_its_distributions_and_repeats():
+    test = {"length": {"uniform": [1, 3]}, "gravity": 5}
+    cells = make_cells(test, 4_000, 3)
+    assert num_cells(cells) == 4_000
+    assert set(cells["gravity"]) == {5.0}
+    # 20 bins, 19 degrees of freedom: the 99.9% quantile of chi-square is 43.8
+    counts, _ = np.histogram(cells["length"], bins=20, range=(1, 3))
+    assert ((counts - 200) ** 2 / 200).sum() < 43.8
+    again, other = make_cells(test, 4_000, 3), make_cells(test, 4_000, 4)
+    assert (again["length"] == cells["length"]).all()
+    assert (other["length"] != cells["length"]).any()
+
+
+@pytest.mark.parametrize(
+    ("test", "count", "message"),
+    [
+        ({}, None, "must be a mapping"),
+        ({"length": []}, None, r"test\['length'\] has no values"),
+        ({"length": {"linspace": [0, 1, 0]}}, None, "no cell"),
+        ({"length": {"linspace": [1, 0, 3]}}, None, "low < high"),
+        ({"length": {"geomspace": [0, 1, 3]}}, None, "low > 0"),
+        ({"length": {"linspace": [0, 1]}}, None, r"takes \[low, high, count\]"),
+        ({"length": {"linspce": [0, 1, 3]}}, None, "Did you mean 'linspace'"),
+        ({"length": {"grid": [0, 1]}}, None, "must be a list of numbers"),
+        ({"length": [1, 1]}, None, "twice"),
+        ({"length": ["a"]}, None, "finite numbers"),
+        ({"length": [float("nan")]}, None, "finite numbers"),
+        ({"length": {"uniform": [0, 1]}}, None, "say by `test_cells`"),
+        ({"length": {"uniform": [0, 1]}, "gravity": [1, 2]}, 5, "list them all"),
+        ({"length": [1, 2]}, 5, "samples"),
+        ({"length": {"uniform": [1, 0]}}, 5, "`low` must not exceed"),
+        ({"length": {"linspace": [0, 1, 400]}, "gravity": {"linspace": [0, 1, 400]}}, None, "160,000 cells"),
+    ],
+)
+def test_what_is_no_test_is_refused(test, count, message):
+    with pytest.raises(ValueError, match=message):
+        make_cells(test, count, 0)
+
+
+def test_parameters_that_are_not_there_or_out_of_bounds_are_refused():
+    with pytest.raises(ValueError, match=r"no parameter 'lenght'.*Did you mean 'length'"):
+        check_cells({"lenght": np.array([1.0])}, CartPole.parameters, "CartPole")
+    with pytest.raises(ValueError, match=r"test\['length'\] must be in"):
+        check_cells({"length": np.array([1.0, -1.0])}, CartPole.parameters, "CartPole")
+
+
+CELLS = make_cells({"length": [0.25, 0.5, 0.7, 1.0], "gravity": [9.8, 20.0]}, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # in the order of the cells: length slowly, gravity fast
+        ({}, [0, 0, 1, 0, 0, 0, 0, 0]),
+        ({"length": 0.7}, [0, 0, 0, 0, 1, 0, 0, 0]),
+        ({"length": {"uniform": [0.25, 0.8]}}, [1, 0, 1, 0, 1, 0, 0, 0]),
+        ({"length": LogUniform(0.5, 1.0)}, [0, 0, 1, 0, 1, 0, 1, 0]),
+        ({"length": Uniform(0.1, 2), "gravity": Uniform(9, 21)}, [1] * 8),
+        ({"length": Choice([0.25, 1.0])}, [1, 0, 0, 0, 0, 0, 1, 0]),  # not what lies between
+        ({"length": Choice([0.25, 1.0], weights=[1, 0])}, [1, 0, 0, 0, 0, 0, 0, 0]),
+        ({"length": Normal(0.5, 0.01)}, [0, 0, 1, 0, 0, 0, 0, 0]),
+        # copies 0, 1, 2, 3 have (0.25, 9.8), (1, 20), (0.25, 9.8), (1, 20): the others of the cross are not drawn
+        ({"length": Grid([0.25, 1.0]), "gravity": [9.8, 20, 9.8, 20]}, [1, 0, 0, 0, 0, 0, 0, 1]),
+        ({"length": [0.25, 0.5, 0.7, 1.0], "gravity": Choice([20])}, [0, 1, 0, 1, 0, 1, 0, 1]),
+    ],
+)
+def test_a_cell_is_inside_where_training_can_draw_it(config, expected):
+    assert inside(CELLS, config, PARAMETERS, 4).astype(int).tolist() == expected
+
+
+def test_a_parameter_that_is_not_tested_counts_by_its_default():
+    cells = make_cells({"length": [0.5, 1.0]}, None, 0)
+    assert inside(cells, {"length": Uniform(0.1, 2)}, PARAMETERS, 2).all()
+    assert not inside(cells, {"length": Uniform(0.1, 2), "gravity": 20}, PARAMETERS, 2).any()
+
+
+@given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=20, unique=True), st.floats(0.1, 4.0), st.floats(0.0, 1.0))
+def test_an_interval_has_the_cells_between_its_ends(values, low, width):
+    config = {"length": Uniform(low, low + width)}
+    found = inside({"length": np.array(values)}, config, PARAMETERS, 3)
+    for value, within in zip(values, found, strict=True):
+        margin = 2e-6 * low + 1e-8
+        if low + margin < value < low + width - margin:
+            assert within
+        elif value < low - margin or value > low + width + margin:
+            assert not within
+
+
+def test_what_training_draws_is_inside():
+    env = CartPole(64, seed=1)
+    config = {"length": Uniform(0.3, 0.7), "gravity": Choice([3.0, 9.8]), "masspole": Normal(0.3, 0.1)}
+    env.reset(config=config)
+    for _ in range(3):
+        drawn = {name: value.double().numpy() for name, value in env.carry["parameters"].items()}
+        assert inside(drawn, config, CartPole.parameters, 64).all()
+        env.reset()
+
+
+def test_supports_are_the_ends_of_what_is_drawn():
+    found = support({"length": Uniform(0.25, 1)}, PARAMETERS, 2)
+    assert found == {"length": [0.25, 1.0], "gravity": [9.8, 9.8]}
+    assert support({"length": [0.5, 0.25]}, PARAMETERS, 2)["length"] == [0.25, 0.5]
+    assert support({"length": Choice([1, 2, 3], weights=[0, 1, 1])}, PARAMETERS, 2)["length"] == [2, 3]
+    assert support({"length": torch.tensor(0.6)}, PARAMETERS, 2)["length"] == pytest.approx([0.6, 0.6])

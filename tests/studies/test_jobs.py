@@ -1,0 +1,94 @@
+"""Jobs in other processes: every one is done, also where workers are lost, and a cluster does the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+from tests.studies.lossy import work
+
+from rl8x.studies import Study, table
+from rl8x.studies.jobs import check_backend, do_jobs, threads_of
+
+HERE = {"num_jobs": 2, "backend": "processes", "address": None}
+
+
+def jobs_of(folder, *deaths):
+    return [{"key": f"job{index}", "folder": str(folder), "dies": dies} for index, dies in enumerate(deaths)]
+
+
+def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
+    said = []
+    done = list(do_jobs(jobs_of(tmp_path, 0, 1, 0), work, say=said.append, **HERE))
+    assert sorted(each["key"] for each in done) == ["job0", "job1", "job2"]
+    assert all(each["result"] != os.getpid() for each in done)
+    assert len(said) == 1
+    assert "a worker was lost (TerminatedWorkerError" in said[0]
+    assert said[0].endswith("trainings go on from where they were saved")
+    assert "\n" not in said[0]
+
+
+def test_workers_that_are_lost_again_and_again_end_it(tmp_path):
+    said = []
+    (done,) = do_jobs(jobs_of(tmp_path, 9), work, say=said.append, **HERE)
+    assert done["key"] == "job0"
+    assert "3 times in a row: is there enough memory?" in done["error"]
+    assert len(list(tmp_path.iterdir())) == 3
+    assert len(said) == 2
+
+
+def test_an_error_of_the_work_itself_is_no_loss(tmp_path):
+    with pytest.raises(KeyError, match="folder"):
+        list(do_jobs([{"key": "x"}], work, say=print, **{**HERE, "num_jobs": 1}))
+
+
+def test_back_ends_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for backend, package in (("dask", "distributed"), ("ray", "ray")):
+        with pytest.raises(
+            ValueError, match=rf"needs {package}, which is not installed: pip install 'rl8x\[studies\]'"
+        ):
+            check_backend(backend, None)
+
+
+def test_processors_are_shared():
+    processors = len(os.sched_getaffinity(0))
+    assert threads_of(1) is None
+    assert threads_of(2) == max(1, processors // 2)
+    assert threads_of(10 * processors) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="dask[distributed] is not installed")
+def test_a_dask_cluster_of_two_workers_gives_the_same_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {
+        "train": {"fixed": {"length": 0.5}},
+        "test": {"length": [0.25, 0.5]},
+        "seeds": 2,
+        "env": "CartPole",
+        "max_steps": 2,
+        "episodes": 2,
+        "tracking": False,
+        "progress": "none",
+        "algorithm_config": {
+            "num_envs": 8,
+            "horizon": 8,
+            "device": "cpu",
+            "num_threads": 1,
+            "model_config": {"hidden_sizes": [8]},
+        },
+    }
+    here = Study(name="here", **options).run()
+    there = Study(name="there", **options)
+    frame = there.run(2, backend="dask")
+    assert there.failed == {}
+    assert frame.equals(here)
+    assert set(frame[table.SEED]) == {0, 1}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="dask[distributed] is not installed")
+def test_a_scheduler_that_is_not_there_is_said_in_one_line(monkeypatch):
+    monkeypatch.setattr("rl8x.studies.jobs.CONTACT_S", 0.5)
+    with pytest.raises(ValueError, match=r"there is no Dask scheduler at tcp://127\.0\.0\.1:9"):
+        list(do_jobs([{"key": "x"}], work, num_jobs=1, backend="dask", address="tcp://127.0.0.1:9", say=print))

@@ -1,0 +1,352 @@
+"""Studies as a user runs them: the table, the tracked runs, going on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from rl8x.randomization import Uniform
+from rl8x.studies import Study, StudyConfig, StudyError, table
+from rl8x.studies import training as work
+from rl8x.studies.definition import Training
+
+BASE = {
+    "env": "CartPole",
+    "max_steps": 3,
+    "episodes": 4,
+    "algorithm_config": {"num_envs": 8, "horizon": 8, "device": "cpu", "model_config": {"hidden_sizes": [8]}},
+    "progress": "none",
+}
+TRAIN = {"fixed": {"length": 0.5}, "wide": {"length": Uniform(0.25, 1.0)}}
+TEST = {"length": [0.25, 0.5, 2.0], "gravity": [9.8, 20]}
+
+
+def make(**changes):
+    return Study(**{"train": TRAIN, "test": TEST, "seeds": 2, **BASE, **changes})
+
+
+def runs_of(client):
+    found = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    parents = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+    return parents, [run for run in found if run not in parents]
+
+
+@pytest.fixture(scope="module")
+def ran(mlflow_template, tmp_path_factory):
+    """A study that has run, tracked: its folder's `mlruns`, the study, its table, and a client."""
+    from mlflow import MlflowClient
+    from tests.conftest import InProcess
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("study")
+        patch.chdir(folder)
+        patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+        (folder / "mlruns").mkdir()
+        shutil.copyfile(mlflow_template, folder / "mlruns" / "mlflow.db")
+        study = make(vary={"lr": [1e-3, 1e-2]}, evaluate_at=[2], train={"wide": TRAIN["wide"]}, name="tried")
+        frame = study.run()
+        again = make(vary={"lr": [1e-3, 1e-2]}, evaluate_at=[2], train={"wide": TRAIN["wide"]}, name="tried")
+        yield study, frame, MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db"), again
+
+
+def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
+    _, frame, _, _ = ran
+    assert len(frame) == 2 * 2 * 2 * 6  # rates, seeds, points, cells
+    assert list(frame.columns) == [
+        table.TRAINING,
+        "vary.lr",
+        table.SEED,
+        table.RUN,
+        table.ENV_STEPS,
+        table.FINAL,
+        table.INSIDE,
+        "test.length",
+        "test.gravity",
+        table.EPISODES,
+        table.RETURNS,
+        table.RETURNS_STD,
+        table.RETURNS_MIN,
+        table.LENGTHS,
+    ]
+    assert set(frame[table.ENV_STEPS]) == {128, 192}
+    assert set(frame[frame[table.FINAL]][table.ENV_STEPS]) == {192}
+    # inside: lengths 0.25 and 0.5 at the default gravity
+    assert frame.groupby(["test.length", "test.gravity"])[table.INSIDE].first().to_dict() == {
+        (0.25, 9.8): True,
+        (0.25, 20.0): False,
+        (0.5, 9.8): True,
+        (0.5, 20.0): False,
+        (2.0, 9.8): False,
+        (2.0, 20.0): False,
+    }
+
+
+def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
+    from rl8x.config import RunConfig
+    from rl8x.studies.evaluation import CellEvaluator
+
+    study, frame, _, _ = ran
+    training = Training("wide", {"lr": 1e-2}, 1)
+    run = RunConfig.from_dict({**study.config.run_data(training), "tracking": False})
+    trainer = run.make_trainer()
+    run.train(trainer)
+    rows = frame[frame[table.FINAL] & (frame["vary.lr"] == 1e-2) & (frame[table.SEED] == 1)]
+    for index, row in enumerate(rows.itertuples(index=False)):
+        cells = study.config.cells()
+        whole = {name: values[: index + 1] for name, values in cells.items()}
+        measured = CellEvaluator(trainer.algorithm, whole, episodes=4, copies=4).evaluate()
+        assert measured.returns[index] == row.returns
+        assert measured.lengths[index] == row.lengths
+
+
+def test_the_runs_are_a_parent_and_its_children(ran):
+    _, frame, client, _ = ran
+    (parent,), children = runs_of(client)
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
+    assert sorted((child.data.params["vary.lr"], child.data.params["study.seed"]) for child in children) == [
+        ("0.001", "0"),
+        ("0.001", "1"),
+        ("0.01", "0"),
+        ("0.01", "1"),
+    ]
+    assert {child.data.params["study.training"] for child in children} == {"wide"}
+    assert {child.info.run_id for child in children} == set(frame[table.RUN])
+    assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
+    final = frame[frame[table.FINAL]]
+    assert parent.data.metrics["result/returns/mean"] == pytest.approx(final[table.RETURNS].mean())
+    by_rate = final.groupby("vary.lr")[table.RETURNS].mean()
+    assert parent.data.metrics["best/returns/mean"] == pytest.approx(by_rate.max())
+    assert parent.data.tags["study.best"] == f"wide lr={by_rate.idxmax()}"
+    gap = final[final[table.INSIDE]][table.RETURNS].mean() - final[~final[table.INSIDE]][table.RETURNS].mean()
+    assert parent.data.metrics["result/returns/gap"] == pytest.approx(gap)
+    for run in (parent, *children):
+        assert len(run.data.metrics) <= 80
+    assert all(len(client.get_metric_history(parent.info.run_id, name)) == 1 for name in ("result/returns/mean",))
+
+
+def test_the_parents_series_are_means_over_seeds(ran):
+    _, _, client, _ = ran
+    (parent,), children = runs_of(client)
+    of_rate = [child for child in children if child.data.params["vary.lr"] == "0.001"]
+    name = "episodes/returns/mean"
+    histories = [client.get_metric_history(child.info.run_id, name) for child in of_rate]
+    expected = {}
+    for history in histories:
+        for point in history:
+            expected.setdefault(point.step, []).append(point.value)
+    history = client.get_metric_history(parent.info.run_id, "returns/wide lr 0.001/mean")
+    series = {point.step: point.value for point in history}
+    both = [step for step, values in expected.items() if len(values) == 2]
+    assert both
+    for step in both:
+        assert series[step] == pytest.approx(np.mean(expected[step]))
+
+
+def test_mlflow_reads_the_tables(ran, monkeypatch):
+    _, frame, client, _ = ran
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    (parent,), children = runs_of(client)
+    experiment = parent.info.experiment_id
+    loaded = client.load_table(experiment, "evaluations.json", run_ids=[parent.info.run_id])
+    assert len(loaded) == len(frame)
+    assert loaded[table.RETURNS].tolist() == pytest.approx(frame[table.RETURNS].tolist())
+    of_child = client.load_table(experiment, "evaluations.json", run_ids=[children[0].info.run_id])
+    assert len(of_child) == 2 * 6
+
+
+def test_a_study_that_is_done_is_read_and_not_done_again(ran):
+    study, _, client, again = ran
+
+    def ends():
+        (parent,), children = runs_of(client)
+        return [run.info.end_time for run in (parent, *children)]
+
+    before = ends()
+    assert again.run().equals(study.results())
+    assert ends() == before
+    assert again.supports == {"wide": {name: [low, high] for name, (low, high) in study.supports["wide"].items()}}
+    assert again.supports["wide"]["length"] == [0.25, 1.0]
+    assert again.supports["wide"]["gravity"] == [9.8, 9.8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"episodes": 5}, "`episodes` was 4 and is 5"),
+        ({"train": {"wide": {}}}, "`train` was"),
+        ({"max_steps": 4}, "`max_steps` was 3 and is 4"),
+        ({"seeds": 3}, r"`seeds` was \[0, 1\] and is \[0, 1, 2\]"),
+    ],
+)
+def test_a_study_that_was_changed_is_refused(ran, changes, message):
+    study, *_ = ran
+    changed = {"vary": {"lr": [1e-3, 1e-2]}, "evaluate_at": [2], "train": {"wide": TRAIN["wide"]}, "name": "tried"}
+    with pytest.raises(StudyError, match=message):
+        make(**{**changed, **changes}, directory=str(study.folder)).run()
+
+
+def test_two_processes_do_not_run_one_study(ran):
+    from rl8x.tracking.locks import FileLock
+
+    study, _, _, again = ran
+    (study.folder / "done").rename(study.folder / "was-done")
+    lock = FileLock(study.folder / "lock")
+    assert lock.acquire()
+    try:
+        with pytest.raises(StudyError, match="is at the study in"):
+            again.run()
+    finally:
+        lock.release()
+        (study.folder / "was-done").rename(study.folder / "done")
+
+
+# -- without tracking
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_training_that_fails_is_named_and_tried_again(here, monkeypatch):
+    study = make(tracking=False, max_steps=1)
+    whole = work._Work.to_the_end
+    fails = lambda self: whole(self) if self.job["seed"] else (_ for _ in ()).throw(RuntimeError("no luck"))  # noqa: E731
+    monkeypatch.setattr(work._Work, "to_the_end", fails)
+    frame = study.run()
+    assert study.failed == {"fixed seed=0": "RuntimeError: no luck", "wide seed=0": "RuntimeError: no luck"}
+    assert set(frame[table.SEED]) == {1}
+    assert "no luck" in (study.folder / Training("fixed", {}, 0).key / "error.txt").read_text()
+    monkeypatch.setattr(work._Work, "to_the_end", whole)
+    done = []
+    monkeypatch.setattr("rl8x.studies.study.run_job", lambda job: done.append(job["seed"]) or work.run_job(job))
+    again = make(tracking=False, max_steps=1)
+    assert set(again.run()[table.SEED]) == {0, 1}
+    assert again.failed == {}
+    assert done == [0, 0]
+
+
+def test_a_job_is_plain_data(here, monkeypatch):
+    jobs = []
+    monkeypatch.setattr("rl8x.studies.study.run_job", lambda job: jobs.append(job) or {"key": job["key"], "error": "x"})
+    make(tracking=False, vary={"env_kwargs.time_limit": [5, 7]}).run()
+    assert len(jobs) == 8
+    for job in jobs:
+        assert json.loads(json.dumps(job)) == job
+
+
+def test_keys_of_a_run_may_vary_too(here):
+    study = make(tracking=False, vary={"env_kwargs.time_limit": [3, 5], "max_steps": [1]}, seeds=1)
+    frame = study.run()
+    assert (frame.groupby("vary.env_kwargs.time_limit")[table.LENGTHS].max() == [3, 5]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {}}, "at least one training"),
+        ({"train": {"a/b": {}}}, "a name must be"),
+        ({"train": {"a": {"lenght": 1}}}, r"train\['a'\] has no parameter 'lenght'.*Did you mean 'length'"),
+        ({"train": {"a": {"length": -1}}}, r"train\['a'\]\['length'\] must be in"),
+        ({"test": {"lenght": [1]}}, r"test has no parameter 'lenght'"),
+        ({"test": {"length": []}}, "has no values"),
+        ({"test": {"length": [100]}}, r"test\['length'\] must be in"),
+        ({"seeds": 0}, "`seeds` must be"),
+        ({"seeds": [1, 1]}, "`seeds` must be"),
+        ({"episodes": 0}, "`episodes` must be at least 1"),
+        ({"epsodes": 1}, "Did you mean 'episodes'"),
+        ({"env_config": {}}, "give it by name under `train`"),
+        ({"seed": 1}, "list them as `seeds`"),
+        ({"vary": {"lr": []}}, "at least one value"),
+        ({"vary": {"lr": [1e-3, 1e-3]}}, "twice"),
+        ({"vary": {"lrr": [1e-3]}}, "lrr"),
+        ({"vary": {"lr": [-1.0]}}, "lr"),
+        ({"vary": {"lr": {"uniform": [0, 1]}}}, "say by `trials`"),
+        ({"vary": {"lr": {"unifrm": [0, 1]}}, "trials": 2}, "Did you mean 'uniform'"),
+        ({"vary": {"lr": {"log_uniform": [0, 1]}}, "trials": 2}, "above 0"),
+        ({"vary": {"episodes": [1]}}, "no hyperparameter"),
+        ({"trials": 3}, "ranges of hyperparameters"),
+        ({"max_steps": None}, "must end"),
+        ({"checkpoints": {"directory": "x"}}, "no `directory`"),
+        ({"env": "CartPol"}, "CartPole"),
+        ({"evaluate_at": 0}, "`evaluate_at`"),
+        ({"name": "../x"}, "`name` must be"),
+        ({"env": "Pendulum", "env_kwargs": {"time_limit": None}, "train": {"a": {}}, "test": {"g": [9]}}, "never end"),
+        ({"stop_conditions": [{"hits_upper_bound": ["eval/returns/mean", 1]}]}, "no evaluations"),
+        ({"run_name": "x"}, "a study has a `name`"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(here, changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(tracking=False, **changes).run()
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jobs": 0}, "`jobs` must be"),
+        ({"backend": "slurm"}, "`backend` must be one of"),
+        ({"cluster": "tcp://x"}, "backend='dask'"),
+        ({"progress": "loud"}, "`progress` must be one of"),
+    ],
+)
+def test_options_of_a_run_are_checked(here, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(tracking=False).run(**options)
+
+
+def test_a_folder_of_something_else_is_left_alone(here):
+    (here / "mine").mkdir()
+    (here / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(StudyError, match="no study's folder"):
+        make(tracking=False, directory="mine").run()
+
+
+def test_a_file_says_the_same_as_a_script(here):
+    (here / "tiny.yaml").write_text(
+        "env: CartPole\nmax_steps: 3\nepisodes: 4\nprogress: none\ntrain: {fixed: {length: 0.5}, "
+        "wide: {length: {uniform: [0.25, 1.0]}}}\ntest: {length: [0.25, 0.5, 2.0], gravity: [9.8, 20]}\n"
+        "algorithm_config: {num_envs: 8, horizon: 8, device: cpu, model_config: {hidden_sizes: [8]}}\n"
+    )
+    config = StudyConfig.from_file(here / "tiny.yaml", ["seeds=2", "lr=1e-2"])
+    expected = make(name="tiny", algorithm_config={**BASE["algorithm_config"], "lr": 1e-2}).config
+    assert config.to_dict() == expected.to_dict()
+
+
+def killed_in(study_options, seconds, queue):
+    os.setpgrp()
+    study = make(**study_options)
+    try:
+        study.run()
+    finally:
+        queue.put(time.time())
+
+
+def test_a_killed_study_goes_on(here):
+    """Killed with -9 wherever it is; the table is that of a study which nobody killed."""
+    options = {"tracking": False, "max_steps": 40, "name": "killed"}
+    options["checkpoints"] = {"every_steps": 7}
+    whole = make(**{**options, "name": "whole"}).run()
+    context = multiprocessing.get_context("fork")
+    for seconds in (0.3, 0.6):
+        queue = context.Queue()
+        process = context.Process(target=killed_in, args=(options, seconds, queue))
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    resumed = make(**options)
+    assert resumed.run().equals(whole)
+    assert resumed.failed == {}
+    folders = [path for path in resumed.folder.iterdir() if (path / "result.json").exists()]
+    assert len(folders) == 4

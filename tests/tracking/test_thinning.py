@@ -1,0 +1,137 @@
+"""Rows are thinned when they are sent, all are kept, and a resumed run sends the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl8x.tracking import MLflowTracker, Thinning
+
+
+def sent_of(thinning, steps):
+    """Send rows of one metric, and return the steps sent at once and those added in the end."""
+    at_once = [step for step in steps if thinning.take(step, step * 10, {"x": float(step)})]
+    added = [step for step, time, points in thinning.rest() if points == {"x": float(step)} and time == step * 10]
+    return at_once, added
+
+
+@pytest.mark.parametrize("count", [1, 5, 128, 129, 1_000, 2_000, 2_001, 9_999, 40_000])
+def test_points_are_evenly_spread_and_the_last_is_there(tmp_path, count):
+    thinning = Thinning(tmp_path / "rows.jsonl")
+    thinning.begin(repeats=False)
+    at_once, added = sent_of(thinning, range(count))
+    together = sorted({*at_once, *added})
+    assert len(together) == len(at_once) + len(added) <= 2_000
+    assert together[-1] == count - 1
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == count
+    if count <= 2_000:
+        assert together == list(range(count))
+    else:
+        every = max(after - before for before, after in itertools.pairwise(together))
+        assert set(range(0, count, every)) <= {*together}
+        # with half of that there would be too many
+        assert len({*range(0, count, every // 2), *at_once, count - 1}) > 2_000
+    thinning.close()
+
+
+def test_what_is_sent_at_once_stays_far_below_the_limit(tmp_path):
+    from rl8x.tracking.thinning import is_sent_at_once
+
+    sent = [place for place in range(1_000_000) if is_sent_at_once(place)]
+    assert sent[:128] == list(range(128))
+    # 64 in each doubling after that: 12.93 of them
+    assert 128 + 64 * 12 < len(sent) < 128 + 64 * 13
+    assert max(after - before for before, after in itertools.pairwise(sent)) <= 1_000_000 / 64
+
+
+@settings(max_examples=20)
+@given(count=st.integers(1, 700), kill=st.integers(0, 699), back=st.integers(0, 200), tear=st.booleans())
+def test_a_resumed_run_sends_the_same(tmp_path_factory, count, kill, back, tear):
+    folder = tmp_path_factory.mktemp("thin")
+    whole = Thinning(folder / "whole.jsonl")
+    whole.begin(repeats=False)
+    expected, added = sent_of(whole, range(count))
+    kill = min(kill, count - 1)
+    killed = Thinning(folder / "killed.jsonl")
+    killed.begin(repeats=False)
+    before = [step for step in range(kill) if killed.take(step, step * 10, {"x": float(step)})]
+    killed.close()
+    if tear:
+        with open(folder / "killed.jsonl", "ab") as file:
+            file.write(b'{"step": 3, "ti')
+    resumed = Thinning(folder / "killed.jsonl")
+    resumed.begin(repeats=True)
+    again, last = sent_of(resumed, range(max(0, kill - back), count))
+    assert sorted({*before, *again}) == expected
+    assert last == added
+    assert (folder / "killed.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+
+
+def test_an_evaluation_at_the_same_step_stays_with_its_row(tmp_path):
+    thinning = Thinning(tmp_path / "rows.jsonl")
+    thinning.begin(repeats=False)
+    for step in (8, 16):
+        thinning.take(step, step, {"x": 1.0})
+        thinning.take(step, step + 1, {"eval/y": 2.0})
+    thinning.begin(repeats=True)
+    assert thinning.take(16, 20, {"x": 3.0}) == {"x": 3.0}
+    assert thinning.take(16, 21, {"eval/y": 4.0}) == {"eval/y": 4.0}
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["metrics"]) for row in rows] == [
+        (8, {"x": 1.0}),
+        (8, {"eval/y": 2.0}),
+        (16, {"x": 3.0}),
+        (16, {"eval/y": 4.0}),
+    ]
+
+
+def test_important_metrics_have_room_though_they_come_late(tmp_path, caplog):
+    thinning = Thinning(tmp_path / "rows.jsonl", max_keys=30)
+    thinning.begin(repeats=False)
+    with caplog.at_level(logging.WARNING, "rl8x"):
+        times = thinning.take(0, 0, {f"profiling/{i}": 0.0 for i in range(10)})
+        losses = thinning.take(0, 0, {f"losses/{i}": 0.0 for i in range(20)})
+        returns = thinning.take(0, 0, {f"eval/{i}": 0.0 for i in range(20)})
+    assert len(times) == 6
+    assert len(losses) == 12
+    assert len(returns) == 12
+    assert [record.getMessage() for record in caplog.records] == [
+        "tracking: the run has more than 30 metrics; 'profiling/6' and others are in its artifact rows.jsonl only"
+    ]
+    assert len(thinning.take(1, 1, {f"profiling/{i}": 0.0 for i in range(10)})) == 6
+    again = Thinning(tmp_path / "rows.jsonl", max_keys=30)
+    again.begin(repeats=True)
+    assert sorted(again.take(2, 2, {f"eval/{i}": 0.0 for i in range(20)})) == sorted(returns)
+
+
+def test_limits_that_are_too_small_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="at least 1280 points and 25 keys; got 100 and 80"):
+        Thinning(tmp_path / "rows.jsonl", max_points=100)
+
+
+def test_a_tracker_sends_what_was_thinned_and_the_file(mlruns, mlflow_client, tmp_path):
+    key = "0123456789abcdef0123456789abcdef"
+    thinning = Thinning(tmp_path / "kept" / "rows.jsonl", max_points=1_280)
+    tracker = MLflowTracker(params={"study.seed": 3}, run_key=key, thinning=thinning, interval_s=0.05)
+    tracker.start(params={"lr": 1}, tags={})
+    for step in range(3_000):
+        tracker.log_metrics({"x": float(step)}, step)
+    tracker.finish("FINISHED")
+    run = mlflow_client.get_run(tracker.run_id)
+    assert run.data.params == {"lr": "1", "study.seed": "3"}
+    steps = [point.step for point in mlflow_client.get_metric_history(tracker.run_id, "x")]
+    assert len(steps) <= 1_280
+    assert {*range(0, 3_000, 4), 2_999} <= set(steps)
+    assert run.data.metrics["x"] == 2_999
+    artifacts = [each.path for each in mlflow_client.list_artifacts(tracker.run_id)]
+    assert artifacts == ["rows.jsonl"]
+    other = MLflowTracker(run_key=key, interval_s=0.05)
+    other.start(params={}, tags={})  # as another process would, of which the first was killed before its checkpoint
+    other.finish("FINISHED")
+    assert other.run_id == tracker.run_id
+    assert len(mlflow_client.search_runs([run.info.experiment_id])) == 1
