@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
-from rl8x.envs import Env
+from rl8x.envs import CartPole, Env
 from rl8x.keys import ACTION_MASK
 from rl8x.policy import Policy
 from rl8x.spaces import check_mask
@@ -285,3 +285,34 @@ def test_an_exported_policy_normalises_as_it_does_here():
     exported = torch.export.export(Acting(policy), (obs,)).module()
     torch.testing.assert_close(exported(obs), Acting(policy)(obs))
     assert any("obs_moments" in name for name, _ in exported.named_buffers())
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm", "gru", "attention"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_acting_without_samples_is_the_mode_of_what_sampling_draws_from_and_moves_the_state_as_that_does(model, shared):
+    options = {"hidden_sizes": [8]} if model == "mlp" else {}
+    env = CartPole(5, seed=0)
+    policy = Policy(
+        env.single_observation_space, env.single_action_space, model=model, model_config={"shared": shared, **options}
+    )
+    obs, starts = env.reset()[0], torch.ones(5, dtype=torch.bool)
+    state = policy.initial_state(5)
+    for _ in range(3):
+        params, values, after = policy.respond(obs, state, starts)
+        act = policy.act(obs, state, starts)
+        assert torch.equal(act.actions, policy.distribution.mode(params))
+        assert not act.values.any()
+        assert values.any()
+        assert act.state.keys() == after.keys()
+        assert all(torch.equal(act.state[name], part) for name, part in after.items())
+        obs, *_ = env.step(act.actions)
+        state, starts = after, torch.zeros(5, dtype=torch.bool)
+
+
+def test_acting_without_samples_leaves_the_critic_out():
+    env = CartPole(5, seed=0)
+    policy = Policy(env.single_observation_space, env.single_action_space)
+    called = []
+    policy.model.critic.register_forward_hook(lambda *_: called.append(True))
+    policy.act(env.reset()[0], {}, torch.ones(5, dtype=torch.bool))
+    assert not called

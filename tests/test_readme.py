@@ -22,6 +22,7 @@ from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig
+from rl8x.envs import CartPole
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -160,8 +161,11 @@ def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_run_files_are_legal(page: Path) -> None:
     for block in blocks(page, "yaml"):
-        for spec in yaml.safe_load(block)["stop_conditions"]:
+        data = yaml.safe_load(block)
+        assert {"stop_conditions", "env_config"} & data.keys()
+        for spec in data.get("stop_conditions", ()):
             from_spec(spec)
+        CartPole(4).plain_config(data.get("env_config", {}))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -31,7 +31,7 @@ class Act(NamedTuple):
     Attributes:
         actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of such, before any clipping.
         logp: Their log-probabilities, `[num_envs]`; zeros when acting deterministically.
-        values: Estimated values of the observations, `[num_envs]`.
+        values: Estimated values of the observations, `[num_envs]`; zeros when acting deterministically.
         state: The model's state after the observation, each `[num_envs, *]`.
         labels: What a teacher says of the observation, `[num_envs, *]` tensors by name; None without one.
     """
@@ -159,9 +159,14 @@ class Policy(nn.Module):
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
                 mode.
         """
-        params, estimates, state = self.respond(obs, state, starts)
         if noise is None:
-            return Act(self.distribution.mode(params), torch.zeros_like(estimates), estimates, state)
+            obs, mask = self.model_inputs(obs)
+            with self.autocast():
+                features, state = self.model.features(_one_step(self._seen(obs)), state, starts.unsqueeze(0))
+            nothing = features.new_zeros(len(starts), dtype=torch.float32)
+            actions = self.distribution.mode(self.distribution.from_features(features[0].float(), mask))
+            return Act(actions, nothing, nothing, state)
+        params, estimates, state = self.respond(obs, state, starts)
         actions, logp = self.distribution.sample(params, noise)
         return Act(actions, logp, estimates, state)
 

@@ -185,7 +185,7 @@ class Simulated(SimulatorEnv):
         ends = torch.ones(self.num_envs, dtype=torch.bool)
         rewards, elapsed = torch.zeros(self.num_envs), carry["elapsed"] + 1
         step = Step(parameters["mass"].unsqueeze(-1), rewards, ends, ~ends, final, rewards, elapsed, None, {})
-        return self.next_carry(ends, elapsed, rewards) | {"parameters": parameters}, step
+        return self.next_carry(ends, elapsed, rewards, parameters), step
 
     def another(self, num_envs=None, *, seed=None):
         return type(self)(num_envs or self.num_envs, seed=seed)  # like an adapter, it hands on what it knows of

@@ -52,3 +52,8 @@ class Model(nn.Module):
         """Return the values alone, `[T, B]`, for the arguments of `forward`; a subclass may skip the actor's work."""
         values: Tensor = self(obs, state, starts)[1]
         return values
+
+    def features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        """Return features and state without values, as `forward` does; a subclass may skip the critic's work."""
+        features, _, state = self(obs, state, starts)
+        return features, state

@@ -16,7 +16,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from rl8x.models.base import State
+from rl8x.models.base import Model, State
 from rl8x.models.encoders import ObservationEncoder
 from rl8x.models.mlp import ActorCritic
 from rl8x.models.observations import visible_columns
@@ -119,6 +119,10 @@ class RecurrentModel(ActorCritic):
     def initial_state(self, num_envs: int) -> State:
         """Return zeros, each `[num_envs, hidden_size]`."""
         return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
+
+    def features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        """Return features and state as `forward` does: the critic's state is a part of it, and moves with its work."""
+        return Model.features(self, obs, state, starts)
 
     def hidden(
         self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
