@@ -23,6 +23,7 @@ from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig
 from rl8x.envs import CartPole
+from rl8x.plain_yaml import Loader
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -161,7 +162,7 @@ def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_run_files_are_legal(page: Path) -> None:
     for block in blocks(page, "yaml"):
-        data = yaml.safe_load(block)
+        data = yaml.load(block, Loader=Loader)
         assert {"stop_conditions", "env_config"} & data.keys()
         for spec in data.get("stop_conditions", ()):
             from_spec(spec)

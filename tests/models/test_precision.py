@@ -70,7 +70,8 @@ def test_large_values_keep_their_digits(name):
     obs, starts = observations(policy.observation_space, ROWS), torch.zeros(ROWS, dtype=torch.bool)
     state = policy.initial_state(ROWS)
     with torch.no_grad():
-        assert distinct(policy.act(obs, state, starts).values) > ROWS / 4
+        noise = policy.noise(1, ROWS, torch.Generator().manual_seed(0))[0]
+        assert distinct(policy.act(obs, state, starts, noise).values) > ROWS / 4
         assert distinct(policy.values(obs, state, starts)) > ROWS / 4
         sequences = observations(policy.observation_space, 1, ROWS)
         evaluated = policy.evaluate(sequences, torch.zeros(1, ROWS, 6), state, starts.unsqueeze(0))
@@ -83,7 +84,9 @@ def test_bodies_multiply_in_bfloat16_and_heads_in_float32(name):
     for part in (MODELS[name][-1], "policy_head", "value_head"):
         module = policy.model.get_submodule(part)
         module.register_forward_hook(lambda _, inputs, output, part=part: found.update({part: output.dtype}))
-    policy.act(observations(policy.observation_space, 3), policy.initial_state(3), torch.zeros(3, dtype=torch.bool))
+    noise = policy.noise(1, 3, torch.Generator().manual_seed(0))[0]
+    starts = torch.zeros(3, dtype=torch.bool)
+    policy.act(observations(policy.observation_space, 3), policy.initial_state(3), starts, noise)
     assert found == {
         MODELS[name][-1]: torch.bfloat16,
         "policy_head": torch.float32,

@@ -41,7 +41,6 @@ def test_values_are_given_in_the_units_of_the_rewards():
         torch.testing.assert_close(policy.values(obs, {}, starts), raw)  # moments of nothing are 0 and 1
         policy.value_moments.update(torch.tensor([1.0, 5.0]))  # mean 3, variance 4
         torch.testing.assert_close(policy.values(obs, {}, starts), 2.0 * raw + 3.0)
-        torch.testing.assert_close(policy.act(obs, {}, starts).values, 2.0 * raw + 3.0)
         noise = policy.noise(1, 5, torch.Generator())[0]
         torch.testing.assert_close(policy.act(obs, {}, starts, noise).values, 2.0 * raw + 3.0)
         evaluated = policy.evaluate(obs.unsqueeze(0), torch.zeros(1, 5, 1), {}, starts.unsqueeze(0))
