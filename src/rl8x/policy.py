@@ -162,7 +162,7 @@ class Policy(nn.Module):
         if noise is None:
             obs, mask = self.model_inputs(obs)
             with self.autocast():
-                features, state = self.model.features(_one_step(self._seen(obs)), state, starts.unsqueeze(0))
+                features, state = self.model.policy_features(_one_step(self._seen(obs)), state, starts.unsqueeze(0))
             nothing = features.new_zeros(len(starts), dtype=torch.float32)
             actions = self.distribution.mode(self.distribution.from_features(features[0].float(), mask))
             return Act(actions, nothing, nothing, state)

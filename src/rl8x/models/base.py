@@ -53,7 +53,7 @@ class Model(nn.Module):
         values: Tensor = self(obs, state, starts)[1]
         return values
 
-    def features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
+    def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Return features and state without values, as `forward` does; a subclass may skip the critic's work."""
         features, _, state = self(obs, state, starts)
         return features, state

@@ -60,7 +60,7 @@ class ActorCritic(Model):
         values: Tensor = self.value_head(self.hidden(obs, state, starts, values_only=True)[1]).squeeze(-1)
         return values
 
-    def features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
+    def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Return features `[T, B, num_features]` and the state, without the critic's work."""
         seen, _, state = self.trunk_inputs(obs, state, starts)
         return self.policy_head(self.actor(*seen)), state

@@ -120,9 +120,9 @@ class RecurrentModel(ActorCritic):
         """Return zeros, each `[num_envs, hidden_size]`."""
         return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
 
-    def features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
+    def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Return features and state as `forward` does: the critic's state is a part of it, and moves with its work."""
-        return Model.features(self, obs, state, starts)
+        return Model.policy_features(self, obs, state, starts)
 
     def hidden(
         self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
