@@ -575,7 +575,7 @@ def test_traced_updates_have_the_bits_of_eager_ones(case, monkeypatch):
 
 
 def test_compiled_updates_equal_eager_ones():
-    options = {"updates_per_sample": 0.25, "policy_delay": 2, "critic_layer_norm": True}  # 4 updates at once
+    options = {"updates_per_sample": 0.25, "critic_layer_norm": True}  # 4 updates at once
     eager, compiled = build(**options), build(**options, execution="compile")
     rows, others = train(eager), train(compiled)
     for row, other in zip(rows, others, strict=True):
