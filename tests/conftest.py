@@ -39,6 +39,45 @@ def mlflow_template(tmp_path_factory) -> Path:
     return database
 
 
+@pytest.fixture(scope="session")
+def give_headers():
+    """Return what puts precompiled headers into a folder for programs: made once for all workers, in ten seconds."""
+    from rl8x.execution.artifacts import Artifacts
+    from rl8x.execution.building import Headers
+    from rl8x.tracking.locks import FileLock
+
+    artifacts = Artifacts()
+    artifacts.make_folder()
+    headers = Headers(artifacts.folder)
+
+    def give(folder: Path) -> None:
+        if headers.find() is None:
+            with FileLock(artifacts.folder / "headers.lock"):
+                headers.precompile()
+        for path in artifacts.folder.glob(f"{headers.key}.*"):
+            if not (folder / path.name).exists():
+                os.link(path, folder / path.name)
+
+    return give
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilers_have_headers(give_headers):
+    """Give each compiler's process precompiled headers to begin with; each would make them, as programs are built."""
+    from rl8x.execution.compiler import Compiler
+
+    start = Compiler._start
+
+    def start_with_headers(compiler: Compiler) -> None:
+        compiler.artifacts.make_folder()
+        give_headers(compiler.artifacts.folder)
+        start(compiler)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compiler, "_start", start_with_headers)
+        yield
+
+
 @pytest.fixture
 def mlruns(mlflow_template, tmp_path, monkeypatch) -> Path:
     """Work in an empty folder whose `mlruns/mlflow.db` is there already; returns that `mlruns`."""

@@ -5,6 +5,8 @@ Source of the idea: Jones 2021, "Debugging reinforcement learning systems"; used
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -83,6 +85,69 @@ class Forever(Probe):
 
     def transition(self, state, actions, parameters, noise):
         return dict(state), torch.ones(self.num_envs), torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+class Together(Probe):
+    """Several probes at once: copies play them in turn, and see which, so that one training learns all their values.
+
+    Subclass it with `probes`, of equal action spaces. An observation is one-hot: which, and x times which. The time
+    limit is that of a probe that has one, and must be beyond the episodes of the others.
+    """
+
+    probes: ClassVar[tuple[type[Probe], ...]] = ()
+    terminates = True
+
+    def __init_subclass__(cls):
+        limits = {probe.default_time_limit for probe in cls.probes} - {None}
+        cls.default_time_limit = max(limits, default=None)
+        cls.single_action_space = cls.probes[0].single_action_space
+        cls.single_observation_space = Box(-1.0, 1.0, (2 * len(cls.probes),), dtype=np.float32)
+
+    def __init__(self, num_envs, **options):
+        super().__init__(num_envs, **options)
+        self.played = [probe(num_envs) for probe in self.probes]
+        self.which = torch.arange(num_envs) % len(self.probes)
+
+    def initial_state(self, parameters, noise):
+        return {"x": self._chosen([probe.initial_state(parameters, noise)["x"] for probe in self.played])}
+
+    def transition(self, state, actions, parameters, noise):
+        states, rewards, ends = zip(
+            *[probe.transition(state, actions, parameters, noise) for probe in self.played], strict=True
+        )
+        return {"x": self._chosen([each["x"] for each in states])}, self._chosen(rewards), self._chosen(ends)
+
+    def observe(self, state, parameters):
+        one_hot = torch.nn.functional.one_hot(self.which, len(self.probes)).float()
+        return torch.cat([one_hot, one_hot * state["x"]], -1)
+
+    def _chosen(self, parts):
+        """Take from the parts, `[num_envs, ...]` each, those of the probe that each copy plays."""
+        return torch.stack(list(parts))[self.which, torch.arange(self.num_envs)]
+
+    @classmethod
+    def seen(cls, probe, x):
+        """Return what a probe's copies see at x, `[1, 2 * num_probes]`."""
+        one_hot = torch.tensor([[float(each is probe) for each in cls.probes]])
+        return torch.cat([one_hot, one_hot * x], -1)
+
+
+class Discretes(Together):
+    probes = (OneStep, ObservationDecides, Delay, ActionDecides, ActionMatches, Forever)
+
+
+# Values of the two actions of its probes at x, with gamma 0.75.
+KNOWN = {
+    (OneStep, 0): [1, 1],
+    (ObservationDecides, 1): [1, 1],
+    (ObservationDecides, -1): [-1, -1],
+    (Delay, 0): [0.75, 0.75],
+    (Delay, 1): [1, 1],
+    (ActionDecides, 0): [-1, 1],
+    (ActionMatches, 1): [-1, 1],
+    (ActionMatches, -1): [1, -1],
+    (Forever, 0): [4, 4],
+}
 
 
 class Remember(Probe):

@@ -213,28 +213,19 @@ def test_private_names_of_torch_are_found(code: str) -> None:
     )
 
 
-def test_importing_the_package_loads_neither_mlflow_nor_torch() -> None:
-    code = "import sys, rl8x; print('mlflow' in sys.modules, 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [
-        "False",
-        "False",
-    ]
-
-
-def test_making_a_trainer_does_not_load_mlflow() -> None:
+def test_what_is_loaded_when() -> None:
+    """Neither mlflow nor torch by importing the package, no mlflow by a trainer, no compiler by training eagerly."""
     code = (
-        "import sys, rl8x; from rl8x.envs import CartPole;"
-        "rl8x.Trainer(rl8x.PPOConfig(num_envs=4, horizon=4, device='cpu').build(CartPole));"
-        "print('mlflow' in sys.modules)"
+        "import sys, rl8x\n"
+        "def loaded(*names): print([name for name in names if name in sys.modules])\n"
+        "loaded('mlflow', 'torch')\n"
+        "from rl8x.envs import CartPole\n"
+        "config = rl8x.PPOConfig(num_envs=4, horizon=4, device='cpu')\n"
+        "rl8x.Trainer(config.build(CartPole))\n"
+        "loaded('mlflow')\n"
+        "trainer = rl8x.Trainer(config.build(CartPole), tracker=rl8x.NullTracker(), checkpoints=False)\n"
+        "trainer.step(); trainer.eval()\n"
+        "loaded('torch._dynamo', 'torch._inductor', 'sympy')\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-def test_training_eagerly_does_not_load_torchs_compiler() -> None:
-    code = (
-        "import sys, rl8x; from rl8x.envs import CartPole;"
-        "trainer = rl8x.Trainer(rl8x.PPOConfig(num_envs=4, horizon=4, device='cpu').build(CartPole),"
-        " tracker=rl8x.NullTracker(), checkpoints=False); trainer.step(); trainer.eval();"
-        "print([name for name in ('torch._dynamo', 'torch._inductor', 'sympy') if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n[]\n[]\n"

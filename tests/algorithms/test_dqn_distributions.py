@@ -9,8 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.off_policy.test_offline import build as build_offline
-from tests.algorithms.test_dqn import PROBES, OneLegal, Surprise, batch_of, build, learned, q_of
-from tests.probes import Forever
+from tests.algorithms.test_dqn import OneLegal, Surprise, batch_of, build, check_known_values, learned
 
 from rl8x import keys
 from rl8x.algorithms import DQNConfig
@@ -184,16 +183,9 @@ def test_what_a_table_has_for_the_actions_of_its_rows():
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("probe", ["delay", "action matches", "time limits do not end"])
-def test_known_values_are_learned(name, probe):
-    env, values = PROBES[probe]
+def test_known_values_are_learned(name):
     options = {"atoms": {"num_atoms": 21, "v_min": -5.0, "v_max": 5.0}, "quantiles": QUANTILES}[name]
-    options = options | {"n_step": 3, "dueling": True, "prioritized": True}
-    if env is Forever:
-        options = options | {"target_interval": 10, "gamma": 0.75}
-    algorithm = learned(env, **options)
-    for x, expected in values.items():
-        assert q_of(algorithm, x) == pytest.approx(expected, abs=0.15)
+    check_known_values(**options, n_step=3, dueling=True, prioritized=True)
 
 
 @pytest.mark.parametrize("name", KINDS)

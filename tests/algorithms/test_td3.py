@@ -1,11 +1,12 @@
 import copy
+import functools
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from tests.probes import Forever, ObservationDecides, OneStep, Probe, traced_only
+from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together, traced_only
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastTD3Config, TD3Config
@@ -394,50 +395,58 @@ def continuous(env):
     return type(env.__name__, (env,), {"single_action_space": Box(-1.0, 1.0, (1,), dtype=np.float32)})
 
 
-def learned(env, steps=80, **options):
-    settings = {"warmup_steps": 64, "lr": 0.01, "updates_per_sample": 1.0, "gamma": 0.9, "tau": 0.1, "batch_size": 32}
-    algorithm = build(env, **{**settings, **options})
+class Boxes(Together):
+    probes = (continuous(OneStep), continuous(ObservationDecides), continuous(Forever), Target)
+
+
+def learned(env, steps, **options):
+    settings = {"warmup_steps": 240, "lr": 0.01, "updates_per_sample": 1.0, "gamma": 0.75, "tau": 0.1, "batch_size": 64}
+    sizes = {"num_envs": 12, "buffer_size": 1000, "critic_hidden_sizes": [64], "model_config": {"hidden_sizes": [32]}}
+    algorithm = build(env, **{**settings, **sizes, **options})
     for _ in range(steps):
         algorithm.collect()
         algorithm.step()
     return algorithm
 
 
-def values_of(algorithm, x, action):
-    outputs = algorithm.critics(torch.full((1, 1), float(x)), torch.full((1, 1), float(action)))[:, 0]
+def values_of(algorithm, obs, action):
+    outputs = algorithm.critics(obs, torch.full((1, 1), float(action)))[:, 0]
     config = algorithm.config
     if config.num_atoms == 1:
         return outputs.tolist()
     return (outputs.softmax(-1) @ torch.linspace(config.v_min, config.v_max, config.num_atoms)).tolist()
 
 
-def action_of(algorithm, x):
-    return algorithm.policy.act(torch.full((1, 1), float(x)), {}, torch.zeros(1, dtype=torch.bool)).actions.item()
+def action_of(algorithm, obs):
+    return algorithm.policy.act(obs, {}, torch.zeros(1, dtype=torch.bool)).actions.item()
 
 
-PROBES = {
-    "one step": (continuous(OneStep), {}, {0: 1}),
-    "categorical": (continuous(ObservationDecides), {"num_atoms": 11, "v_min": -2.0, "v_max": 2.0}, {1: 1, -1: -1}),
-    "observation decides": (continuous(ObservationDecides), {}, {1: 1, -1: -1}),
-    "time limits do not end": (continuous(Forever), {"gamma": 0.75}, {0: 4}),
-}
+CRITICS = {"plain": {}, "categorical": {"num_atoms": 11, "v_min": -5.0, "v_max": 5.0}}
+NUM_STEPS = {1: {}, 3: {"n_step": 3, "critic_layer_norm": True}}
 
 
-@pytest.mark.parametrize("options", [{}, {"n_step": 3, "critic_layer_norm": True}], ids=["plain", "n-step"])
-@pytest.mark.parametrize("probe", PROBES)
-def test_known_values_are_learned(probe, options):
-    env, settings, values = PROBES[probe]
-    algorithm = learned(env, **settings, **options)
-    for x, expected in values.items():
-        assert values_of(algorithm, x, 0.0) == pytest.approx([expected] * 2, abs=0.15)
+@functools.cache
+def trained(critics, n_step):
+    return learned(Boxes, 30, exploration_noise=0.3, **CRITICS[critics], **NUM_STEPS[n_step])
 
 
-def test_the_best_action_of_each_observation_is_learned():
-    algorithm = learned(Target, steps=120, exploration_noise=0.3)
+@pytest.mark.parametrize("n_step", NUM_STEPS)
+@pytest.mark.parametrize("critics", CRITICS)
+def test_known_values_are_learned(critics, n_step):
+    algorithm = trained(critics, n_step)
+    one_step, decides, forever, target = Boxes.probes
+    for probe, x, expected in ((one_step, 0, 1), (decides, 1, 1), (decides, -1, -1), (forever, 0, 4)):
+        assert values_of(algorithm, Boxes.seen(probe, x), 0.0) == pytest.approx([expected] * 2, abs=0.15), probe
     for x in (1, -1):
-        assert action_of(algorithm, x) == pytest.approx(x / 2, abs=0.12)
-        assert values_of(algorithm, x, x / 2) == pytest.approx([1, 1], abs=0.15)
-        assert values_of(algorithm, x, 0.0) == pytest.approx([0.75, 0.75], abs=0.15)
+        assert values_of(algorithm, Boxes.seen(target, x), x / 2) == pytest.approx([1, 1], abs=0.15)
+        assert values_of(algorithm, Boxes.seen(target, x), 0.0) == pytest.approx([0.75, 0.75], abs=0.15)
+
+
+@pytest.mark.parametrize("critics", CRITICS)
+def test_the_best_action_of_each_observation_is_learned(critics):
+    for x in (1, -1):
+        found = action_of(trained(critics, 1), Boxes.seen(Target, x))
+        assert found == pytest.approx(x / 2, abs=0.12)
 
 
 def test_cloning_holds_the_policy_at_the_actions_of_the_data():
@@ -445,7 +454,7 @@ def test_cloning_holds_the_policy_at_the_actions_of_the_data():
     for coeff, expected in ((100.0, 0.0), (None, 0.5)):
         algorithm = build_offline(Target, actor_bc_coeff=coeff, lr=0.01, batch_size=32, updates_per_step=300)
         algorithm.step()
-        assert action_of(algorithm, 1) == pytest.approx(expected, abs=0.25)
+        assert action_of(algorithm, torch.ones(1, 1)) == pytest.approx(expected, abs=0.25)
 
 
 # -- execution and resume

@@ -218,7 +218,8 @@ print(hashlib.sha256(weights.numpy().tobytes()).hexdigest(), modules)
 """
 
 
-def test_a_run_with_a_warm_cache_has_the_same_bits_and_loads_no_compiler(tmp_path):
+def test_a_run_with_a_warm_cache_has_the_same_bits_and_loads_no_compiler(tmp_path, give_headers):
+    give_headers(tmp_path)
     environment = os.environ | {"RL8X_CACHE_DIR": str(tmp_path)}
     found = [
         subprocess.run([sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, check=True).stdout

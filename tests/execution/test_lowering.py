@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rl8x.execution.artifacts import Artifacts
-from rl8x.execution.compiler import Compiler, load
+from rl8x.execution.compiler import compiler, load
 from rl8x.execution.loops import Loop
 from rl8x.execution.traces import LoopShape, describe, trace
 
@@ -98,9 +97,8 @@ def step(position, speed, gain, push):
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
+def programs():
     """Everything, compiled side by side."""
-    compiler = Compiler(Artifacts(tmp_path_factory.mktemp("cache")))
     made = {}
     for name, (function, tensors) in FUNCTIONS.items():
         graph, read = trace(function, tensors)
@@ -111,9 +109,8 @@ def programs(tmp_path_factory):
         assert not read
         made[name] = describe(graph, [*state, items], LoopShape(3, 1, ends)).to_json(), []
     for text, _ in made.values():
-        compiler.request(text)
-    yield {name: (load(compiler.library(text)), read) for name, (text, read) in made.items()}
-    compiler.stop()
+        compiler().request(text)
+    return {name: (load(compiler().library(text)), read) for name, (text, read) in made.items()}
 
 
 def agree(actual, expected):

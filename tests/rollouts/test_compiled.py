@@ -187,7 +187,8 @@ def test_a_simulator_runs_eagerly_without_a_warning():
 
 @pytest.mark.compiled_for_real
 def test_compiled_steps_equal_eager_ones():
-    eager, compiled = build(CartPole, execution="eager"), build(CartPole, execution="compile")
+    options = {"horizon": 8}  # the program of trainers/test_resume.py, which is then compiled once
+    eager, compiled = build(CartPole, **options, execution="eager"), build(CartPole, **options, execution="compile")
     for algorithm in (eager, compiled):
         algorithm.collect()
         algorithm.step()

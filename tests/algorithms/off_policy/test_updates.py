@@ -43,7 +43,8 @@ def test_traced_updates_have_the_bits_of_eager_ones(case, monkeypatch):
 
 
 def test_compiled_updates_equal_eager_ones():
-    eager, compiled = build(execution="eager"), build(execution="compile")
+    options = {"updates_per_sample": 0.25}  # 4 updates at once
+    eager, compiled = build(**options, execution="eager"), build(**options, execution="compile")
     rows, others = train(eager), train(compiled)
     assert eager.counters["algorithm/updates"] > 16
     for row, other in zip(rows, others, strict=True):

@@ -62,7 +62,9 @@ def test_a_traced_update_equals_the_eager_one(case):
 
 
 def test_a_compiled_update_equals_the_eager_one():
-    eager, compiled = build(execution="eager"), build(execution="compile")
+    # The programs of trainers/test_resume.py, which are then compiled once.
+    options = {"num_envs": 4, "sgd_minibatch_size": 16, "model_config": {"hidden_sizes": [8]}}
+    eager, compiled = build(**options, execution="eager"), build(**options, execution="compile")
     for algorithm in (eager, compiled):
         algorithm.collect()
         algorithm.step()
