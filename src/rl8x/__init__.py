@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rl8x.distributions import Distribution
     from rl8x.envs import Env, Parameter
     from rl8x.models import Model
+    from rl8x.studies import Study
+    from rl8x.studies.compare import compare
     from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
     from rl8x.trainers import Trainer
 
@@ -43,7 +45,9 @@ _HOMES = {
     "Model": "models",
     "NullTracker": "tracking",
     "Parameter": "envs",
+    "Study": "studies",
     "Trainer": "trainers",
+    "compare": "studies.compare",
     "distill": "algorithms",
     "load_algorithm": "checkpoint",
 }
@@ -63,9 +67,11 @@ __all__ = [
     "PPOConfig",
     "Parameter",
     "Plateau",
+    "Study",
     "Trainer",
     "WallTime",
     "__version__",
+    "compare",
     "distill",
     "load_algorithm",
 ]
