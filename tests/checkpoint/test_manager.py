@@ -33,6 +33,7 @@ os.fsync = noted
 
 def is_copied(trainer, stats):
     if stats[keys.STEPS] == 3:
+        trainer.checkpoints.wait()
         shutil.make_archive("backup", "zip", "mlruns")
         shutil.copytree("mlruns", "backup")
         print("copied", flush=True)

@@ -118,7 +118,8 @@ def test_version(capsys):
     [
         (
             ["trian"],
-            "No such command 'trian'; there are train, resume, collect, envs, bench, ui, cache, report, compare, sync. "
+            "No such command 'trian'; there are train, resume, study, collect, envs, bench, ui, cache, report, "
+            "compare, sync. "
             "Did you mean 'train'?",
         ),
         (["--verion"], "No such option '--verion'"),

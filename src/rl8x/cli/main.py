@@ -26,7 +26,7 @@ from rl8x.output import say
 COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
     "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
-    "study": ("rl8x.cli.study", "Train under several configurations and seeds, and test in many environments."),
+    "study": ("rl8x.cli.study", "Train under several configurations, and test in many environments."),
     "collect": ("rl8x.cli.collect", "Record a data set from what a run's policy does."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),

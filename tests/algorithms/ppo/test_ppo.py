@@ -63,7 +63,9 @@ def test_known_values_and_best_actions_are_learned():
     for (probe, x), (first, second) in probes.KNOWN.items():
         act = algorithm.policy.act(probes.Discretes.seen(probe, x), {}, starts)
         if first == second:
-            assert act.values.item() == pytest.approx(first, abs=0.05), probe
+            assert algorithm.policy.values(probes.Discretes.seen(probe, x), {}, starts).item() == pytest.approx(
+                first, abs=0.05
+            ), probe
         else:
             assert act.actions.item() == int(second > first), probe
 
@@ -540,12 +542,19 @@ class Windy(CartPole):
         super().__init__(num_envs, **options)
 
 
+UNSEEN = {"env.observe_parameters": "none"}
+
+
 @pytest.mark.parametrize(
     ("env", "kwargs", "told"),
     [
-        ("CartPole", {"time_limit": 7}, {"env": "CartPole", "env.time_limit": 7}),
-        (Windy, {"wind": 2.0, "time_limit": 7}, {"env": "Windy", "env.time_limit": 7, "env.kwargs.wind": 2.0}),
-        (functools.partial(Windy, wind=3.0), {}, {"env": "Windy", "env.time_limit": 500, "env.kwargs.wind": 3.0}),
+        ("CartPole", {"time_limit": 7}, {"env": "CartPole", "env.time_limit": 7} | UNSEEN),
+        (Windy, {"wind": 2.0, "time_limit": 7}, {"env": "Windy", "env.time_limit": 7, "env.kwargs.wind": 2.0} | UNSEEN),
+        (
+            functools.partial(Windy, wind=3.0),
+            {"observe_parameters": "critic"},
+            {"env": "Windy", "env.time_limit": 500, "env.kwargs.wind": 3.0, "env.observe_parameters": "critic"},
+        ),
         (
             "CartPole-v1",
             {"sutton_barto_reward": True, "time_limit": 9},
