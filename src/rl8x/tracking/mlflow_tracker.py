@@ -94,6 +94,7 @@ class MLflowTracker:
         self._outage = ""
         self._metric_names = NameTable("metric")
         self._last_time = 0
+        self._may_repeat = False
         self._pid = os.getpid()
 
     @property
@@ -172,10 +173,13 @@ class MLflowTracker:
         first = [_params_op({**(self.params or {}), **params}), _tags_op({**(self.tags or {}), **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
+        # Nothing was logged since the run was resumed: what comes now may be what the process before logged last.
+        self._may_repeat = repeats or (going_on and known is None and self._may_repeat)
         self._spool = spool = self._open_spool(resume, self._spool if going_on else None)
         assert self._location is not None
         if resume is not None:
-            first.insert(0, {"op": "resume", "t": self._now(), "repeats": repeats, "keeps_status": keeps_status})
+            resumes = {"op": "resume", "t": self._now(), "repeats": self._may_repeat, "keeps_status": keeps_status}
+            first.insert(0, resumes)
         for op in first:
             spool.append(op)
         location = self._location
@@ -223,6 +227,8 @@ class MLflowTracker:
             elif resume is not None:
                 check_run_exists(self._location, resume)
                 header["run_id"] = resume
+                if self.run_key is not None and not (root / self.run_key).exists():
+                    header["spool_id"] = self.run_key  # what a killed process leaves is then found by the key too
         database = beside(root / str(header["spool_id"]), self._location.database)
         return Spool.create(root, {**header, "uri": self._location.shown, "database": database})
 

@@ -16,7 +16,7 @@ from rl8x.output import counted
 from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import OPS, REJECTED, Unsent, read_ack, read_header
+from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
@@ -58,7 +58,8 @@ def spool_folders(root: Path) -> list[Path]:
         return [root]
     folders = []
     with contextlib.suppress(OSError):
-        folders = [path for path in root.iterdir() if os.path.lexists(path / OPS) or unreadable(path)]
+        there = [path for path in root.iterdir() if not (path.name.startswith(".") and path.name.endswith(REMOVED))]
+        folders = [path for path in there if os.path.lexists(path / OPS) or unreadable(path)]
     return sorted(folders, key=lambda folder: (last_change(folder), folder.name))
 
 

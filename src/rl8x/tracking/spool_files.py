@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ ACK = "ack.json"
 END = "end.json"
 FILES = "files"
 REJECTED = "rejected.jsonl"
+REMOVED = ".sent"  # how the name of a spool ends that is being removed, after a dot at its beginning
 _END_BYTES = 512
 _ODD_TEXT = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
 
@@ -234,6 +236,20 @@ def read_end(folder: Path) -> Op | None:
     except OSError:
         return None
     return op if op["op"] == "finish" and type(op.get("lost_rows")) is int else None
+
+
+def remove(folder: Path) -> None:
+    """Remove a spool, whose lock the caller has: under its name it is gone at once, or all there.
+
+    Were its files removed one by one, another process could take a lock of its own when the lock's file has gone, and
+    would write to a file that goes next.
+    """
+    gone = folder.with_name(f".{folder.name}{REMOVED}")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(gone, ignore_errors=True)  # of a process that was killed here
+        folder.rename(gone)
+        folder = gone
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def replace_file(path: Path, data: bytes) -> None:
