@@ -92,11 +92,11 @@ def trainings_of(study: StudyConfig, number: int, vary: Mapping[str, Any]) -> li
     return [Training(name, vary, seed, number) for name in study.train for seed in study.seeds]
 
 
-def trials_of(search: Any, study: StudyConfig) -> list[Training]:
-    """List the trainings of all trials so far."""
+def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[Training]:
+    """List the trainings of all trials so far, or of those that have ended."""
     found = []
     for trial in search.trials:
-        if _KEY in trial.user_attrs:
+        if _KEY in trial.user_attrs and (trial.state.is_finished() or not ended):
             found += trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY]))
     return found
 

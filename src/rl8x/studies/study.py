@@ -38,8 +38,9 @@ from rl8x.studies.jobs import check_backend, do_jobs, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
 from rl8x.studies.training import TABLE, read_curve, read_points, read_result, rows_of, run_job
+from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.location import check_writable, make_mlruns
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FileLock, is_locked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,16 +138,16 @@ class Study:
                 options = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
                 for trainings in self._rounds(jobs):
                     self._train(trainings, parent, stored["run_key"], shown, options)
-                frame = self._collect()
+                frame, has_all = self._collect(), self._send_left(parent, stored["run_key"], shown)
                 if not frame.empty:
                     curves = [(each.group, read_curve(self._folder_of(each))) for each in self._finished()]
                     files = [self.folder / TABLE, self.folder / SUPPORTS, self.folder / DEFINITION]
-                    parent.log_results(frame, curves, files)
+                    parent.log_results(frame, curves, files, failed=list(self.failed))
                 interrupted = False
             finally:
                 shown.close()
-                parent.finish(failed=list(self.failed), interrupted=interrupted)
-            if not self.failed:
+                has_parent = parent.finish(failed=list(self.failed), interrupted=interrupted)
+            if not self.failed and has_all and has_parent:
                 replace_synced(self.folder / DONE, str(config.trials or 0).encode())
         return frame
 
@@ -219,6 +220,8 @@ class Study:
             return
         found = search.open_search(self.folder, self.config)
         per_trial = len(self.config.train) * len(self.config.seeds)
+        # What failed is tried again, though the search has the value of the others of its trial.
+        yield [each for each in search.trials_of(found, self.config, ended=True) if not self._is_finished(each)]
         while trials := search.next_trials(found, self.config, max(1, jobs // per_trial)):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
@@ -239,6 +242,10 @@ class Study:
         shown.begin(by_key, left)
         jobs = [self._job(training, parent, key, options) for training in left.values()]
         is_here = options["num_jobs"] == 1 and options["backend"] == "processes"
+        for training in left.values():
+            lock = FileLock(self._folder_of(training) / "lock")
+            if is_locked(lock.path):
+                shown.say(f"{training.label}: {lock.owner()} is still at it, and is waited for; end it if it hangs")
         for done in do_jobs(jobs, shown.noting(run_job) if is_here else run_job, **options):
             training = by_key[done["key"]]
             if "error" in done:
@@ -250,7 +257,7 @@ class Study:
         config = self.config
         local = options["backend"] != "ray" and options["address"] is None
         trust = config.trusted
-        run_key = uuid.uuid5(uuid.UUID(key), training.key).hex
+        run_key = _run_key(key, training)
         return {
             "key": training.key,
             "study": config.plain,
@@ -265,11 +272,28 @@ class Study:
             "parent": os.getpid() if options["backend"] == "processes" and options["num_jobs"] > 1 else None,
         }
 
+    def _send_left(self, parent: ParentRun, key: str, shown: StudyProgress) -> bool:
+        """Send what trainings could not, since the store was away at their ends; returns whether it has all of them."""
+        if not isinstance(parent.tracker, MLflowTracker):
+            return True
+        root = parent.tracker.spool_root
+        for training in self._finished():
+            spool = root / _run_key(key, training)
+            if spool.is_dir():
+                report = sync(spool, to=parent.store_uri)
+                if spool.is_dir():
+                    shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
+                    return False  # each of the others would wait for the same store
+        return True
+
     def _folder_of(self, training: Training) -> Path:
         return self.folder / training.key
 
+    def _is_finished(self, training: Training) -> bool:
+        return read_result(self._folder_of(training)) is not None
+
     def _finished(self) -> list[Training]:
-        return [each for each in self._trainings if read_result(self._folder_of(each)) is not None]
+        return [each for each in self._trainings if self._is_finished(each)]
 
     # -- what came out
 
@@ -322,3 +346,8 @@ class Study:
         from rl8x.studies.report import report
 
         return report(self.folder, **options)
+
+
+def _run_key(study_key: str, training: Training) -> str:
+    """Return the key of a training's tracked run."""
+    return uuid.uuid5(uuid.UUID(study_key), training.key).hex

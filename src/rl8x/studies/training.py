@@ -133,8 +133,9 @@ def _end_with(parent: int) -> None:
             time.sleep(0.2)
         os._exit(1)
 
-    if os.getppid() == parent:
-        threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
+    if os.getppid() != parent:  # it was killed while this process imported what it needs
+        os._exit(1)
+    threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
 
 
 def _set_threads(threads: int | None) -> None:
