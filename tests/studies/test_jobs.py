@@ -29,12 +29,16 @@ def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
     assert "\n" not in said[0]
 
 
-def test_workers_that_are_lost_again_and_again_end_it(tmp_path):
+def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
+    """It takes the other's worker with it each time, before that is through."""
     said = []
-    (done,) = do_jobs(jobs_of(tmp_path, 9), work, say=said.append, **HERE)
-    assert done["key"] == "job0"
-    assert "3 times in a row: is there enough memory?" in done["error"]
-    assert len(list(tmp_path.iterdir())) == 3
+    fatal, other = jobs_of(tmp_path, 9, 0)
+    first, second = do_jobs([fatal, {**other, "takes_s": 0.5}], work, say=said.append, **HERE)
+    assert first["key"] == "job0"
+    assert "3 times in a row: is there enough memory?" in first["error"]
+    assert second["key"] == "job1"
+    assert "result" in second
+    assert len(list(tmp_path.glob("job0-*"))) == 3
     assert len(said) == 2
 
 

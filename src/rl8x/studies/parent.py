@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # Metrics of a run at most, and points of each.
 _MAX_KEYS: Final = 80
 _MAX_POINTS: Final = 500
+# At idle priority on a busy computer MLflow was imported in more than 90 s.
 _PATIENCE_S: Final = 600.0
-_FIRST_CONTACT_S: Final = 90.0
 REPORTED: Final = "reported.json"
 
 
@@ -62,7 +62,7 @@ class ParentRun:
         tags = {"rl8x.study": study.name, "rl8x.study_folder": str(study.folder)}
         self.tracker.start(params=params, tags=tags, repeats=self._repeats())
         if isinstance(self.tracker, MLflowTracker):
-            self.tracker.flush(_FIRST_CONTACT_S)
+            self.tracker.flush(_PATIENCE_S)  # of a store that is down it is a few seconds
             if self.tracker.run_id is None:
                 where = self.tracker.location
                 self.tracker.finish("FAILED")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rl8x.disk import replace_synced
 from rl8x.studies.definition import StudyConfig, Training
+from rl8x.studies.ranges import suggest
 
 DATABASE: Final = "optuna.db"
 _KEY: Final = "rl8x"
@@ -81,7 +82,7 @@ def next_trials(search: Any, study: StudyConfig, count: int) -> list[list[Traini
     trials = []
     for _ in range(min(count, study.trials - num_ended(search))):
         trial = search.ask()
-        vary = {name: _suggest(trial, name, values) for name, values in study.vary.items()}
+        vary = {name: suggest(trial, name, values) for name, values in study.vary.items()}
         trial.set_user_attr(_KEY, json.dumps(vary))
         trials.append(trainings_of(study, trial.number, vary))
     return trials
@@ -119,19 +120,6 @@ def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> 
         search.tell(number, state=TrialState.PRUNED)
     else:
         search.tell(number, mean)
-
-
-def _suggest(trial: Any, name: str, values: Any) -> Any:
-    if isinstance(values, list):
-        kind, given = "choice", values
-    else:
-        ((kind, given),) = values.items()
-    if kind == "choice":
-        # Texts, since a storage takes no lists and mappings.
-        return json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in given]))
-    if kind in ("int", "log_int"):
-        return trial.suggest_int(name, *given, log=kind == "log_int")
-    return trial.suggest_float(name, *given, log=kind == "log_uniform")
 
 
 def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:

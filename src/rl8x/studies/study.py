@@ -37,7 +37,7 @@ from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.jobs import check_backend, do_jobs, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
-from rl8x.studies.training import TABLE, read_curve, read_points, read_result, rows_of, run_job
+from rl8x.studies.training import RESULT, TABLE, read_curve, read_points, read_result, rows_of, run_job
 from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.location import check_writable, make_mlruns
 from rl8x.tracking.locks import FileLock, is_locked
@@ -138,7 +138,8 @@ class Study:
                 options = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
                 for trainings in self._rounds(jobs):
                     self._train(trainings, parent, stored["run_key"], shown, options)
-                frame, has_all = self._collect(), self._send_left(parent, stored["run_key"], shown)
+                has_all = self._send_left(parent, stored["run_key"], shown)
+                frame = self._collect()
                 if not frame.empty:
                     curves = [(each.group, read_curve(self._folder_of(each))) for each in self._finished()]
                     files = [self.folder / TABLE, self.folder / SUPPORTS, self.folder / DEFINITION]
@@ -278,12 +279,17 @@ class Study:
             return True
         root = parent.tracker.spool_root
         for training in self._finished():
-            spool = root / _run_key(key, training)
+            folder, spool = self._folder_of(training), root / _run_key(key, training)
+            if not spool.is_dir():
+                continue
+            report = sync(spool, to=parent.store_uri)
             if spool.is_dir():
-                report = sync(spool, to=parent.store_uri)
-                if spool.is_dir():
-                    shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
-                    return False  # each of the others would wait for the same store
+                shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
+                return False  # each of the others would wait for the same store
+            result = read_result(folder) or {}
+            if not result["run_id"] and report.spools:
+                result["run_id"] = report.spools[0].run_id or ""
+                replace_synced(folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
         return True
 
     def _folder_of(self, training: Training) -> Path:

@@ -119,6 +119,12 @@ def read_curve(folder: Path) -> list[tuple[int, float]]:
     return sorted(points.items())
 
 
+def _cut_torn(path: Path) -> None:
+    """Cut off what a full disk or a kill left of a last line: the next one would be lost with it."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
 _watched: set[int] = set()
 
 
@@ -194,6 +200,7 @@ class _Work:
     def to_the_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         (self.folder / POINTS).mkdir(exist_ok=True)
+        _cut_torn(self.folder / CURVE)
         trainer, run = self._trainer(), self.run
         trainer.run(
             env_config=run.env_config,
@@ -237,7 +244,8 @@ class _Work:
                 file.write(json.dumps(point) + "\n")
         if time.monotonic() - self._noted > _SECONDS_PER_NOTE:
             self._noted = time.monotonic()
-            (self.folder / PROGRESS).write_text(str(steps))
+            with contextlib.suppress(OSError):
+                (self.folder / PROGRESS).write_text(str(steps))
         if not self._is_due(steps):
             return None
         measured = self._measure(trainer)

@@ -9,6 +9,7 @@ import re
 import shlex
 import sqlite3
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, 
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
+_BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
@@ -50,6 +52,19 @@ def find_spool(root: Path, handle: str) -> Path | None:
             if handle in (read_ack(folder).run_id, read_header(folder).get("run_id")):
                 return folder
     return None
+
+
+def reopened(roots: Sequence[Path], handle: str) -> Spool | None:
+    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
+    folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
+    if folder is None:
+        return None
+    try:
+        return Spool.open(folder, _BUSY_WAIT_S)
+    except TrackingError:
+        if (folder / OPS).exists():
+            raise
+        return None  # it was sent and removed meanwhile
 
 
 def spool_folders(root: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, is_locked
-from rl8x.tracking.names import readable
+from rl8x.tracking.names import NameTable, legal_name, readable
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_data
 
@@ -94,6 +94,24 @@ class Unsent:
         rows = counted(self.num_lost, "row", "rows") if self.num_lost else ""
         others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
         return " and ".join(filter(None, (rows, others)))
+
+
+def params_op(params: Mapping[str, object]) -> Op:
+    """Make the op of hyperparameters."""
+    return {"op": "params", "params": {name: _text(value) for name, value in NameTable().legal(params).items()}}
+
+
+def _text(value: object) -> str:
+    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
+
+
+def tags_op(tags: Mapping[str, str]) -> Op:
+    """Make the op of tags."""
+    return {"op": "tags", "tags": {legal_name(name): _text(value) for name, value in tags.items()}}
 
 
 def encode(op: Mapping[str, object]) -> bytes:
