@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import shutil
@@ -171,7 +172,11 @@ def test_the_runs_are_a_parent_and_its_children(ran):
     assert parent.data.metrics["result/returns/gap"] == pytest.approx(gap)
     for run in (parent, *children):
         assert len(run.data.metrics) <= 80
-    assert all(len(client.get_metric_history(parent.info.run_id, name)) == 1 for name in ("result/returns/mean",))
+    # Once in each of the two reports, of which the first was of three policies.
+    assert len(client.get_metric_history(parent.info.run_id, "result/returns/mean")) == 2
+    # Points of a training are there once, though its process was cut off from the store.
+    for child in children:
+        assert len(client.get_metric_history(child.info.run_id, "result/returns/mean")) == 1
 
 
 def test_the_parents_series_are_means_over_seeds(ran):
@@ -280,6 +285,21 @@ def test_what_a_training_could_not_send_is_sent(ran):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_a_full_disk_is_said_in_one_line_and_the_study_goes_on(here, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    study = make(tracking=False, max_steps=1, seeds=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "replace_synced", full)
+        assert study.run().empty
+        assert set(study.failed.values()) == {"OSError: [Errno 28] No space left on device"}
+        patch.setattr(module, "replace_synced", full)
+        with pytest.raises(StudyError, match=r"cannot be written \(No space left on device\): .* goes on"):
+            make(tracking=False, max_steps=1, seeds=1).run()
+    assert len(make(tracking=False, max_steps=1, seeds=1).run()) == 2 * 6
 
 
 def test_a_job_is_plain_data(here, monkeypatch):

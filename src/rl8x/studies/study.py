@@ -21,6 +21,7 @@ its tracked run is a child of the study's. What is done is not done again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import uuid
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 DEFINITION: Final = "study.json"
 SUPPORTS: Final = "supports.json"
 DONE: Final = "done"
+# The disk is full, or has become read-only
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class StudyError(ValueError):
@@ -71,6 +74,7 @@ class Study:
     Attributes:
         config: All of it.
         failed: The trainings that failed in the last `run()`, by their labels, and why.
+        has_arrived: Whether the store has all that the last `run()` tracked; else the next one sends the rest.
 
     Raises:
         ValueError: If something of it is not legal.
@@ -89,6 +93,7 @@ class Study:
         data = {"train": train, "test": test, "seeds": seeds, "vary": vary or {}, **options}
         self.config = StudyConfig.from_dict(data, trust=trust)
         self.failed: dict[str, str] = {}
+        self.has_arrived = True
         self._trainings = [] if self.config.searches else self.config.trainings()
 
     @classmethod
@@ -138,7 +143,7 @@ class Study:
                 options = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
                 for trainings in self._rounds(jobs):
                     self._train(trainings, parent, stored["run_key"], shown, options)
-                has_all = self._send_left(parent, stored["run_key"], shown)
+                self.has_arrived = self._send_left(parent, stored["run_key"], shown)
                 frame = self._collect()
                 if not frame.empty:
                     curves = [(each.group, read_curve(self._folder_of(each))) for each in self._finished()]
@@ -147,8 +152,8 @@ class Study:
                 interrupted = False
             finally:
                 shown.close()
-                has_parent = parent.finish(failed=list(self.failed), interrupted=interrupted)
-            if not self.failed and has_all and has_parent:
+                self.has_arrived &= parent.finish(failed=list(self.failed), interrupted=interrupted)
+            if not self.failed and self.has_arrived:
                 replace_synced(self.folder / DONE, str(config.trials or 0).encode())
         return frame
 
@@ -202,6 +207,13 @@ class Study:
             raise StudyError(f"{lock.owner()} is at the study in {self.folder}: wait for it, or end it.")
         try:
             yield
+        except OSError as error:
+            if error.errno not in _DISK:
+                raise
+            raise StudyError(
+                f"the study's folder {self.folder} cannot be written ({error.strerror}): make room there; the same "
+                "command goes on."
+            ) from error
         finally:
             lock.release()
 
