@@ -10,9 +10,11 @@ import threading
 
 import numpy as np
 import pytest
+from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess
 from tests.studies.killing import killed_at
 
+from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
@@ -300,6 +302,20 @@ def test_a_full_disk_is_said_in_one_line_and_the_study_goes_on(here, monkeypatch
         with pytest.raises(StudyError, match=r"cannot be written \(No space left on device\): .* goes on"):
             make(tracking=False, max_steps=1, seeds=1).run()
     assert len(make(tracking=False, max_steps=1, seeds=1).run()) == 2 * 6
+
+
+def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here):
+    env = CartPole(4, seed=0)
+    record(policy_for(env), env, 60, epsilon=1.0).dataset.save("data")
+    options = {name: value for name, value in BASE.items() if name != "env"}
+    options |= {"train": {"data": {}}, "test": {"length": [0.25, 0.5]}, "tracking": False, "algorithm": "bc"}
+    options |= {"env_kwargs": {"time_limit": 7}, "max_steps": 2, "episodes": 4}
+    options |= {"algorithm_config": {"dataset": "data", "device": "cpu", "batch_size": 8}}
+    with pytest.raises(ValueError, match="give `eval_env`, as it trains on a data set"):
+        Study(**options).run()
+    frame = Study(**options, eval_env="CartPole").run()
+    assert frame[table.LENGTHS].between(1, 7).all()
+    assert frame[table.INSIDE].tolist() == [False, True]  # where a parameter has its default
 
 
 def test_a_job_is_plain_data(here, monkeypatch):

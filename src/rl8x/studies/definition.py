@@ -256,14 +256,14 @@ class StudyConfig:
                 where = f"{training.group}: " if training.vary else ""
                 raise ValueError(f"{where}{one_line(error)}.") from None
             num_envs = getattr(run.make_algorithm_config(), "num_envs", 1)
-            key = json.dumps([run.env, run.env_kwargs, num_envs, training.training], sort_keys=True)
+            key = json.dumps([tested_env(run), run.env_kwargs, num_envs, training.training], sort_keys=True)
             if key not in known:
                 known.add(key)
                 self._check_env(run, training.training, num_envs)
         dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
 
     def _check_env(self, run: RunConfig, name: str, num_envs: int) -> None:
-        maker = env_maker(run.env, trust=self.trusted)
+        maker = env_maker(tested_env(run), trust=self.trusted)
         try:
             inspect.signature(maker).bind(1, device="cpu", seed=0, **run.env_kwargs)
         except TypeError as error:
@@ -272,8 +272,8 @@ class StudyConfig:
         try:
             if not env.episodic:
                 raise ValueError(
-                    f"the episodes of {run.env} never end, so that there are none to test by. Give it a `time_limit` "
-                    "in env_kwargs."
+                    f"the episodes of {tested_env(run)} never end, so that there are none to test by. Give it a "
+                    "`time_limit` in env_kwargs."
                 )
             env.plain_config(self.train[name], called=f"train[{name!r}]")
             test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
@@ -323,7 +323,8 @@ class StudyConfig:
                 if not isinstance(inner, dict):
                     raise ValueError(f"vary[{name!r}]: {part} is {shortened(inner)}, not a mapping.")
             inner[last] = value
-        data["env_config"] = self.train[training.training]
+        if self.train[training.training] or data.get("env"):  # a data set has no physics to set
+            data["env_config"] = self.train[training.training]
         data["seed"] = training.seed
         data["run_name"] = f"{self.name} {training.label}"[:240]
         data["progress"] = "none"
@@ -336,6 +337,19 @@ class StudyConfig:
             ValueError: If it is not legal.
         """
         return RunConfig.from_dict(self.run_data(training), trust=self.trusted)
+
+
+def tested_env(run: RunConfig) -> str:
+    """Return the name of the environment that a training's policies are tested in: with a data set its `eval_env`.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if run.env:
+        return run.env
+    if isinstance(run.eval_env, str) and run.eval_env != "auto":
+        return run.eval_env
+    raise ValueError("a study tests policies in an environment: give `eval_env`, as it trains on a data set.")
 
 
 def _seeds(seeds: Any) -> list[int]:

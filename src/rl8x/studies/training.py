@@ -14,6 +14,7 @@ What it needs comes as plain data, and what it leaves lies in its folder, so tha
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import threading
@@ -27,13 +28,14 @@ import numpy as np
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
+from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig
 from rl8x.disk import replace_synced
 from rl8x.envs import env_maker
 from rl8x.output import described
 from rl8x.studies import table
 from rl8x.studies.cells import inside, support
-from rl8x.studies.definition import StudyConfig, Training
+from rl8x.studies.definition import StudyConfig, Training, tested_env
 from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
@@ -289,8 +291,8 @@ class _Work:
         """Return what makes an environment to test in, where the algorithm trains without one."""
         if algorithm.env_factory is not None or algorithm.env is not None:
             return None
-        name = self.run.eval_env if isinstance(self.run.eval_env, str) and self.run.eval_env != "auto" else self.run.env
-        return env_maker(name, trust=self.job["trust"])
+        trust = self.job["trust"]
+        return functools.partial(env_maker(tested_env(self.run), trust=trust), **restored(self.run.env_kwargs, trust))
 
     def _prune(self, measured: Mapping[str, Any], steps: int) -> None:
         """End a trial that a search gives up."""
