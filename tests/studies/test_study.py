@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import shutil
 import threading
 
@@ -425,13 +424,6 @@ def test_a_study_that_is_killed_anywhere_goes_on(here):
     assert resumed.run().equals(whole)
     assert resumed.failed == {}
     assert [path.name for path in resumed.folder.iterdir()].count("done") == 1
-
-
-def test_a_worker_whose_driver_has_gone_does_not_begin(here):
-    process = multiprocessing.get_context("fork").Process(target=work._end_with, args=(1,))
-    process.start()
-    process.join()
-    assert process.exitcode == 1
 
 
 def test_who_has_a_training_is_said(here, capfd):

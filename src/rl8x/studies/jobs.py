@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -90,11 +92,33 @@ def _in_parallel(
 ) -> Iterator[dict[str, Any]]:
     import joblib
 
-    # No worker without a job: a killed driver would leave it to wait for one.
-    how: dict[str, Any] = {"n_jobs": min(num_jobs, len(jobs)), "backend": "loky"} if backend == "processes" else {}
     tasks = (joblib.delayed(work)(dict(job)) for job in jobs)
-    # One job after the other to each worker, as they take long: nothing is handed out ahead.
-    yield from joblib.Parallel(**how, return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+    with contextlib.ExitStack() as stack:
+        how: dict[str, Any] = {}
+        if backend == "processes":
+            how["n_jobs"] = num_jobs
+            stack.enter_context(joblib.parallel_config("loky", initializer=end_with, initargs=(os.getpid(),)))
+        # One job after the other to each worker, as they take long: nothing is handed out ahead.
+        yield from joblib.Parallel(**how, return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+
+
+_watched: set[int] = set()
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has: a driver that was killed must not leave workers behind."""
+    if parent in _watched:
+        return
+    _watched.add(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    if os.getppid() != parent:  # killed while this process began
+        os._exit(1)
+    threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -282,7 +281,6 @@ class Study:
             "threads": threads_of(options["num_jobs"]) if local else None,
             "tracking": child_tracking(config, parent, run_key, f"{config.name} {training.label}"[:240]),
             "trust": trust if isinstance(trust, bool) else sorted(trust),
-            "parent": os.getpid() if options["backend"] == "processes" and options["num_jobs"] > 1 else None,
         }
 
     def _send_left(self, parent: ParentRun, key: str, shown: StudyProgress) -> bool:

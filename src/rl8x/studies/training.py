@@ -16,8 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -64,7 +62,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         job: Plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`, `tracking`
-            (None, or what `_tracker` takes) and `trust`; `parent` is the process to end with, None for none.
+            (None, or what `_tracker` takes) and `trust`.
 
     Returns:
         `key`, and `result`, or `error` in one line.
@@ -72,8 +70,6 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     if not folder.parent.is_dir():
         return {"key": job["key"], "error": f"{folder.parent} is not there: all workers must see the study's folder"}
-    if job["parent"] is not None:
-        _end_with(job["parent"])
     lock = FileLock(folder / "lock")
     try:
         folder.mkdir(exist_ok=True)
@@ -125,25 +121,6 @@ def _cut_torn(path: Path) -> None:
     """Cut off what a full disk or a kill left of a last line: the next one would be lost with it."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
-
-
-_watched: set[int] = set()
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent has: a driver that was killed must not leave trainings behind."""
-    if parent in _watched or os.getpid() == parent:
-        return
-    _watched.add(parent)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    if os.getppid() != parent:  # it was killed while this process imported what it needs
-        os._exit(1)
-    threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
 
 
 def _set_threads(threads: int | None) -> None:
