@@ -80,7 +80,7 @@ class ParentRun:
         A report on what failed in one before, or on more trials, has the same steps and other values: all its points
         are sent, and are the last of their steps.
         """
-        now = {"trials": self.study.trials, "failed": []}
+        now: dict[str, Any] = {"trials": self.study.trials, "failed": []}
         return all(report == now for report in self._reports())
 
     @property
