@@ -1,15 +1,17 @@
-"""Kill a study with -9 at random instants, go on with it, and compare it with one that nobody killed.
+"""Kill a study with -9 at random instants and at chosen ones, go on with it, and compare it with one nobody killed.
 
     python benchmarks/study_kills.py --kills 20 --jobs 2
 
 Two trainings and two seeds of a few steps, tracked in an sqlite database of a temporary folder. Each kill hits the
 process that drives the study; what it has started must end by itself. Expected: one parent, four children, each once
-and finished; every metric has as many points as in the study that was not killed, and the tables are equal.
+and finished; every metric has as many points as in the study that was not killed, no spool is left, and the tables are
+equal. The answer goes to `benchmarks/results/study_kills.json`, one entry for each number of jobs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -23,7 +25,11 @@ from typing import Any
 import psutil
 
 STUDY = """
+import importlib
+import os
+import signal
 import sys
+
 from rl8x.randomization import Uniform
 from rl8x.studies import Study
 
@@ -39,16 +45,50 @@ study = Study(
     checkpoints={"every_steps": 4},
     algorithm_config={"num_envs": 16, "horizon": 16, "device": "cpu", "model_config": {"hidden_sizes": [16]}},
 )
+if len(sys.argv) > 2:  # where to be killed: module:name, before or after its n-th call
+    path, when, number = sys.argv[2:]
+    module, _, name = path.partition(":")
+    *owners, last = name.split(".")
+    owner = importlib.import_module(module)
+    for each in owners:
+        owner = getattr(owner, each)
+    whole, calls = getattr(owner, last), []
+
+    def killed(*args, **kwargs):
+        calls.append(name)
+        is_now = len(calls) == int(number)
+        if is_now and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        returned = whole(*args, **kwargs)
+        if is_now:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return returned
+
+    setattr(owner, last, killed)
 study.run(jobs=int(sys.argv[1]))
 print("failed:", study.failed)
 """
+# Where a study is killed on purpose: a training that is over and has not said so, and the parent's end.
+IN_TRAINING = (
+    ("rl8x.studies.training:_Work._conclude", "before", 1),
+    ("rl8x.studies.training:_Work._conclude", "after", 2),
+    ("rl8x.studies.training:log_table", "after", 3),
+)
+IN_DRIVER = (
+    ("rl8x.studies.study:Study._collect", "before", 1),
+    ("rl8x.studies.study:replace_synced", "after", 2),
+    ("rl8x.studies.parent:log_table", "before", 1),
+    ("rl8x.studies.parent:ParentRun.log_results", "after", 1),
+    ("rl8x.studies.parent:ParentRun.finish", "after", 1),
+)
+OUT = Path(__file__).parent / "results" / "study_kills.json"
 
 
-def start(folder: Path, jobs: int) -> subprocess.Popen[bytes]:
-    """Start the study in a session of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", STUDY, str(jobs)], cwd=folder, start_new_session=True, stdout=subprocess.PIPE
-    )
+def start(folder: Path, jobs: int, *at: object) -> subprocess.Popen[bytes]:
+    """Start the study in a session of its own; `at` is where it is to be killed."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", STUDY, str(jobs), *map(str, at)]
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL)
 
 
 def wait_for_orphans(session: int, patience_s: float = 30.0) -> int:
@@ -71,8 +111,6 @@ def wait_for_orphans(session: int, patience_s: float = 30.0) -> int:
 
 def contents(folder: Path) -> dict[str, Any]:
     """Read all that a study came to: its runs, their points, and its table."""
-    import json
-
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
@@ -85,7 +123,7 @@ def contents(folder: Path) -> dict[str, Any]:
     table = json.loads((folder / "mlruns/studies/study/evaluations.json").read_text())
     column = table["columns"].index("run_id")
     rows = [[value for index, value in enumerate(row) if index != column] for row in table["data"]]
-    return {"runs": found, "table": rows}
+    return {"runs": found, "table": rows, "spools": [path.name for path in (folder / "mlruns/spool").iterdir()]}
 
 
 def differences(killed: dict[str, Any], whole: dict[str, Any]) -> list[str]:
@@ -101,7 +139,69 @@ def differences(killed: dict[str, Any], whole: dict[str, Any]) -> list[str]:
             points, expected = mine[0][1], theirs[0][1]
             wrong = [key for key in points.keys() | expected.keys() if points.get(key) != expected.get(key)]
             found += [f"{name}: {key}: {points.get(key)} points, not {expected.get(key)}" for key in sorted(wrong)[:5]]
+    found += [f"the spool {name} is left" for name in killed["spools"]]
     return found + ["the tables differ"] * (killed["table"] != whole["table"])
+
+
+def kill_at_points(folder: Path, jobs: int) -> tuple[int, int]:
+    """Kill one study at all chosen points, one after the other; returns how often it was killed, and the orphans."""
+    kills = orphans = 0
+    for at in IN_TRAINING * (jobs == 1) + IN_DRIVER:
+        process = start(folder, jobs, *at)
+        assert process.wait() == -signal.SIGKILL, f"{at} was not reached"
+        orphans += wait_for_orphans(process.pid)
+        kills += 1
+        print(f"killed {at[1]} call {at[2]} of {at[0]}", flush=True)
+    return kills, orphans
+
+
+def kill_at_random(folder: Path, jobs: int, seconds: float, left: int, draw: random.Random) -> tuple[int, int]:
+    """Kill one study at random instants until it is done, or as often as is left to do."""
+    kills = orphans = 0
+    while kills < left:
+        process = start(folder, jobs)
+        try:
+            process.wait(instant := draw.uniform(0.1, seconds))
+            break
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+            orphans += wait_for_orphans(process.pid)
+            print(f"killed after {instant:.1f} s", flush=True)
+    return kills, orphans
+
+
+def measure(jobs: int, num_kills: int, seed: int) -> dict[str, Any]:
+    """Kill studies, each until it is done, and compare each with one that was not killed."""
+    draw, problems, at_random, orphans, studies = random.Random(seed), [], 0, 0, 1
+    with tempfile.TemporaryDirectory() as name:
+        begin = time.monotonic()
+        assert start(Path(name) / "whole", jobs).wait() == 0
+        seconds = time.monotonic() - begin
+        print(f"the whole study took {seconds:.1f} s", flush=True)
+        whole = contents(Path(name) / "whole")
+        at_points, orphans = kill_at_points(Path(name) / "study0", jobs)
+        while True:
+            folder = Path(name) / f"study{studies - 1}"
+            process = start(folder, jobs)
+            assert process.wait() == 0
+            found = differences(contents(folder), whole)
+            print(f"study {studies}: {found or 'as the whole one'}", flush=True)
+            problems += found
+            if at_random >= num_kills:
+                break
+            studies += 1
+            more = kill_at_random(Path(name) / f"study{studies - 1}", jobs, seconds, num_kills - at_random, draw)
+            at_random, orphans = at_random + more[0], orphans + more[1]
+    return {
+        "jobs": jobs,
+        "random_kills": at_random,
+        "kills_at_points": at_points,
+        "studies": studies,
+        "processes_that_outlived_a_kill": orphans,
+        "differences": problems,
+    }
 
 
 def main() -> int:
@@ -109,39 +209,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    draw = random.Random(options.seed)
-    with tempfile.TemporaryDirectory() as name:
-        whole, killed = Path(name) / "whole", Path(name) / "killed"
-        whole.mkdir()
-        killed.mkdir()
-        begin = time.monotonic()
-        assert start(whole, options.jobs).wait() == 0
-        seconds = time.monotonic() - begin
-        print(f"the whole study took {seconds:.1f} s", flush=True)
-        kills = orphans = 0
-        while kills < options.kills:
-            process = start(killed, options.jobs)
-            instant = draw.uniform(0.1, seconds)
-            try:
-                process.wait(instant)
-            except subprocess.TimeoutExpired:
-                os.kill(process.pid, signal.SIGKILL)
-                process.wait()
-                kills += 1
-                orphans += wait_for_orphans(process.pid)
-                print(f"kill {kills} after {instant:.1f} s", flush=True)
-            else:  # it was done: from its beginning, once more
-                problems = differences(contents(killed), contents(whole))
-                print(f"done after {kills} kills: {problems or 'as the whole one'}", flush=True)
-                if problems:
-                    return 1
-                subprocess.run(["rm", "-rf", str(killed)], check=True)
-                killed.mkdir()
-        assert start(killed, options.jobs).wait() == 0
-        problems = differences(contents(killed), contents(whole))
-        print(f"{kills} kills: {problems or 'every child once, nothing lost'}; {orphans} processes outlived a kill")
-        return 1 if problems or orphans else 0
+    row = measure(options.jobs, options.kills, options.seed)
+    print(json.dumps(row))
+    rows = json.loads(options.out.read_text()) if options.out.exists() else []
+    rows = sorted([each for each in rows if each["jobs"] != options.jobs] + [row], key=lambda each: each["jobs"])
+    options.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    return 1 if row["differences"] or row["processes_that_outlived_a_kill"] else 0
 
 
 if __name__ == "__main__":

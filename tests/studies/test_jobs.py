@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
+import time
 
+import psutil
 import pytest
 from tests.studies.lossy import work
 
 from rl8x.studies import Study, table
-from rl8x.studies.jobs import check_backend, do_jobs, threads_of
+from rl8x.studies.jobs import check_backend, do_jobs, end_with, threads_of
 
 HERE = {"num_jobs": 2, "backend": "processes", "address": None}
 
@@ -29,13 +32,42 @@ def test_a_lost_worker_is_said_in_one_line_and_its_job_is_done_again(tmp_path):
     assert "\n" not in said[0]
 
 
-def test_workers_that_are_lost_again_and_again_end_it(tmp_path):
+def test_a_job_whose_worker_is_lost_again_and_again_fails_alone(tmp_path):
+    """It takes the other's worker with it each time, before that is through."""
     said = []
-    (done,) = do_jobs(jobs_of(tmp_path, 9), work, say=said.append, **HERE)
-    assert done["key"] == "job0"
-    assert "3 times in a row: is there enough memory?" in done["error"]
-    assert len(list(tmp_path.iterdir())) == 3
+    fatal, other = jobs_of(tmp_path, 9, 0)
+    first, second = do_jobs([fatal, {**other, "takes_s": 0.5}], work, say=said.append, **HERE)
+    assert first["key"] == "job0"
+    assert "3 times in a row: is there enough memory?" in first["error"]
+    assert second["key"] == "job1"
+    assert "result" in second
+    assert len(list(tmp_path.glob("job0-*"))) == 3
     assert len(said) == 2
+
+
+def test_a_worker_whose_driver_has_gone_does_not_begin():
+    process = multiprocessing.get_context("fork").Process(target=end_with, args=(1,))
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+
+
+def test_workers_end_with_a_killed_driver(tmp_path):
+    """Also one that has got no job, which would wait minutes for one."""
+
+    def drive():
+        list(do_jobs([{**job, "takes_s": 60.0} for job in jobs_of(tmp_path, 0)], work, say=print, **HERE))
+
+    driver = multiprocessing.get_context("fork").Process(target=drive)
+    driver.start()
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = [each for each in psutil.Process(driver.pid).children() if "LokyProcess" in " ".join(each.cmdline())]
+    assert len(workers) == 2
+    driver.kill()
+    driver.join()
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
 def test_an_error_of_the_work_itself_is_no_loss(tmp_path):

@@ -81,6 +81,12 @@ def test_a_search_ends_after_its_trials_and_goes_on_with_more(tmp_path, monkeypa
         patch.setattr("rl8x.studies.study.run_job", killed)
         with pytest.raises(KeyboardInterrupt):
             make(4).run()
+    # Failed: the trial has no value, and its training is tried again all the same.
+    with monkeypatch.context() as patch:
+        patch.setattr("rl8x.studies.study.run_job", lambda job: {"key": job["key"], "error": "no luck"})
+        failed = make(4)
+        failed.run()
+    assert list(failed.failed.values()) == ["no luck"]
     more = make(4).run()
     assert len(more[["vary.lr"]].drop_duplicates()) == 4
     assert begun[0]["lr"] in set(more["vary.lr"])

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import multiprocessing
-import os
 import shutil
-import signal
-import time
+import threading
 
 import numpy as np
 import pytest
+from tests.cli.test_collect import policy_for, record
+from tests.conftest import InProcess
+from tests.studies.killing import killed_at
 
+from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, StudyConfig, StudyError, table
+from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
+from rl8x.tracking.locks import FileLock
+from rl8x.tracking.store import StoreDownError
 
 BASE = {
     "env": "CartPole",
@@ -42,7 +47,6 @@ def runs_of(client):
 def ran(mlflow_template, tmp_path_factory):
     """A study that has run, tracked: its folder's `mlruns`, the study, its table, and a client."""
     from mlflow import MlflowClient
-    from tests.conftest import InProcess
 
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("study")
@@ -50,14 +54,55 @@ def ran(mlflow_template, tmp_path_factory):
         patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
         (folder / "mlruns").mkdir()
         shutil.copyfile(mlflow_template, folder / "mlruns" / "mlflow.db")
-        study = make(vary={"lr": [1e-3, 1e-2]}, evaluate_at=[2], train={"wide": TRAIN["wide"]}, name="tried")
+        options = {"vary": {"lr": [1e-3, 1e-2]}, "evaluate_at": [2], "train": {"wide": TRAIN["wide"]}, "name": "tried"}
+        first = run_with_trouble(make(**options), patch)
+        done = []
+        patch.setattr("rl8x.studies.study.run_job", lambda job: done.append(job["seed"]) or work.run_job(job))
+        study = make(**options)
         frame = study.run()
-        again = make(vary={"lr": [1e-3, 1e-2]}, evaluate_at=[2], train={"wide": TRAIN["wide"]}, name="tried")
-        yield study, frame, MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db"), again
+        first["done_again"] = done
+        client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+        yield study, frame, client, make(**options), first
+
+
+def run_with_trouble(study, monkeypatch):
+    """Run a study whose last training fails, and whose first cannot reach its store when it is over."""
+    away, left = [], []
+
+    class Away(InProcess):
+        def _ask(self, name):
+            if away:
+                raise StoreDownError("away")
+            return super()._ask(name)
+
+    whole, conclude = work._Work.to_the_end, work._Work._conclude
+
+    def to_the_end(self):
+        if self.job["seed"] == 1 and self.job["vary"] == {"lr": 1e-2}:
+            raise RuntimeError("no luck")
+        return whole(self)
+
+    def without_store(self, trainer):
+        away.extend([True] * (self.job["seed"] == 0 and self.job["vary"] == {"lr": 1e-3}))
+        try:
+            return conclude(self, trainer)
+        finally:
+            if away:
+                left.extend((study.folder.parent.parent / "spool" / self.job["tracking"]["run_key"]).iterdir())
+            away.clear()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", Away)
+        patch.setattr(work, "_PATIENCE_S", 10.0)
+        patch.setattr(work._Work, "to_the_end", to_the_end)
+        patch.setattr(work._Work, "_conclude", without_store)
+        frame = study.run()
+    folder = study.folder / Training("wide", {"lr": 1e-2}, 1).key
+    return {"failed": study.failed, "frame": frame, "trace": (folder / "error.txt").read_text(), "left": left}
 
 
 def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
-    _, frame, _, _ = ran
+    _, frame, *_ = ran
     assert len(frame) == 2 * 2 * 2 * 6  # rates, seeds, points, cells
     assert list(frame.columns) == [
         table.TRAINING,
@@ -92,7 +137,7 @@ def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
     from rl8x.config import RunConfig
     from rl8x.studies.evaluation import CellEvaluator
 
-    study, frame, _, _ = ran
+    study, frame, *_ = ran
     training = Training("wide", {"lr": 1e-2}, 1)
     run = RunConfig.from_dict({**study.config.run_data(training), "tracking": False})
     trainer = run.make_trainer()
@@ -107,7 +152,7 @@ def test_the_table_is_what_the_evaluations_one_by_one_give(ran):
 
 
 def test_the_runs_are_a_parent_and_its_children(ran):
-    _, frame, client, _ = ran
+    _, frame, client, *_ = ran
     (parent,), children = runs_of(client)
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
     assert sorted((child.data.params["vary.lr"], child.data.params["study.seed"]) for child in children) == [
@@ -128,11 +173,15 @@ def test_the_runs_are_a_parent_and_its_children(ran):
     assert parent.data.metrics["result/returns/gap"] == pytest.approx(gap)
     for run in (parent, *children):
         assert len(run.data.metrics) <= 80
-    assert all(len(client.get_metric_history(parent.info.run_id, name)) == 1 for name in ("result/returns/mean",))
+    # Once in each of the two reports, of which the first was of three policies.
+    assert len(client.get_metric_history(parent.info.run_id, "result/returns/mean")) == 2
+    # Points of a training are there once, though its process was cut off from the store.
+    for child in children:
+        assert len(client.get_metric_history(child.info.run_id, "result/returns/mean")) == 1
 
 
 def test_the_parents_series_are_means_over_seeds(ran):
-    _, _, client, _ = ran
+    _, _, client, *_ = ran
     (parent,), children = runs_of(client)
     of_rate = [child for child in children if child.data.params["vary.lr"] == "0.001"]
     name = "episodes/returns/mean"
@@ -150,7 +199,7 @@ def test_the_parents_series_are_means_over_seeds(ran):
 
 
 def test_mlflow_reads_the_tables(ran, monkeypatch):
-    _, frame, client, _ = ran
+    _, frame, client, *_ = ran
     monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
     (parent,), children = runs_of(client)
     experiment = parent.info.experiment_id
@@ -162,7 +211,7 @@ def test_mlflow_reads_the_tables(ran, monkeypatch):
 
 
 def test_a_study_that_is_done_is_read_and_not_done_again(ran):
-    study, _, client, again = ran
+    study, _, client, again, _ = ran
 
     def ends():
         (parent,), children = runs_of(client)
@@ -193,9 +242,7 @@ def test_a_study_that_was_changed_is_refused(ran, changes, message):
 
 
 def test_two_processes_do_not_run_one_study(ran):
-    from rl8x.tracking.locks import FileLock
-
-    study, _, _, again = ran
+    study, _, _, again, _ = ran
     (study.folder / "done").rename(study.folder / "was-done")
     lock = FileLock(study.folder / "lock")
     assert lock.acquire()
@@ -207,6 +254,31 @@ def test_two_processes_do_not_run_one_study(ran):
         (study.folder / "was-done").rename(study.folder / "done")
 
 
+def test_a_training_that_fails_is_named_and_tried_again(ran):
+    study, _, client, _, first = ran
+    assert first["failed"] == {"wide lr=0.01 seed=1": "RuntimeError: no luck"}
+    assert "no luck" in first["trace"]
+    assert len(first["frame"]) == 3 * 2 * 6
+    assert first["done_again"] == [1]
+    assert study.failed == {}
+    (parent,), _ = runs_of(client)
+    assert parent.data.tags["study.failed"] == "none"
+    # Each point once, where nothing of it changed; what came out of four policies instead of three is the last.
+    assert parent.data.metrics["result/policies"] == 4
+    history = client.get_metric_history(parent.info.run_id, "result/policies")
+    assert [point.value for point in sorted(history, key=lambda point: point.timestamp)] == [3, 4]
+
+
+def test_what_a_training_could_not_send_is_sent(ran):
+    study, frame, client, _, first = ran
+    assert "ops.jsonl" in {path.name for path in first["left"]}
+    assert list((study.folder.parent.parent / "spool").iterdir()) == []
+    rows = frame[frame[table.FINAL] & (frame["vary.lr"] == 1e-3) & (frame[table.SEED] == 0)]
+    run = client.get_run(rows[table.RUN].iloc[0])
+    assert run.data.metrics["result/returns/mean"] == pytest.approx(rows[table.RETURNS].mean())
+    assert run.info.status == "FINISHED"
+
+
 # -- without tracking
 
 
@@ -216,22 +288,33 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_training_that_fails_is_named_and_tried_again(here, monkeypatch):
-    study = make(tracking=False, max_steps=1)
-    whole = work._Work.to_the_end
-    fails = lambda self: whole(self) if self.job["seed"] else (_ for _ in ()).throw(RuntimeError("no luck"))  # noqa: E731
-    monkeypatch.setattr(work._Work, "to_the_end", fails)
-    frame = study.run()
-    assert study.failed == {"fixed seed=0": "RuntimeError: no luck", "wide seed=0": "RuntimeError: no luck"}
-    assert set(frame[table.SEED]) == {1}
-    assert "no luck" in (study.folder / Training("fixed", {}, 0).key / "error.txt").read_text()
-    monkeypatch.setattr(work._Work, "to_the_end", whole)
-    done = []
-    monkeypatch.setattr("rl8x.studies.study.run_job", lambda job: done.append(job["seed"]) or work.run_job(job))
-    again = make(tracking=False, max_steps=1)
-    assert set(again.run()[table.SEED]) == {0, 1}
-    assert again.failed == {}
-    assert done == [0, 0]
+def test_a_full_disk_is_said_in_one_line_and_the_study_goes_on(here, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    study = make(tracking=False, max_steps=1, seeds=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "replace_synced", full)
+        assert study.run().empty
+        assert set(study.failed.values()) == {"OSError: [Errno 28] No space left on device"}
+        patch.setattr(module, "replace_synced", full)
+        with pytest.raises(StudyError, match=r"cannot be written \(No space left on device\): .* goes on"):
+            make(tracking=False, max_steps=1, seeds=1).run()
+    assert len(make(tracking=False, max_steps=1, seeds=1).run()) == 2 * 6
+
+
+def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here):
+    env = CartPole(4, seed=0)
+    record(policy_for(env), env, 60, epsilon=1.0).dataset.save("data")
+    options = {name: value for name, value in BASE.items() if name != "env"}
+    options |= {"train": {"data": {}}, "test": {"length": [0.25, 0.5]}, "tracking": False, "algorithm": "bc"}
+    options |= {"env_kwargs": {"time_limit": 7}, "max_steps": 2, "episodes": 4}
+    options |= {"algorithm_config": {"dataset": "data", "device": "cpu", "batch_size": 8}}
+    with pytest.raises(ValueError, match="give `eval_env`, as it trains on a data set"):
+        Study(**options).run()
+    frame = Study(**options, eval_env="CartPole").run()
+    assert frame[table.LENGTHS].between(1, 7).all()
+    assert frame[table.INSIDE].tolist() == [False, True]  # where a parameter has its default
 
 
 def test_a_job_is_plain_data(here, monkeypatch):
@@ -322,31 +405,34 @@ def test_a_file_says_the_same_as_a_script(here):
     assert config.to_dict() == expected.to_dict()
 
 
-def killed_in(study_options, seconds, queue):
-    os.setpgrp()
-    study = make(**study_options)
-    try:
-        study.run()
-    finally:
-        queue.put(time.time())
-
-
-def test_a_killed_study_goes_on(here):
-    """Killed with -9 wherever it is; the table is that of a study which nobody killed."""
-    options = {"tracking": False, "max_steps": 40, "name": "killed"}
-    options["checkpoints"] = {"every_steps": 7}
+def test_a_study_that_is_killed_anywhere_goes_on(here):
+    """Killed with -9 where it is most awkward; the table is that of a study which nobody killed."""
+    options = {"tracking": False, "max_steps": 4, "train": {"wide": TRAIN["wide"]}, "evaluate_at": [2]}
+    options |= {"checkpoints": {"every_steps": 3}, "name": "killed"}
     whole = make(**{**options, "name": "whole"}).run()
-    context = multiprocessing.get_context("fork")
-    for seconds in (0.3, 0.6):
-        queue = context.Queue()
-        process = context.Process(target=killed_in, args=(options, seconds, queue))
-        process.start()
-        process.join(seconds)
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-        process.join()
+    for owner, name, when, number in (
+        (work._Work, "__call__", "before", 4),  # after a checkpoint, before the last step's row was seen
+        (work, "replace_synced", "after", 1),  # measured, and not done: point 2 lies there
+        (work, "replace_synced", "before", 3),  # all is done but to say so
+        (module, "replace_synced", "before", 1),  # in the second training's end: the study's table
+        (module, "replace_synced", "after", 1),
+        (Study, "_collect", "after", 1),
+        (module.ParentRun, "finish", "after", 1),
+    ):
+        killed_at(lambda: make(**options).run(), owner, name, when, number)
     resumed = make(**options)
     assert resumed.run().equals(whole)
     assert resumed.failed == {}
-    folders = [path for path in resumed.folder.iterdir() if (path / "result.json").exists()]
-    assert len(folders) == 4
+    assert [path.name for path in resumed.folder.iterdir()].count("done") == 1
+
+
+def test_who_has_a_training_is_said(here, capfd):
+    study = make(tracking=False, max_steps=1, seeds=1, train={"fixed": {}}, progress="lines")
+    folder = study.folder / Training("fixed", {}, 0).key
+    folder.mkdir(parents=True)
+    (study.folder / "study.json").write_text(json.dumps({"definition": study.config.to_dict(), "run_key": "0" * 32}))
+    lock = FileLock(folder / "lock")
+    assert lock.acquire()
+    threading.Timer(0.3, lock.release).start()
+    study.run()
+    assert "fixed seed=0: this process is still at it, and is waited for" in capfd.readouterr().err

@@ -253,6 +253,23 @@ def test_killed_then_resumed_before_anything_arrived(mlruns, mlflow_client, tmp_
     assert len(mlflow_client.search_runs([experiment.experiment_id])) == 1
 
 
+def test_what_a_process_adds_to_a_run_that_is_over_is_not_added_again(mlruns, mlflow_client, tmp_path):
+    """Killed after it added a result to its own run: whoever resumes the run at its end adds the same."""
+    key = "0123456789abcdef0123456789abcdef"
+    for begins in (True, False):
+        tracker = tracker_of(tmp_path, run_key=key)
+        tracker.start(params={}, tags={})
+        if begins:
+            tracker.log_metrics({"a": 1.0}, 1)
+        tracker.finish("FINISHED")
+        tracker.start(params={}, tags={}, resume=tracker.resume_handle, repeats=False, keeps_status=True)
+        assert tracker.spool_folder.name == key  # where a process that knows the key alone finds it
+        tracker.log_metrics({"result": 2.0}, 1)
+        tracker.finish("FINISHED")
+    assert history(mlflow_client, tracker.run_id, "result") == [(1, 2.0)]
+    assert history(mlflow_client, tracker.run_id, "a") == [(1, 1.0)]
+
+
 def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
     process = run_script(
         """

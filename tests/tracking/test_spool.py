@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from rl8x.tracking import TrackingError, kept_files, ops_file
+from rl8x.tracking import TrackingError, kept_files, ops_file, sync
 from rl8x.tracking import spool as spool_module
+from rl8x.tracking.runs import spool_folders
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import SpoolInUseError, Unsent, read_header
 
@@ -154,6 +155,41 @@ def test_one_owner(tmp_path):
         Spool.open(spool.folder)
     spool.close()
     Spool.open(spool.folder).close()
+
+
+def test_a_spool_that_is_being_removed_is_not_opened_any_more(tmp_path, monkeypatch):
+    """Its files go one by one. Another process could lock it once its lock's file has gone, and lose the next file."""
+    spool = Spool.create(tmp_path, header())
+    spool.append(row(0))
+    whole, others = shutil.rmtree, []
+
+    def slow(folder, **options):
+        if folder.exists():
+            (folder / "lock").unlink()
+            with pytest.raises(TrackingError):
+                Spool.open(spool.folder)
+            others.append(Spool.create(tmp_path, header()))
+            others[0].append(row(1))
+        whole(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    spool.close(remove=True)
+    (other,) = others
+    assert steps(other) == [1]
+    assert (other.folder / "ops.jsonl").read_text().count('"s":1') == 1
+    other.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["abc"]
+
+
+def test_what_a_killed_process_was_removing_is_no_spool(tmp_path, monkeypatch):
+    spool = Spool.create(tmp_path, header())
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, **options: None)
+    spool.close(remove=True)
+    monkeypatch.undo()
+    (left,) = tmp_path.iterdir()
+    assert spool_folders(tmp_path) == []
+    assert sync(tmp_path).spools == []
+    assert not left.exists()
 
 
 def test_no_spool(tmp_path):

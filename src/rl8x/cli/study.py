@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.errors import LOST_ROWS, UserError, users_mistakes
 from rl8x.cli.options import find_modules_here
 from rl8x.config import apply_overrides
 from rl8x.config.files import SUFFIXES
@@ -70,7 +70,8 @@ def study(
 
     KEY=VALUE sets any key of the file: seeds=5, test.length='[0.5, 1]'; hyperparameters need no algorithm_config before
     them. The same command goes on with a study that was interrupted: what is done is not done again. Each training is
-    a run in MLflow, a child of the study's. The exit code is 1 where trainings failed; all others are done then.
+    a run in MLflow, a child of the study's. The exit code is 1 where trainings failed (all others
+    are done then), and 3 where the store does not have all of it.
     """
     from rl8x.studies.definition import StudyConfig
     from rl8x.studies.study import Study
@@ -88,7 +89,7 @@ def study(
             return 0
         frame = made.run(jobs, backend=backend, cluster=cluster, progress=progress)
     _summarize(made, frame)
-    return _FAILED if made.failed else 0
+    return _FAILED if made.failed else 0 if made.has_arrived else LOST_ROWS
 
 
 def _list(config: Any) -> None:
@@ -116,6 +117,8 @@ def _summarize(made: Any, frame: Any) -> None:
         say(f"failed: {label}: {error}")
     if made.failed:
         say(f"the same command tries again; tracebacks are in {made.folder}")
+    if not made.has_arrived:
+        say("the store does not have all of it: the same command sends the rest")
     say(f"to look at it: rl8x report {made.folder}")
 
 

@@ -24,6 +24,7 @@ from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.studies import cells as test_cells
 from rl8x.studies.cells import Cells
+from rl8x.studies.ranges import check_range, ends_of
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
@@ -35,7 +36,6 @@ _DECIDED: Final = {
 }
 # What may be different when a study goes on.
 _FREE: Final = ("progress", "trials", "directory")
-RANGES: Final = ("uniform", "log_uniform", "int", "log_int", "choice")
 _MAX_TRAININGS: Final = 10_000
 
 
@@ -230,7 +230,7 @@ class StudyConfig:
                     f"vary[{name!r}] is no hyperparameter or key of a run; `train`, `seeds` have their own."
                 )
             if isinstance(values, Mapping):
-                _check_range(name, values)
+                check_range(name, values)
             elif not isinstance(values, list) or not values:
                 raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
             elif len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
@@ -256,14 +256,14 @@ class StudyConfig:
                 where = f"{training.group}: " if training.vary else ""
                 raise ValueError(f"{where}{one_line(error)}.") from None
             num_envs = getattr(run.make_algorithm_config(), "num_envs", 1)
-            key = json.dumps([run.env, run.env_kwargs, num_envs, training.training], sort_keys=True)
+            key = json.dumps([tested_env(run), run.env_kwargs, num_envs, training.training], sort_keys=True)
             if key not in known:
                 known.add(key)
                 self._check_env(run, training.training, num_envs)
         dataclasses.replace(self.run_of(self.first_trainings()[0]), tracking=False, trust=self.trusted).make_trainer()
 
     def _check_env(self, run: RunConfig, name: str, num_envs: int) -> None:
-        maker = env_maker(run.env, trust=self.trusted)
+        maker = env_maker(tested_env(run), trust=self.trusted)
         try:
             inspect.signature(maker).bind(1, device="cpu", seed=0, **run.env_kwargs)
         except TypeError as error:
@@ -272,8 +272,8 @@ class StudyConfig:
         try:
             if not env.episodic:
                 raise ValueError(
-                    f"the episodes of {run.env} never end, so that there are none to test by. Give it a `time_limit` "
-                    "in env_kwargs."
+                    f"the episodes of {tested_env(run)} never end, so that there are none to test by. Give it a "
+                    "`time_limit` in env_kwargs."
                 )
             env.plain_config(self.train[name], called=f"train[{name!r}]")
             test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
@@ -303,7 +303,7 @@ class StudyConfig:
         """List one training of each configuration and set of hyperparameters; of ranges their ends."""
         values = []
         for name, listed in self.vary.items():
-            ends = _ends(listed) if isinstance(listed, Mapping) else listed
+            ends = ends_of(listed) if isinstance(listed, Mapping) else listed
             values.append([(name, value) for value in ends])
         combined = itertools.islice(itertools.product(*values), 256)
         return [Training(name, dict(each), self.seeds[0]) for each in combined for name in self.train]
@@ -323,7 +323,8 @@ class StudyConfig:
                 if not isinstance(inner, dict):
                     raise ValueError(f"vary[{name!r}]: {part} is {shortened(inner)}, not a mapping.")
             inner[last] = value
-        data["env_config"] = self.train[training.training]
+        if self.train[training.training] or data.get("env"):  # a data set has no physics to set
+            data["env_config"] = self.train[training.training]
         data["seed"] = training.seed
         data["run_name"] = f"{self.name} {training.label}"[:240]
         data["progress"] = "none"
@@ -336,6 +337,19 @@ class StudyConfig:
             ValueError: If it is not legal.
         """
         return RunConfig.from_dict(self.run_data(training), trust=self.trusted)
+
+
+def tested_env(run: RunConfig) -> str:
+    """Return the name of the environment that a training's policies are tested in: with a data set its `eval_env`.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if run.env:
+        return run.env
+    if isinstance(run.eval_env, str) and run.eval_env != "auto":
+        return run.eval_env
+    raise ValueError("a study tests policies in an environment: give `eval_env`, as it trains on a data set.")
 
 
 def _seeds(seeds: Any) -> list[int]:
@@ -356,34 +370,6 @@ def _points(points: Any) -> Any:
     if any(type(point) is not int or point < 1 for point in listed):
         raise ValueError(f"`evaluate_at` must be a list of steps, or a number for every so many; got {points!r}.")
     return sorted(set(points)) if isinstance(points, list) else points
-
-
-def _check_range(name: str, values: Mapping[str, Any]) -> None:
-    kind = next(iter(values), None)
-    if len(values) != 1 or kind not in RANGES:
-        hint = did_you_mean(kind, RANGES)
-        raise ValueError(f"vary[{name!r}] must be a list, or one of {', '.join(RANGES)}; got {dict(values)!r}.{hint}")
-    given = values[kind]
-    if not isinstance(given, list) or not given:
-        raise ValueError(f"vary[{name!r}]: {kind!r} takes a list; got {given!r}.")
-    if kind == "choice":
-        return
-    whole = kind in ("int", "log_int")
-    legal = len(given) == 2 and all(
-        type(end) is int if whole else isinstance(end, int | float) and not isinstance(end, bool) for end in given
-    )
-    if not legal or not given[0] < given[1] or (kind.startswith("log") and given[0] <= 0):
-        need = "two whole numbers" if whole else "two numbers"
-        raise ValueError(
-            f"vary[{name!r}]: {kind!r} takes {need}, the lower one first"
-            + (", above 0" if kind.startswith("log") else "")
-            + f"; got {given!r}."
-        )
-
-
-def _ends(values: Mapping[str, Any]) -> list[Any]:
-    (given,) = values.values()
-    return list(given)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ from rl8x.output import described
 Job = Mapping[str, Any]
 BACKENDS: Final = ("processes", "dask", "ray")
 _PACKAGES: Final = {"dask": "distributed", "ray": "ray"}
-# So many losses of workers in a row, without a job done between them, end the study.
+# So many losses of workers in a row, without a job done between them, are a job's own.
 _LOSSES: Final = 3
 CONTACT_S = 20.0
 """How long a scheduler is waited for."""
@@ -48,7 +50,8 @@ def do_jobs(
 ) -> Iterator[dict[str, Any]]:
     """Do jobs and yield what each returns, in the order in which they end.
 
-    Jobs that were under way in a worker that is lost are done again, by which they go on where they were.
+    Jobs that were under way in a worker that is lost are done again, by which they go on where they were. After two
+    losses in a row one is done alone: it fails if its worker is lost too, and the others go on.
 
     Args:
         jobs: Plain data each, with a `key`.
@@ -65,7 +68,8 @@ def do_jobs(
     with _cluster(backend, num_jobs, address):
         while left:
             try:
-                for done in _in_parallel(list(left.values()), work, num_jobs, backend):
+                some = list(left.values())[: 1 if losses == _LOSSES - 1 else None]
+                for done in _in_parallel(some, work, num_jobs, backend):
                     del left[done["key"]]
                     losses = 0
                     yield done
@@ -74,11 +78,13 @@ def do_jobs(
                     raise
                 losses += 1
                 what = f"a worker was lost ({' '.join(described(error).split())[:120]})"
-                if losses >= _LOSSES:
-                    for key in left:
-                        yield {"key": key, "error": f"{what}, {losses} times in a row: is there enough memory?"}
-                    return
-                say(f"{what}; {len(left)} trainings go on from where they were saved")
+                if losses == _LOSSES:
+                    key = next(iter(left))
+                    del left[key]
+                    yield {"key": key, "error": f"{what}, {losses} times in a row: is there enough memory?"}
+                    losses = 0
+                else:
+                    say(f"{what}; {len(left)} trainings go on from where they were saved")
 
 
 def _in_parallel(
@@ -86,10 +92,33 @@ def _in_parallel(
 ) -> Iterator[dict[str, Any]]:
     import joblib
 
-    how: dict[str, Any] = {"n_jobs": num_jobs, "backend": "loky"} if backend == "processes" else {}
     tasks = (joblib.delayed(work)(dict(job)) for job in jobs)
-    # One job after the other to each worker, as they take long: nothing is handed out ahead.
-    yield from joblib.Parallel(**how, return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+    with contextlib.ExitStack() as stack:
+        how: dict[str, Any] = {}
+        if backend == "processes":
+            how["n_jobs"] = num_jobs
+            stack.enter_context(joblib.parallel_config("loky", initializer=end_with, initargs=(os.getpid(),)))
+        # One job after the other to each worker, as they take long: nothing is handed out ahead.
+        yield from joblib.Parallel(**how, return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+
+
+_watched: set[int] = set()
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has: a driver that was killed must not leave workers behind."""
+    if parent in _watched:
+        return
+    _watched.add(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    if os.getppid() != parent:  # killed while this process began
+        os._exit(1)
+    threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
 
 
 @contextlib.contextmanager

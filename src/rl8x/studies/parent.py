@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rl8x.disk import replace_synced
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig
 from rl8x.studies.statistics import mean_curve
@@ -16,6 +18,7 @@ from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, lo
 from rl8x.tracking.location import locate
 from rl8x.tracking.names import legal_name
 from rl8x.tracking.secrets import hide_in_data
+from rl8x.tracking.spool_files import Unsent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 # Metrics of a run at most, and points of each.
 _MAX_KEYS: Final = 80
 _MAX_POINTS: Final = 500
+# At idle priority on a busy computer MLflow was imported in more than 90 s.
 _PATIENCE_S: Final = 600.0
-_FIRST_CONTACT_S: Final = 90.0
+REPORTED: Final = "reported.json"
 
 
 class ParentRun:
@@ -54,13 +58,35 @@ class ParentRun:
             **{f"study.{table.VARY}{name}": _described(values) for name, values in study.vary.items()},
             **({"study.trials": study.trials} if study.searches else {}),
         }
-        self.tracker.start(params=params, tags={"rl8x.study": study.name, "rl8x.study_folder": str(study.folder)})
+        self._reported = study.folder / REPORTED
+        tags = {"rl8x.study": study.name, "rl8x.study_folder": str(study.folder)}
+        self.tracker.start(params=params, tags=tags, repeats=self._repeats())
         if isinstance(self.tracker, MLflowTracker):
-            self.tracker.flush(_FIRST_CONTACT_S)
+            self.tracker.flush(_PATIENCE_S)  # of a store that is down it is a few seconds
             if self.tracker.run_id is None:
                 where = self.tracker.location
                 self.tracker.finish("FAILED")
                 raise TrackingError(f"the study's run cannot be made in {where}: it does not answer; try again later")
+
+    def _reports(self) -> list[dict[str, Any]]:
+        """Read on what was reported, by this process and those before."""
+        with contextlib.suppress(OSError, ValueError):
+            return list(json.loads(self._reported.read_text()))
+        return []
+
+    def _repeats(self) -> bool:
+        """Whether what will be reported is what was, so that points which are there are not sent again.
+
+        A report on what failed in one before, or on more trials, has the same steps and other values: all its points
+        are sent, and are the last of their steps.
+        """
+        now: dict[str, Any] = {"trials": self.study.trials, "failed": []}
+        return all(report == now for report in self._reports())
+
+    @property
+    def store_uri(self) -> str:
+        """The whole address of the store."""
+        return locate(self.study.run.get("tracking_uri")).uri
 
     @property
     def run_id(self) -> str | None:
@@ -72,6 +98,8 @@ class ParentRun:
         frame: pd.DataFrame,
         curves: Sequence[tuple[str, Sequence[tuple[int, float]]]],
         files: Iterable[Path],
+        *,
+        failed: Iterable[str] = (),
     ) -> None:
         """Log what came out: curves, results, the best, and the table of all evaluations.
 
@@ -79,7 +107,10 @@ class ParentRun:
             frame: The study's table.
             curves: Of each training the group that it is averaged with, and transitions and returns in its course.
             files: Of the study's folder; the first is the table.
+            failed: The trainings that are missing since they failed.
         """
+        reports = [*self._reports(), {"trials": self.study.trials, "failed": list(failed)}]
+        replace_synced(self._reported, json.dumps(reports).encode())
         final = frame[frame[table.FINAL]]
         steps = int(final[table.ENV_STEPS].max())
         results = _results(final)
@@ -97,11 +128,13 @@ class ParentRun:
         for path in others:
             self.tracker.log_artifact(path)
 
-    def finish(self, *, failed: Sequence[str], interrupted: bool = False) -> None:
-        """End the run; `failed` are the trainings that did."""
+    def finish(self, *, failed: Sequence[str], interrupted: bool = False) -> bool:
+        """End the run; `failed` are the trainings that did. Returns whether the store has all of it."""
         tags = {"study.failed": "; ".join(failed) or "none"}
         self.tracker.set_tags(tags)
         self.tracker.finish("KILLED" if interrupted else "FAILED" if failed else "FINISHED")
+        where = self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
+        return where is None or where.unsent == Unsent()
 
 
 def _tracker(study: StudyConfig, key: str) -> Tracker:
@@ -118,7 +151,7 @@ def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name
         return None
     return {
         # The whole address: on a cluster a worker has neither this working directory nor this environment.
-        "uri": locate(study.run.get("tracking_uri")).uri,
+        "uri": parent.store_uri,
         "experiment": study.run.get("experiment_name"),
         "spool_dir": str(parent.tracker.spool_root),
         "parent_run_id": parent.run_id,

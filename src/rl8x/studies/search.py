@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rl8x.disk import replace_synced
 from rl8x.studies.definition import StudyConfig, Training
+from rl8x.studies.ranges import suggest
 
 DATABASE: Final = "optuna.db"
 _KEY: Final = "rl8x"
@@ -81,7 +82,7 @@ def next_trials(search: Any, study: StudyConfig, count: int) -> list[list[Traini
     trials = []
     for _ in range(min(count, study.trials - num_ended(search))):
         trial = search.ask()
-        vary = {name: _suggest(trial, name, values) for name, values in study.vary.items()}
+        vary = {name: suggest(trial, name, values) for name, values in study.vary.items()}
         trial.set_user_attr(_KEY, json.dumps(vary))
         trials.append(trainings_of(study, trial.number, vary))
     return trials
@@ -92,11 +93,11 @@ def trainings_of(study: StudyConfig, number: int, vary: Mapping[str, Any]) -> li
     return [Training(name, vary, seed, number) for name in study.train for seed in study.seeds]
 
 
-def trials_of(search: Any, study: StudyConfig) -> list[Training]:
-    """List the trainings of all trials so far."""
+def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[Training]:
+    """List the trainings of all trials so far, or of those that have ended."""
     found = []
     for trial in search.trials:
-        if _KEY in trial.user_attrs:
+        if _KEY in trial.user_attrs and (trial.state.is_finished() or not ended):
             found += trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY]))
     return found
 
@@ -119,19 +120,6 @@ def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> 
         search.tell(number, state=TrialState.PRUNED)
     else:
         search.tell(number, mean)
-
-
-def _suggest(trial: Any, name: str, values: Any) -> Any:
-    if isinstance(values, list):
-        kind, given = "choice", values
-    else:
-        ((kind, given),) = values.items()
-    if kind == "choice":
-        # Texts, since a storage takes no lists and mappings.
-        return json.loads(trial.suggest_categorical(name, [json.dumps(value) for value in given]))
-    if kind in ("int", "log_int"):
-        return trial.suggest_int(name, *given, log=kind == "log_int")
-    return trial.suggest_float(name, *given, log=kind == "log_uniform")
 
 
 def should_prune(folder: Path, training: Training, steps: int, value: float) -> bool:

@@ -21,8 +21,8 @@ its tracked run is a child of the study's. What is done is not done again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,9 +37,10 @@ from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.jobs import check_backend, do_jobs, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
-from rl8x.studies.training import TABLE, read_curve, read_points, read_result, rows_of, run_job
+from rl8x.studies.training import RESULT, TABLE, read_curve, read_points, read_result, rows_of, run_job
+from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.location import check_writable, make_mlruns
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FileLock, is_locked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 DEFINITION: Final = "study.json"
 SUPPORTS: Final = "supports.json"
 DONE: Final = "done"
+# The disk is full, or has become read-only
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class StudyError(ValueError):
@@ -70,6 +73,7 @@ class Study:
     Attributes:
         config: All of it.
         failed: The trainings that failed in the last `run()`, by their labels, and why.
+        has_arrived: Whether the store has all that the last `run()` tracked; else the next one sends the rest.
 
     Raises:
         ValueError: If something of it is not legal.
@@ -88,6 +92,7 @@ class Study:
         data = {"train": train, "test": test, "seeds": seeds, "vary": vary or {}, **options}
         self.config = StudyConfig.from_dict(data, trust=trust)
         self.failed: dict[str, str] = {}
+        self.has_arrived = True
         self._trainings = [] if self.config.searches else self.config.trainings()
 
     @classmethod
@@ -137,16 +142,17 @@ class Study:
                 options = {"num_jobs": jobs, "backend": backend, "address": cluster, "say": shown.say}
                 for trainings in self._rounds(jobs):
                     self._train(trainings, parent, stored["run_key"], shown, options)
+                self.has_arrived = self._send_left(parent, stored["run_key"], shown)
                 frame = self._collect()
                 if not frame.empty:
                     curves = [(each.group, read_curve(self._folder_of(each))) for each in self._finished()]
                     files = [self.folder / TABLE, self.folder / SUPPORTS, self.folder / DEFINITION]
-                    parent.log_results(frame, curves, files)
+                    parent.log_results(frame, curves, files, failed=list(self.failed))
                 interrupted = False
             finally:
                 shown.close()
-                parent.finish(failed=list(self.failed), interrupted=interrupted)
-            if not self.failed:
+                self.has_arrived &= parent.finish(failed=list(self.failed), interrupted=interrupted)
+            if not self.failed and self.has_arrived:
                 replace_synced(self.folder / DONE, str(config.trials or 0).encode())
         return frame
 
@@ -200,6 +206,13 @@ class Study:
             raise StudyError(f"{lock.owner()} is at the study in {self.folder}: wait for it, or end it.")
         try:
             yield
+        except OSError as error:
+            if error.errno not in _DISK:
+                raise
+            raise StudyError(
+                f"the study's folder {self.folder} cannot be written ({error.strerror}): make room there; the same "
+                "command goes on."
+            ) from error
         finally:
             lock.release()
 
@@ -219,6 +232,8 @@ class Study:
             return
         found = search.open_search(self.folder, self.config)
         per_trial = len(self.config.train) * len(self.config.seeds)
+        # What failed is tried again, though the search has the value of the others of its trial.
+        yield [each for each in search.trials_of(found, self.config, ended=True) if not self._is_finished(each)]
         while trials := search.next_trials(found, self.config, max(1, jobs // per_trial)):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
@@ -239,6 +254,10 @@ class Study:
         shown.begin(by_key, left)
         jobs = [self._job(training, parent, key, options) for training in left.values()]
         is_here = options["num_jobs"] == 1 and options["backend"] == "processes"
+        for training in left.values():
+            lock = FileLock(self._folder_of(training) / "lock")
+            if is_locked(lock.path):
+                shown.say(f"{training.label}: {lock.owner()} is still at it, and is waited for; end it if it hangs")
         for done in do_jobs(jobs, shown.noting(run_job) if is_here else run_job, **options):
             training = by_key[done["key"]]
             if "error" in done:
@@ -250,7 +269,7 @@ class Study:
         config = self.config
         local = options["backend"] != "ray" and options["address"] is None
         trust = config.trusted
-        run_key = uuid.uuid5(uuid.UUID(key), training.key).hex
+        run_key = _run_key(key, training)
         return {
             "key": training.key,
             "study": config.plain,
@@ -262,14 +281,35 @@ class Study:
             "threads": threads_of(options["num_jobs"]) if local else None,
             "tracking": child_tracking(config, parent, run_key, f"{config.name} {training.label}"[:240]),
             "trust": trust if isinstance(trust, bool) else sorted(trust),
-            "parent": os.getpid() if options["backend"] == "processes" and options["num_jobs"] > 1 else None,
         }
+
+    def _send_left(self, parent: ParentRun, key: str, shown: StudyProgress) -> bool:
+        """Send what trainings could not, since the store was away at their ends; returns whether it has all of them."""
+        if not isinstance(parent.tracker, MLflowTracker):
+            return True
+        root = parent.tracker.spool_root
+        for training in self._finished():
+            folder, spool = self._folder_of(training), root / _run_key(key, training)
+            if not spool.is_dir():
+                continue
+            report = sync(spool, to=parent.store_uri)
+            if spool.is_dir():
+                shown.say(f"{training.label}: its run waits in {spool}; the same command tries again. {report}")
+                return False  # each of the others would wait for the same store
+            result = read_result(folder) or {}
+            if not result["run_id"] and report.spools:
+                result["run_id"] = report.spools[0].run_id or ""
+                replace_synced(folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
+        return True
 
     def _folder_of(self, training: Training) -> Path:
         return self.folder / training.key
 
+    def _is_finished(self, training: Training) -> bool:
+        return read_result(self._folder_of(training)) is not None
+
     def _finished(self) -> list[Training]:
-        return [each for each in self._trainings if read_result(self._folder_of(each)) is not None]
+        return [each for each in self._trainings if self._is_finished(each)]
 
     # -- what came out
 
@@ -322,3 +362,8 @@ class Study:
         from rl8x.studies.report import report
 
         return report(self.folder, **options)
+
+
+def _run_key(study_key: str, training: Training) -> str:
+    """Return the key of a training's tracked run."""
+    return uuid.uuid5(uuid.UUID(study_key), training.key).hex

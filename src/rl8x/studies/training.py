@@ -14,9 +14,8 @@ What it needs comes as plain data, and what it leaves lies in its folder, so tha
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
-import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -27,13 +26,14 @@ import numpy as np
 
 from rl8x import keys
 from rl8x.checkpoint import CheckpointError, listed
+from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig
 from rl8x.disk import replace_synced
 from rl8x.envs import env_maker
 from rl8x.output import described
 from rl8x.studies import table
 from rl8x.studies.cells import inside, support
-from rl8x.studies.definition import StudyConfig, Training
+from rl8x.studies.definition import StudyConfig, Training, tested_env
 from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
@@ -62,7 +62,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         job: Plain data: `study` (the definition), `training`, `seed`, `vary`, `trial`, `folder`, `threads`, `tracking`
-            (None, or what `_tracker` takes) and `trust`; `parent` is the process to end with, None for none.
+            (None, or what `_tracker` takes) and `trust`.
 
     Returns:
         `key`, and `result`, or `error` in one line.
@@ -70,8 +70,6 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     if not folder.parent.is_dir():
         return {"key": job["key"], "error": f"{folder.parent} is not there: all workers must see the study's folder"}
-    if job["parent"] is not None:
-        _end_with(job["parent"])
     lock = FileLock(folder / "lock")
     try:
         folder.mkdir(exist_ok=True)
@@ -119,22 +117,10 @@ def read_curve(folder: Path) -> list[tuple[int, float]]:
     return sorted(points.items())
 
 
-_watched: set[int] = set()
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent has: a driver that was killed must not leave trainings behind."""
-    if parent in _watched or os.getpid() == parent:
-        return
-    _watched.add(parent)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    if os.getppid() == parent:
-        threading.Thread(target=watch, name="rl8x-watch", daemon=True).start()
+def _cut_torn(path: Path) -> None:
+    """Cut off what a full disk or a kill left of a last line: the next one would be lost with it."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _set_threads(threads: int | None) -> None:
@@ -194,6 +180,7 @@ class _Work:
     def to_the_end(self) -> dict[str, Any]:
         """Train, test the last policy, log and keep what came out."""
         (self.folder / POINTS).mkdir(exist_ok=True)
+        _cut_torn(self.folder / CURVE)
         trainer, run = self._trainer(), self.run
         trainer.run(
             env_config=run.env_config,
@@ -237,7 +224,8 @@ class _Work:
                 file.write(json.dumps(point) + "\n")
         if time.monotonic() - self._noted > _SECONDS_PER_NOTE:
             self._noted = time.monotonic()
-            (self.folder / PROGRESS).write_text(str(steps))
+            with contextlib.suppress(OSError):
+                (self.folder / PROGRESS).write_text(str(steps))
         if not self._is_due(steps):
             return None
         measured = self._measure(trainer)
@@ -281,8 +269,8 @@ class _Work:
         """Return what makes an environment to test in, where the algorithm trains without one."""
         if algorithm.env_factory is not None or algorithm.env is not None:
             return None
-        name = self.run.eval_env if isinstance(self.run.eval_env, str) and self.run.eval_env != "auto" else self.run.env
-        return env_maker(name, trust=self.job["trust"])
+        trust = self.job["trust"]
+        return functools.partial(env_maker(tested_env(self.run), trust=trust), **restored(self.run.env_kwargs, trust))
 
     def _prune(self, measured: Mapping[str, Any], steps: int) -> None:
         """End a trial that a search gives up."""

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import cast
@@ -22,21 +22,19 @@ from rl8x.tracking.location import (
     recorded_location,
     user_tracking_uri,
 )
-from rl8x.tracking.names import NameTable, artifact_name, legal_name, metric_step, metric_value
+from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
 from rl8x.tracking.protocol import Status, TrackingError, check_status
-from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_run_exists, find_spool, user_run_id
+from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_run_exists, reopened, user_run_id
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import OPS, Op
+from rl8x.tracking.spool_files import Op, params_op, tags_op
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MLflowStore
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.thinning import Thinning
 from rl8x.tracking.writer import Writer
 
 _log = logger(__name__)
-
-_BUSY_WAIT_S = 30.0  # how long start(resume=...) waits for `rl8x sync` to be through with the run's spool
 
 
 @dataclass(eq=False, repr=False)
@@ -94,6 +92,7 @@ class MLflowTracker:
         self._outage = ""
         self._metric_names = NameTable("metric")
         self._last_time = 0
+        self._may_repeat = False
         self._pid = os.getpid()
 
     @property
@@ -169,13 +168,16 @@ class MLflowTracker:
         begins = resume is None
         if resume is None and self.run_key is not None:
             resume = HANDLE_PREFIX + self.run_key  # where there is no such spool or run, one is made
-        first = [_params_op({**(self.params or {}), **params}), _tags_op({**(self.tags or {}), **tags})]
+        first = [params_op({**(self.params or {}), **params}), tags_op({**(self.tags or {}), **tags})]
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
+        # Nothing was logged since the run was resumed: what comes now may be what the process before logged last.
+        self._may_repeat = repeats or (going_on and known is None and self._may_repeat)
         self._spool = spool = self._open_spool(resume, self._spool if going_on else None)
         assert self._location is not None
         if resume is not None:
-            first.insert(0, {"op": "resume", "t": self._now(), "repeats": repeats, "keeps_status": keeps_status})
+            resumes = {"op": "resume", "t": self._now(), "repeats": self._may_repeat, "keeps_status": keeps_status}
+            first.insert(0, resumes)
         for op in first:
             spool.append(op)
         location = self._location
@@ -210,7 +212,7 @@ class MLflowTracker:
             header |= {"run_id": run_id, "owns": False}
         else:
             roots = [root] if self.resumed_spool is None else [self.resumed_spool.parent, root]
-            old = None if resume is None else _reopened(roots, resume)
+            old = None if resume is None else reopened(roots, resume)
             if old is not None:
                 self._location = self._location_of(old)
                 return old
@@ -223,6 +225,8 @@ class MLflowTracker:
             elif resume is not None:
                 check_run_exists(self._location, resume)
                 header["run_id"] = resume
+                if self.run_key is not None and not (root / self.run_key).exists():
+                    header["spool_id"] = self.run_key  # what a killed process leaves is then found by the key too
         database = beside(root / str(header["spool_id"]), self._location.database)
         return Spool.create(root, {**header, "uri": self._location.shown, "database": database})
 
@@ -328,12 +332,12 @@ class MLflowTracker:
     def log_params(self, params: Mapping[str, object]) -> None:
         """Add hyperparameters. One that has another value already keeps it, and a tag has the new value."""
         if params:
-            self._append(_params_op(params))
+            self._append(params_op(params))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; a tag set before is replaced."""
         if tags:
-            self._append(_tags_op(tags))
+            self._append(tags_op(tags))
 
     def describe(self, text: str) -> None:
         """Describe the run on its page, in Markdown; a description that the user gave or changed stays."""
@@ -387,35 +391,6 @@ class MLflowTracker:
 def _check_installed() -> None:
     if importlib.util.find_spec("mlflow") is None:
         raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
-
-
-def _reopened(roots: Sequence[Path], handle: str) -> Spool | None:
-    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
-    folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
-    if folder is None:
-        return None
-    try:
-        return Spool.open(folder, _BUSY_WAIT_S)
-    except TrackingError:
-        if (folder / OPS).exists():
-            raise
-        return None  # it was sent and removed meanwhile
-
-
-def _params_op(params: Mapping[str, object]) -> Op:
-    return {"op": "params", "params": {name: _text(value) for name, value in NameTable().legal(params).items()}}
-
-
-def _text(value: object) -> str:
-    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
-    try:
-        return str(value)
-    except Exception as error:
-        return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
-
-
-def _tags_op(tags: Mapping[str, str]) -> Op:
-    return {"op": "tags", "tags": {legal_name(name): _text(value) for name, value in tags.items()}}
 
 
 def _add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import sqlite3
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from rl8x.output import counted
 from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_dir
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import OPS, REJECTED, Unsent, read_ack, read_header
+from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
 
 HANDLE_PREFIX = "spool-"
+_BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
 
 
 def user_run_id(tracking_uri: str | None) -> tuple[str, str] | None:
@@ -52,13 +54,27 @@ def find_spool(root: Path, handle: str) -> Path | None:
     return None
 
 
+def reopened(roots: Sequence[Path], handle: str) -> Spool | None:
+    """Open the spool of a run to resume, if there is one; wait where `rl8x sync` sends it just now."""
+    folder = next((found for root in roots if (found := find_spool(root, handle)) is not None), None)
+    if folder is None:
+        return None
+    try:
+        return Spool.open(folder, _BUSY_WAIT_S)
+    except TrackingError:
+        if (folder / OPS).exists():
+            raise
+        return None  # it was sent and removed meanwhile
+
+
 def spool_folders(root: Path) -> list[Path]:
     """List the spools in a folder, the oldest first; the folder may be a spool itself."""
     if os.path.lexists(root / OPS):
         return [root]
     folders = []
     with contextlib.suppress(OSError):
-        folders = [path for path in root.iterdir() if os.path.lexists(path / OPS) or unreadable(path)]
+        there = [path for path in root.iterdir() if not (path.name.startswith(".") and path.name.endswith(REMOVED))]
+        folders = [path for path in there if os.path.lexists(path / OPS) or unreadable(path)]
     return sorted(folders, key=lambda folder: (last_change(folder), folder.name))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -360,6 +359,6 @@ class Spool:
                 self._file.close()
                 self._file = None
         if remove and not self.rejected:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            spool_files.remove(self.folder)
         if self._lock is not None:
             self._lock.release()

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any
 
 from rl8x.output import counted
 from rl8x.tracking.locks import FileLock, is_locked
-from rl8x.tracking.names import readable
+from rl8x.tracking.names import NameTable, legal_name, readable
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_data
 
@@ -33,6 +34,7 @@ ACK = "ack.json"
 END = "end.json"
 FILES = "files"
 REJECTED = "rejected.jsonl"
+REMOVED = ".sent"  # how the name of a spool ends that is being removed, after a dot at its beginning
 _END_BYTES = 512
 _ODD_TEXT = re.compile(rb"\\ud[89a-f]|\\u0000", re.IGNORECASE)
 
@@ -92,6 +94,24 @@ class Unsent:
         rows = counted(self.num_lost, "row", "rows") if self.num_lost else ""
         others = counted(self.num_others_lost, "other entry", "other entries") if self.num_others_lost else ""
         return " and ".join(filter(None, (rows, others)))
+
+
+def params_op(params: Mapping[str, object]) -> Op:
+    """Make the op of hyperparameters."""
+    return {"op": "params", "params": {name: _text(value) for name, value in NameTable().legal(params).items()}}
+
+
+def _text(value: object) -> str:
+    """Write a param; one that cannot be written, such as an int of 5,000 digits, is no reason to end a run."""
+    try:
+        return str(value)
+    except Exception as error:
+        return f"{type(value).__name__} that cannot be written ({type(error).__name__})"
+
+
+def tags_op(tags: Mapping[str, str]) -> Op:
+    """Make the op of tags."""
+    return {"op": "tags", "tags": {legal_name(name): _text(value) for name, value in tags.items()}}
 
 
 def encode(op: Mapping[str, object]) -> bytes:
@@ -234,6 +254,20 @@ def read_end(folder: Path) -> Op | None:
     except OSError:
         return None
     return op if op["op"] == "finish" and type(op.get("lost_rows")) is int else None
+
+
+def remove(folder: Path) -> None:
+    """Remove a spool, whose lock the caller has: under its name it is gone at once, or all there.
+
+    Were its files removed one by one, another process could take a lock of its own when the lock's file has gone, and
+    would write to a file that goes next.
+    """
+    gone = folder.with_name(f".{folder.name}{REMOVED}")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(gone, ignore_errors=True)  # of a process that was killed here
+        folder.rename(gone)
+        folder = gone
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def replace_file(path: Path, data: bytes) -> None:

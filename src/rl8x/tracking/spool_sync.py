@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from rl8x.output import counted
+from rl8x.tracking import spool_files
 from rl8x.tracking.database import has_tables
 from rl8x.tracking.location import Location, is_users_own, locate, mlruns_dir, recorded_location, user_tracking_uri
 from rl8x.tracking.locks import FileLock
@@ -19,7 +20,7 @@ from rl8x.tracking.runs import spool_folders, unreadable
 from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.spool_files import FILES, OPS, SpoolInUseError, check_plain
+from rl8x.tracking.spool_files import FILES, OPS, REMOVED, SpoolInUseError, check_plain
 from rl8x.tracking.store import MLflowStore, in_words, quiet_thread
 
 Outcome = Literal["sent", "busy", "failed"]
@@ -115,6 +116,8 @@ def sync(
     if spool_dir is not None and not root.is_dir():
         raise TrackingError(f"there is no folder {root} with spools to send")
     named = None if to is None else locate(to)
+    for folder in root.glob(f".*{REMOVED}"):
+        shutil.rmtree(folder, ignore_errors=True)  # all of it had arrived
     with quiet_thread():
         return SyncReport([_sync_one(folder, named, allow, connect) for folder in spool_folders(root.absolute())])
 
@@ -187,7 +190,7 @@ def _removed_empty(folder: Path) -> bool:
         return False
     try:
         if not ops.lstat().st_size:
-            shutil.rmtree(folder, ignore_errors=True)
+            spool_files.remove(folder)
         return not folder.exists()
     finally:
         lock.release()

@@ -8,6 +8,7 @@ point's place in its metric decides alone, so that a resumed run, whose rows com
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -56,6 +57,7 @@ class Thinning:
         self._keys: dict[str, bool] = {}
         self._filled: Counter[str] = Counter()
         self._goes_back = False
+        self._has_failed = False
 
     def begin(self, *, repeats: bool) -> None:
         """Begin, or go on with what is in the file; with `repeats` the first row says from which step on rows repeat.
@@ -117,8 +119,11 @@ class Thinning:
             self._read_back(step)
             self._goes_back = False
         kept = {"step": step, "time": time, "metrics": dict(row)}
-        self._file.write(json.dumps(kept).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(kept).encode() + b"\n")
+            self._file.flush()  # what the disk does not take now is tried again with the next row
+        except OSError as error:
+            self._failed(error)
         return {name: row[name] for name, place in self._count(kept).items() if is_sent_at_once(place)}
 
     def rest(self) -> Iterator[tuple[int, int, dict[str, float]]]:
@@ -126,10 +131,15 @@ class Thinning:
         assert self._file is not None
         counts, filled = dict(self._counts), self._filled.copy()
         places: Counter[str] = Counter()
-        self._file.seek(0)
+        try:
+            self._file.seek(0)
+        except OSError as error:  # the disk is still full
+            self._failed(error)
+            return
         for line in self._file:
             row = _parsed(line)
-            assert row is not None, "begin() has cut off what is torn"
+            if row is None:  # a full disk took a part of it
+                continue
             points = {}
             metrics = row["metrics"]
             for name in counts.keys() & metrics.keys():
@@ -141,15 +151,22 @@ class Thinning:
                 yield row["step"], row["time"], points
         self._filled = Counter(counts)
 
+    def _failed(self, error: OSError) -> None:
+        if not self._has_failed:
+            _log.warning("tracking: cannot write to %s (%s): rows may be missing there", self.path, error)
+        self._has_failed = True
+
     def sync(self) -> None:
         """Make what was kept survive a power cut."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            with contextlib.suppress(OSError):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
             self._file = None
 
 
