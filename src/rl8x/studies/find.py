@@ -117,7 +117,8 @@ def _read(folder: Path, title: str, output: Path, run_id: str | None) -> FoundSt
     columns, rows = table.get("columns"), table.get("data")
     if not isinstance(columns, list) or not isinstance(rows, list):
         raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
-    definition = _json(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
+    stored = _json(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
+    definition = stored.get("definition", stored)  # a study's folder has its run's key beside it
     supports = _json(folder / SUPPORTS) if (folder / SUPPORTS).exists() else {}
     named = str(definition.get("name") or title)
     frame = pandas.DataFrame(rows, columns=columns)
