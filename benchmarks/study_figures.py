@@ -25,8 +25,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.browser import Browser, find_chromium
-from benchmarks.common import machine
-from benchmarks.learning import put
+from benchmarks.learning import machine, put
 from benchmarks.servers import free_port
 
 ROOT: Final = Path(__file__).parents[1]
@@ -70,6 +69,18 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+# The rightmost button in the row of the panel's title: it has no text and no label.
+_CLOSE: Final = """(() => {
+  const title = [...document.querySelectorAll("*")].filter(element => element.innerText === "MLflow Assistant").pop();
+  const at = title.getBoundingClientRect();
+  const row = [...document.querySelectorAll("button")].filter(button => {
+    const box = button.getBoundingClientRect();
+    return box.x > at.x && Math.abs(box.y + box.height / 2 - at.y - at.height / 2) < 20;
+  });
+  row.sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x).pop().click();
+})()"""
+
+
 class Pages:
     """MLflow's pages of a study, in a browser.
 
@@ -83,20 +94,31 @@ class Pages:
         self.browser = browser
         self._experiment = f"{address}/#/experiments/{parent.info.experiment_id}"
         self._run = f"{self._experiment}/runs/{parent.info.run_id}"
+        self._closed = False
+
+    def _open(self, address: str, query: str = "") -> None:
+        """Open a page as it is for training rather than for language models, without its panel for questions."""
+        self.browser.open(f"{address}?workflowType=machine_learning&{query}")
+        self.browser.wait_for("Model training")
+        if not self._closed:
+            self.browser.wait_for("MLflow Assistant")
+            self.browser.run(_CLOSE)
+            self._closed = True
 
     def overview(self, *texts: str) -> str:
         """Open the parent's page, with its params, metrics and tags; returns what it shows."""
-        self.browser.open(self._run)
+        self._open(self._run)
         return self.browser.wait_for(*texts)
 
     def artifact(self, path: str, *texts: str) -> str:
         """Open an artifact of the parent; returns what the page shows."""
-        self.browser.open(f"{self._run}/artifacts/{path}")
+        self._open(f"{self._run}/artifacts/{path}")
         return self.browser.wait_for(path.rpartition("/")[2], *texts)
 
     def grouped(self, param: str, *texts: str) -> str:
         """Open the charts of all runs, grouped by a param in the page's own menu; returns what the page shows."""
-        self.browser.open(f"{self._experiment}/runs?workflowType=machine_learning&compareRunsMode=CHART")
+        self._open(f"{self._experiment}/runs", "compareRunsMode=CHART&viewStateShareKey=rl8x")
+        self.browser.wait_for("matching runs", "mean returns")
         self.browser.click("Group by")
         self.browser.click(param)
         return self.browser.wait_for(*texts)

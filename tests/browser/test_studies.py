@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from benchmarks.browser import NAMES, Browser, find_chromium
@@ -67,8 +68,6 @@ def screenshot(request, browser, ran):
     yield
     folder = os.environ.get("RL8X_SCREENSHOTS")
     if folder is not None:
-        from pathlib import Path
-
         browser.screenshot(Path(folder) / f"{request.node.name}.png")
 
 
@@ -118,6 +117,8 @@ def test_the_reports_page_is_complete_by_itself(browser, ran):
         assert report.summary.notes[0] in shown
         assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        # A figure is scrolled rather than shrunk until nobody can read it.
+        assert browser.run("Math.min(...[...document.images].map(image => image.width))") >= 500
         back = browser.run("getComputedStyle(document.body).backgroundColor")
         assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 29)"}[scheme]
         assert browser.run("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
