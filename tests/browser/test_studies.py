@@ -121,7 +121,9 @@ def test_the_reports_page_is_complete_by_itself(browser, ran):
         assert browser.run("Math.min(...[...document.images].map(image => image.width))") >= 500
         back = browser.run("getComputedStyle(document.body).backgroundColor")
         assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 29)"}[scheme]
-        assert browser.run("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
+        assert (
+            browser.run("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
+        )
     browser.resize(1360, 900)
     browser.prefer("light")
 
