@@ -200,9 +200,9 @@ def _start(command: list[str]) -> tuple[subprocess.Popen[bytes], int, int]:
         os.dup2(given[0], 3)
         os.dup2(given[1], 4)
 
-    process = subprocess.Popen(
-        command, preexec_fn=place, pass_fds=(3, 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    nowhere = subprocess.DEVNULL
+    # What Python opens is closed in a child as it is: `close_fds` would close 3 and 4 too.
+    process = subprocess.Popen(command, preexec_fn=place, close_fds=False, stdout=nowhere, stderr=nowhere)
     for each in (theirs_read, theirs_write, *given):
         os.close(each)
     return process, ours_read, ours_write
