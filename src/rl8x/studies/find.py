@@ -47,7 +47,7 @@ class FoundStudy(NamedTuple):
 
 
 def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
-    """Find the runs that are meant, each once: by name, ID, or folder of a study or of checkpoints; of parents children.
+    """Find the runs that are meant, each once: by name, ID, or folder of a study or of checkpoints; parents' children.
 
     Raises:
         ValueError: If one is not there, or none was named.
