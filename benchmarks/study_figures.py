@@ -46,12 +46,14 @@ def served(folder: Path) -> Iterator[str]:
     with open(folder / "ui.log", "wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         try:
-            for _ in range(1200):
+            for _ in range(3000):
                 if process.poll() is not None:
                     raise RuntimeError(f"rl8x ui has ended: {(folder / 'ui.log').read_text()}")
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
                     break
                 time.sleep(0.1)
+            else:
+                raise RuntimeError(f"rl8x ui does not answer: {(folder / 'ui.log').read_text()}")
             yield address
         finally:
             end(process)
