@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-torch check format fuzz learning clean
+.PHONY: demo test test-torch check format fuzz learning study-figures clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
@@ -39,6 +39,10 @@ fuzz: $(STAMP)
 
 learning: $(STAMP)
 	$(BIN)/python benchmarks/learning.py --publish
+
+# The study of docs/studies.md: its figures, its table, and screenshots of MLflow's page where there is a Chromium.
+study-figures: $(STAMP)
+	$(BIN)/python -m benchmarks.study_figures
 
 clean:
 	rm -rf .venv .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -121,5 +121,5 @@ def test_study_tests_each_policy_inside_and_outside_of_its_training(
 def test_the_studys_file_is_legal() -> None:
     config = StudyConfig.from_file(EXAMPLES / "study.yaml")
     config.check()
-    assert len(config.trainings()) == 6
+    assert len(config.trainings()) == 9
     assert len((EXAMPLES / "study.yaml").read_text().splitlines()) <= 12

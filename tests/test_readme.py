@@ -17,13 +17,14 @@ import torch
 import yaml
 
 import rl8x.trainers.trainer
-from benchmarks import learning, learning_envs, report
+from benchmarks import learning, learning_envs, report, study_figures
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig
 from rl8x.envs import CartPole
 from rl8x.plain_yaml import Loader
+from rl8x.studies import Study, StudyConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,8 +44,11 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Shrink what a snippet asks for: 64 copies at most, 2 steps a run, each evaluated if any is, no MLflow."""
-    init, run = PPOConfig.__init__, Trainer.run
+    """Shrink what a snippet asks for: 64 copies at most, 2 steps a run, each evaluated if any is, no MLflow.
+
+    A study has one seed, its trainings one after the other, and one episode in each of few cells.
+    """
+    init, run, study_init, study_run = PPOConfig.__init__, Trainer.run, Study.__init__, Study.run
 
     def small_init(self: PPOConfig, **fields: Any) -> None:
         num_envs = min(fields.get("num_envs", 8), 64)
@@ -55,8 +59,14 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         evaluated = {"steps_per_eval": 1} if options.get("steps_per_eval") else {}
         return run(self, **{**options, **evaluated, "max_steps": 2})
 
+    def small_study_init(self: Study, train: Any, test: Any, **options: Any) -> None:
+        options |= {"seeds": 1, "episodes": 1, "tracking": False, "progress": "none"}
+        study_init(self, train, json.loads(re.sub(r"\d+\]}", "3]}", json.dumps(test))), **options)
+
     monkeypatch.setattr(PPOConfig, "__init__", small_init)
     monkeypatch.setattr(Trainer, "run", small_run)
+    monkeypatch.setattr(Study, "__init__", small_study_init)
+    monkeypatch.setattr(Study, "run", lambda self, jobs=1: study_run(self))
     monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
 
@@ -143,7 +153,7 @@ def test_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert program in ("make", "rl8x"), f"{program} {command}"
         if program == "make":
             assert command in targets
-        elif command == "train" and "--help" not in rest:
+        elif (command == "train" and "--help" not in rest) or (command == "study" and "--backend" not in rest):
             assert main([command, *rest, "--dry-run"]) == 0, rest
         else:
             assert command in COMMANDS
@@ -163,10 +173,29 @@ def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
 def test_run_files_are_legal(page: Path) -> None:
     for block in blocks(page, "yaml"):
         data = yaml.load(block, Loader=Loader)
+        if "train" in data:
+            StudyConfig.from_dict(data).check()
+            continue
         assert {"stop_conditions", "env_config"} & data.keys()
         for spec in data.get("stop_conditions", ()):
             from_spec(spec)
         CartPole(4).plain_config(data.get("env_config", {}))
+
+
+def test_the_page_of_studies_has_the_example_and_its_measurement() -> None:
+    """What is printed is what is run: script, file and `benchmarks/results/study.json` are one study."""
+    page = ROOT / "docs" / "studies.md"
+    script, file = blocks(page, "python")[0], blocks(page, "yaml")[0]
+    assert len(script.strip().splitlines()) <= 12
+    example = (ROOT / "examples" / "study.yaml").read_text()
+    assert example.partition("\n")[2] == file
+    made: dict[str, Any] = {}
+    exec(script.partition("study.run")[0], made)
+    document = json.loads(study_figures.RESULTS.read_text())
+    as_file = {**StudyConfig.from_file(ROOT / "examples" / "study.yaml").to_dict(), "trials": None}
+    assert made["study"].config.to_dict() == as_file
+    assert document["study"] == json.loads(json.dumps(as_file))
+    assert f"<!-- study -->\n{study_figures.table(document)}\n<!-- /study -->" in page.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

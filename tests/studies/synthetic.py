@@ -45,7 +45,7 @@ def write_study(folder, table, supports=SUPPORTS, **definition):
     for name, content in (
         ("evaluations.json", {"columns": split["columns"], "data": split["data"]}),
         ("supports.json", supports),
-        ("study.json", definition),
+        ("study.json", {"definition": definition, "run_key": "0" * 32, "rl8x": "1.0"}),
     ):
         (folder / name).write_text(json.dumps(content))
     return folder

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pandas as pd
 import pytest
+from tests.studies.synthetic import evaluations, write_study
 
 from rl8x.studies.compare import compare
 from rl8x.studies.run_groups import grouped_runs, param_name
@@ -69,6 +70,15 @@ def test_groups_average_their_runs_on_common_steps(store):
     assert grouped["best/returns/mean"].to_dict() == {"lr=0.01": 35.0, "lr=0.001": 5.0}
     assert np.isnan(grouped.loc["lr=0.001", "returns/mean_low"])
     assert "A group of one run has no interval." in str(made)
+
+
+def test_a_studys_folder_stands_for_its_parent(store, tmp_path):
+    ids = fill(store)
+    rows = evaluations(trainings=("fixed",), seeds=1, grid={"length": [0.5, 1.0]})
+    folder = write_study(tmp_path / "poles", rows.assign(run_id=ids["b"]))
+    assert [run.name for run in compare([folder]).runs] == [run.name for run in compare(["parent"]).runs]
+    with pytest.raises(ValueError, match=r"the study in .*untracked has no runs in MLflow"):
+        compare([write_study(tmp_path / "untracked", rows)])
 
 
 def test_the_figure_shows_the_curves(store):

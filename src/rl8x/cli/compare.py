@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from rl8x.cli.errors import users_mistakes
@@ -44,8 +46,8 @@ def compare(
 ) -> None:
     """Compare runs: the params that differ, last and best metrics, and learning curves.
 
-    RUN is a run's name or ID, or a folder of checkpoints; of a study's parent run its children are compared. Prints the
-    table and writes compare.html, runs.csv, curves.csv and a PNG for each metric.
+    RUN is a run's name or ID, or a folder of checkpoints; of a study, by its folder or parent run, the children are
+    compared. Prints the table and writes compare.html, runs.csv, curves.csv and a PNG for each metric.
     """
     from rl8x.studies.compare import PAGE
     from rl8x.studies.compare import compare as compare_runs
@@ -61,7 +63,7 @@ def compare(
             level=level,
             tracking_uri=tracking_uri,
         )
-        folder = output or f"reports/compare-{plain_name(experiment or made.runs[0].name)}"
+        folder = output or f"reports/compare-{plain_name(experiment or Path(runs[0]).name)}"
         made.write(folder)
     click.echo(str(made))
     click.echo(f"\nWritten: {folder}/{PAGE}, with its tables and figures beside it")

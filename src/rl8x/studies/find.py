@@ -47,14 +47,14 @@ class FoundStudy(NamedTuple):
 
 
 def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | None) -> list[RunRecord]:
-    """Find the runs that are meant, each once: by name, ID, or folder of checkpoints; of a parent its children.
+    """Find the runs that are meant, each once: by name, ID, or folder of a study or of checkpoints; parents' children.
 
     Raises:
         ValueError: If one is not there, or none was named.
     """
     found: dict[str, RunRecord] = {}
     for word in runs:
-        run = _of_checkpoints(reader, Path(word)) if Path(word).is_dir() else reader.run(str(word))
+        run = _of_folder(reader, Path(word)) if Path(word).is_dir() else reader.run(str(word))
         for each in reader.children(run.id) or [run]:
             found.setdefault(each.id, each)
     if experiment is not None:
@@ -70,10 +70,16 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
     return list(found.values())
 
 
-def _of_checkpoints(reader: RunReader, path: Path) -> RunRecord:
-    """Find the run of a folder of checkpoints, or of one of them, by what the newest says."""
+def _of_folder(reader: RunReader, path: Path) -> RunRecord:
+    """Find the parent run of a study's folder, or the run of a folder of checkpoints by what the newest says."""
     from rl8x.checkpoint import files
 
+    if (path / EVALUATIONS).exists() and (path / DEFINITION).exists():
+        ids = _runs_of(find_study(path).table)
+        parent = reader.run(ids[0]).tags.get(PARENT_TAG) if ids else None
+        if parent is None:
+            raise ValueError(f"the study in {path} has no runs in MLflow.")
+        return reader.run(parent)
     listed = files.listed(path)
     described = files.describe(listed[-1] if listed else path).get("run")
     known = described if isinstance(described, dict) else {}
@@ -117,7 +123,8 @@ def _read(folder: Path, title: str, output: Path, run_id: str | None) -> FoundSt
     columns, rows = table.get("columns"), table.get("data")
     if not isinstance(columns, list) or not isinstance(rows, list):
         raise ValueError(f"{folder / EVALUATIONS} is no table: it needs `columns` and `data`, as MLflow logs tables.")
-    definition = _json(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
+    stored = _json(folder / DEFINITION) if (folder / DEFINITION).exists() else {}
+    definition = stored.get("definition", stored)  # a study's folder has its run's key beside it
     supports = _json(folder / SUPPORTS) if (folder / SUPPORTS).exists() else {}
     named = str(definition.get("name") or title)
     frame = pandas.DataFrame(rows, columns=columns)
@@ -150,8 +157,13 @@ def parent_run(found: FoundStudy, tracking_uri: str | None) -> tuple[str | None,
     uri = tracking_uri or _of_run(found.definition, "tracking_uri")
     if found.run_id is not None:
         return found.run_id, uri
-    ids = [each for each in found.table.get(RUN, ()) if isinstance(each, str) and each]
+    ids = _runs_of(found.table)
     return (RunReader(uri).run(ids[0]).tags.get(PARENT_TAG) if ids else None), uri
+
+
+def _runs_of(table: pandas.DataFrame) -> list[str]:
+    """List the IDs of the runs of a study's table."""
+    return [each for each in table.get(RUN, ()) if isinstance(each, str) and each]
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -22,7 +22,8 @@ th, td { padding: .4rem .8rem; border-bottom: 1px solid var(--line); text-align:
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--back); }
 thead th { border-bottom: 2px solid var(--text); font-weight: 600; } tbody tr:hover td { background: var(--panel); }
 td small { display: block; color: var(--muted); font-size: .78rem; }
-figure { margin: 1rem 0 0; } figure img { max-width: 100%; height: auto; border-radius: 6px; }
+figure { margin: 1rem 0 0; } picture { display: block; overflow-x: auto; }
+figure img { max-width: 100%; min-width: 36rem; height: auto; border-radius: 6px; }
 figcaption { max-width: 50rem; font-size: .92rem; margin-top: .4rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .92rem; } dd { margin: 0; }
 details { margin-top: 2rem; } summary { cursor: pointer; color: var(--accent); }

@@ -1,0 +1,210 @@
+"""Run the example study, and make of it what docs/studies.md shows: figures, a table, screenshots of MLflow's page.
+
+    python -m benchmarks.study_figures                # examples/study.yaml in a folder of its own, minutes
+    python -m benchmarks.study_figures --folder DIR   # what is done of it there is not done again
+
+Writes docs/images/study-*.png, benchmarks/results/study.json, and the table between the marks of docs/studies.md; where
+there is a Chromium, docs/images/mlflow-study-*.png too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.browser import Browser, find_chromium
+from benchmarks.learning import machine, put
+from benchmarks.servers import free_port
+
+ROOT: Final = Path(__file__).parents[1]
+STUDY: Final = ROOT / "examples" / "study.yaml"
+RESULTS: Final = ROOT / "benchmarks" / "results" / "study.json"
+IMAGES: Final = ROOT / "docs" / "images"
+FIGURES: Final = {"heat-maps": "study-heat-maps", "curve-length": "study-curve", "profiles": "study-profiles"}
+CELL_PARAMS: Final = ("study.training", "study.seed")
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Have `rl8x ui` show the runs of a folder for as long as the context lasts; yields its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "rl8x.cli.main", "ui", "--no-browser", "--port", str(port)]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    address = f"http://127.0.0.1:{port}"
+    with open(folder / "ui.log", "wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            for _ in range(3000):
+                if process.poll() is not None:
+                    raise RuntimeError(f"rl8x ui has ended: {(folder / 'ui.log').read_text()}")
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+                    break
+                time.sleep(0.1)
+            else:
+                raise RuntimeError(f"rl8x ui does not answer: {(folder / 'ui.log').read_text()}")
+            yield address
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End `rl8x ui` with the servers that it has started."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.terminate()
+    _, left = psutil.wait_procs(family, 10)
+    for each in left:
+        each.kill()
+    process.wait()
+
+
+# The rightmost button in the row of the panel's title: it has no text and no label.
+_CLOSE: Final = """(() => {
+  const title = [...document.querySelectorAll("*")].filter(element => element.innerText === "MLflow Assistant").pop();
+  const at = title.getBoundingClientRect();
+  const row = [...document.querySelectorAll("button")].filter(button => {
+    const box = button.getBoundingClientRect();
+    return box.x > at.x && Math.abs(box.y + box.height / 2 - at.y - at.height / 2) < 20;
+  });
+  row.sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x).pop().click();
+})()"""
+
+
+class Pages:
+    """MLflow's pages of a study, in a browser.
+
+    Args:
+        browser: It shows them.
+        address: Of MLflow's server.
+        parent: The study's run, as MLflow's client gives it.
+    """
+
+    def __init__(self, browser: Browser, address: str, parent: Any) -> None:
+        self.browser = browser
+        self._experiment = f"{address}/#/experiments/{parent.info.experiment_id}"
+        self._run = f"{self._experiment}/runs/{parent.info.run_id}"
+        self._closed = False
+
+    def _open(self, address: str, query: str = "") -> None:
+        """Open a page as it is for training rather than for language models, without its panel for questions."""
+        self.browser.open(f"{address}?workflowType=machine_learning&{query}")
+        self.browser.wait_for("Model training")
+        if not self._closed:
+            self.browser.wait_for("MLflow Assistant")
+            self.browser.run(_CLOSE)
+            self._closed = True
+
+    def overview(self, *texts: str) -> str:
+        """Open the parent's page, with its params, metrics and tags; returns what it shows."""
+        self._open(self._run)
+        return self.browser.wait_for(*texts)
+
+    def artifact(self, path: str, *texts: str) -> str:
+        """Open an artifact of the parent; returns what the page shows."""
+        self._open(f"{self._run}/artifacts/{path}")
+        return self.browser.wait_for(path.rpartition("/")[2], *texts)
+
+    def grouped(self, param: str, *texts: str) -> str:
+        """Open the charts of all runs, grouped by a param in the page's own menu; returns what the page shows."""
+        self._open(f"{self._experiment}/runs", "compareRunsMode=CHART&viewStateShareKey=rl8x")
+        self.browser.wait_for("matching runs", "mean returns")
+        self.browser.click("Group by")
+        self.browser.click(param)
+        return self.browser.wait_for(*texts)
+
+
+def written_rows(report: Any) -> dict[str, Any]:
+    """Return what a report says as plain data, for the repository."""
+    from rl8x.studies.summary import cells_of
+
+    return {
+        "study": report.definition.get("definition", report.definition),
+        "table": cells_of(report.summary),
+        "notes": list(report.summary.notes),
+        "rows": json.loads(report.frame.to_json(orient="records", double_precision=10)),
+        "machine": machine(),
+    }
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Lay a report's table out in Markdown, a line for each statistic, since pages are narrow."""
+    heads, *groups = document["table"]
+    lines = [f"| | {' | '.join(group[0] for group in groups)} |", "|---" * (len(groups) + 1) + "|"]
+    for column, head in enumerate(heads):
+        if column > 0:
+            lines.append(f"| {head} | {' | '.join(group[column] for group in groups)} |")
+    return "\n".join(lines)
+
+
+def photograph(folder: Path, parent: Any, group_texts: tuple[str, ...], images: Path) -> list[Path]:
+    """Take the screenshots of a study's pages in MLflow; returns their paths."""
+    with served(folder) as address, Browser(1360, 860) as browser:
+        pages = Pages(browser, address, parent)
+        pages.overview("Metrics", "result/returns/mean")
+        browser.settle()
+        made = [browser.screenshot(images / "mlflow-study-parent.png")]
+        pages.artifact("evaluations.json", "training", "test.length")
+        browser.settle()
+        made.append(browser.screenshot(images / "mlflow-study-table.png"))
+        pages.artifact("report/heat-maps.png", "report.html")
+        browser.settle()
+        made.append(browser.screenshot(images / "mlflow-study-report.png"))
+        pages.grouped(CELL_PARAMS[0], *group_texts)
+        browser.settle()
+        made.append(browser.screenshot(images / "mlflow-study-compare.png"))
+    return made
+
+
+def parent_of(folder: Path, name: str) -> Any:
+    """Return the parent run of a study, as MLflow's client gives it."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    runs = client.search_runs(experiments, f"tags.`rl8x.study` = '{name}'")
+    return next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="working directory of the study; by default a temporary one")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.folder or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        from rl8x.studies import Study, StudyConfig
+
+        study = Study.from_config(StudyConfig.from_file(STUDY))
+        study.run(jobs=options.jobs, progress="lines")
+        report = study.report()
+        document = written_rows(report)
+        RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+        put(ROOT / "docs" / "studies.md", "study", table(document))
+        for name, image in FIGURES.items():
+            (IMAGES / f"{image}.png").write_bytes((study.folder / "report" / f"{name}.png").read_bytes())
+        print(report)
+        if find_chromium() is None:
+            print("no screenshots: there is no chromium, chromium-browser or google-chrome")
+            return 0
+        for path in photograph(folder, parent_of(folder, study.config.name), tuple(study.config.train), IMAGES):
+            print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""MLflow's page of a study, in a real browser: the parent with its table and report, and the children in groups."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks.browser import NAMES, Browser, find_chromium
+from benchmarks.study_figures import Pages, parent_of, served
+
+from rl8x.randomization import Uniform
+from rl8x.studies import Study, table
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason=f"there is no browser: none of {', '.join(NAMES)}")
+
+
+@pytest.fixture(scope="module")
+def ran(mlflow_template, tmp_path_factory):
+    """A study that has run and reported, in a folder of its own: the folder, its table, and its report."""
+    from tests.conftest import InProcess
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("browser")
+        patch.chdir(folder)
+        patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
+        (folder / "mlruns").mkdir()
+        shutil.copyfile(mlflow_template, folder / "mlruns" / "mlflow.db")
+        study = Study(
+            train={"fixed": {}, "wide": {"length": Uniform(0.25, 1.0)}},
+            test={"length": [0.25, 0.5, 2.0], "gravity": [5, 9.8, 20]},
+            seeds=2,
+            env="CartPole",
+            max_steps=3,
+            episodes=4,
+            algorithm_config={"num_envs": 8, "horizon": 16, "device": "cpu", "model_config": {"hidden_sizes": [8]}},
+            progress="none",
+            name="poles",
+        )
+        frame = study.run()
+        yield folder, frame, study.report()
+
+
+@pytest.fixture(scope="module")
+def address(ran):
+    """The address of `rl8x ui` on the study's runs."""
+    with served(ran[0]) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser(1360, 900) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(ran, address, browser):
+    return Pages(browser, address, parent_of(ran[0], "poles"))
+
+
+@pytest.fixture(autouse=True)
+def screenshot(request, browser, ran):
+    """Leave a picture of what each test saw last, where a user asks for them."""
+    yield
+    folder = os.environ.get("RL8X_SCREENSHOTS")
+    if folder is not None:
+        browser.screenshot(Path(folder) / f"{request.node.name}.png")
+
+
+def test_the_parent_shows_what_was_asked_and_what_came_out(pages, ran):
+    _, frame, _ = ran
+    mean = frame[table.RETURNS].mean()
+    shown = pages.overview("poles", "study.trainings", "fixed, wide", "result/returns/mean", "study.best")
+    # MLflow's page writes metrics in full, or rounds them.
+    numbers = [float(each) for each in re.findall(r"\d+\.\d+", shown)]
+    assert any(number == pytest.approx(mean, rel=1e-3) for number in numbers)
+    assert "length: [0.25, 0.5, 2.0]; gravity: [5, 9.8, 20]" in shown
+    best = frame.groupby(table.TRAINING)[table.RETURNS].mean()
+    assert best.idxmax() in shown.partition("study.best")[2]
+
+
+def test_the_table_is_shown_with_its_numbers(pages, ran):
+    _, frame, _ = ran
+    first = frame.iloc[0]
+    shown = pages.artifact("evaluations.json", "training", "test.length", "test.gravity", first[table.RUN])
+    for name in (table.RETURNS, table.LENGTHS):
+        assert f"{first[name]:.4g}"[:4] in shown
+    assert "supports.json" in shown
+
+
+def test_the_report_is_shown_with_its_figures(pages, browser):
+    pages.artifact("report/heat-maps.png", "report.html", "summary.csv", "profiles.png")
+    width = "Math.max(0, ...[...document.images].map(image => image.naturalWidth))"
+    browser.settle()
+    assert browser.run(width) > 600
+    # MLflow shows HTML in a frame that scripts cannot look into; the next test reads the page itself.
+    pages.artifact("report/report.html", "summary.csv")
+    browser.settle()
+    assert browser.run("document.querySelectorAll('iframe').length") == 1
+
+
+def test_the_reports_page_is_complete_by_itself(browser, ran):
+    """Opened from the disk, light and dark, wide and narrow: nothing is loaded, and nothing is cut off."""
+    folder, _, report = ran
+    (page,) = folder.glob("mlruns/studies/*/report/report.html")
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        browser.resize(width, 900)
+        browser.prefer(scheme)
+        browser.open(page.as_uri())
+        shown = browser.wait_for("Statistics", "P(improves)", "Where it is worst")
+        assert report.summary.notes[0] in shown
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        # A figure is scrolled rather than shrunk until nobody can read it.
+        assert browser.run("Math.min(...[...document.images].map(image => image.width))") >= 500
+        back = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 29)"}[scheme]
+        fetched = "performance.getEntriesByType('resource').filter(each => !each.name.startsWith('data:')).length"
+        assert browser.run(fetched) == 0
+    browser.resize(1360, 900)
+    browser.prefer("light")
+
+
+def test_children_are_grouped_by_their_cell(pages):
+    shown = pages.grouped("study.training", "fixed", "wide")
+    assert {"fixed", "wide"} <= set(re.findall(r"study\.training: (\w+)", shown))
