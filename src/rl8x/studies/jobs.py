@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rl8x.output import described
+from rl8x.tracking.store_process import keep_process
 
 Job = Mapping[str, Any]
 BACKENDS: Final = ("processes", "dask", "ray")
@@ -97,9 +98,15 @@ def _in_parallel(
         how: dict[str, Any] = {}
         if backend == "processes":
             how["n_jobs"] = num_jobs
-            stack.enter_context(joblib.parallel_config("loky", initializer=end_with, initargs=(os.getpid(),)))
+            stack.enter_context(joblib.parallel_config("loky", initializer=begin_worker, initargs=(os.getpid(),)))
         # One job after the other to each worker, as they take long: nothing is handed out ahead.
         yield from joblib.Parallel(**how, return_as="generator_unordered", batch_size=1, pre_dispatch="all")(tasks)
+
+
+def begin_worker(parent: int) -> None:
+    """Begin a process that does one job after another: it keeps MLflow's process, and ends with its parent."""
+    end_with(parent)
+    keep_process()
 
 
 _watched: set[int] = set()

@@ -135,10 +135,6 @@ def _tracker(job: Mapping[str, Any]) -> Tracker:
     made = job["tracking"]
     if made is None:
         return NullTracker()
-    if job["parent"] is not None:  # a worker, in which other trainings follow
-        from rl8x.tracking.store_process import keep_process
-
-        keep_process()
     params = {"study.name": job["study"]["name"], "study.training": job["training"], "study.seed": job["seed"]}
     if job["trial"] is not None:
         params["study.trial"] = job["trial"]
