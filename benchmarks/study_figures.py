@@ -71,15 +71,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# The rightmost button in the row of the panel's title: it has no text and no label.
+# The rightmost button in the row of the panel's title, where it is open: it has no text and no label.
 _CLOSE: Final = """(() => {
   const title = [...document.querySelectorAll("*")].filter(element => element.innerText === "MLflow Assistant").pop();
+  if (!title) return;
   const at = title.getBoundingClientRect();
   const row = [...document.querySelectorAll("button")].filter(button => {
     const box = button.getBoundingClientRect();
     return box.x > at.x && Math.abs(box.y + box.height / 2 - at.y - at.height / 2) < 20;
   });
-  row.sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x).pop().click();
+  row.sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x).pop()?.click();
 })()"""
 
 
