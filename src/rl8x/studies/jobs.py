@@ -62,6 +62,8 @@ def do_jobs(
         address: Of a Dask scheduler; None is a cluster of this machine.
         say: Tells the user that a worker was lost.
     """
+    if not jobs:  # no cluster for that
+        return
     if backend == "processes" and num_jobs == 1:
         yield from (work(job) for job in jobs)
         return

@@ -172,7 +172,7 @@ class MLflowTracker:
         going_on = resume is not None and not repeats and resume == self.resume_handle
         known = self._sender.known if going_on and self._sender is not None else None
         # Nothing was logged since the run was resumed: what comes now may be what the process before logged last.
-        self._may_repeat = repeats or (going_on and known is None and self._may_repeat)
+        self._may_repeat = resume is not None and (repeats or (known is None and going_on and self._may_repeat))
         self._spool = spool = self._open_spool(resume, self._spool if going_on else None)
         assert self._location is not None
         if resume is not None:
