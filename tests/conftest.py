@@ -7,10 +7,14 @@ import signal
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from rl8x.tracking.store import MLflowStore, source_tags
 
+# A machine that is busy is no fault of what is tested.
+hypothesis.settings.register_profile("rl8x", deadline=None)
+hypothesis.settings.load_profile("rl8x")
 # Two workers on two cores: a second thread in each would only wait for the other worker's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"

@@ -126,4 +126,4 @@ def test_the_reports_page_is_complete_by_itself(browser, ran):
 
 def test_children_are_grouped_by_their_cell(pages):
     shown = pages.grouped("study.training", "fixed", "wide")
-    assert {"fixed", "wide"} <= set(re.findall(r"study\.training: (\w+)", shown))
+    assert {"fixed", "wide"} <= set(re.findall(r"Group: (\w+)", shown))
