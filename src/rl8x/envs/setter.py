@@ -59,7 +59,7 @@ class Setter(ABC):
 
         Setters of simulators that are never changed, but replaced, have none.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} is for simulators that are replaced, and writes nothing.")
 
     def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
         """Whether what `write` set is still there after a reset."""

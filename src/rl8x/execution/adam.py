@@ -45,8 +45,7 @@ def apply_adam(
     step.add_(1.0)
     fused = private.fused_adam(decoupled) if weights.device.type in ("cpu", "cuda") else None
     if fused is None:
-        formula = _decoupled_formula if decoupled else _formula
-        formula(weights, gradient, first, second, step, lr, beta1, beta2, weight_decay, eps)
+        _formula(weights, gradient, first, second, step, lr, beta1, beta2, weight_decay, eps, decoupled)
         return
     options = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
     fused([weights], [gradient], [first], [second], [], [step], lr=lr, **options, amsgrad=False, maximize=False)
@@ -77,13 +76,16 @@ def _formula(
     beta2: float,
     weight_decay: float,
     eps: float,
+    decoupled: bool,
 ) -> None:
     """Do the step, given the number of this one, `[1]`.
 
     Numerator and denominator are multiplied by sqrt(c2), as in section 2 of Kingma and Ba 2015, arXiv:1412.6980, which
     leaves one division for each weight.
     """
-    if weight_decay:
+    if weight_decay and decoupled:
+        weights.mul_(1.0 - lr * weight_decay)
+    elif weight_decay:
         gradient = gradient + weight_decay * weights
     first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
     unbias = second_total.sqrt()
@@ -91,43 +93,25 @@ def _formula(
     weights.sub_((first / root).mul_(lr * unbias / first_total))
 
 
-def _decoupled_formula(
-    weights: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    step: Tensor,
-    lr: Tensor,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-) -> None:
-    """Do the step with the penalty taken off the weights."""
-    if weight_decay:
-        weights.mul_(1.0 - lr * weight_decay)
-    _formula(weights, gradient, first, second, step, lr, beta1, beta2, 0.0, eps)
-
-
 def _log(beta: float) -> float:
     return math.log(beta) if beta else -math.inf
 
 
-def _decomposed(formula: Callable[..., None]) -> Callable[..., None]:
+def _decomposed(decoupled: bool) -> Callable[..., None]:
     """Return what takes the place of a fused kernel that `apply_adam` called."""
 
     def step(
         weights: Any, gradients: Any, first: Any, second: Any, _: Any, steps: Any, *, lr: Any, **options: Any
     ) -> None:
-        numbers = [options[name] for name in ("beta1", "beta2", "weight_decay", "eps")]
+        beta1, beta2, weight_decay, eps = (options[name] for name in ("beta1", "beta2", "weight_decay", "eps"))
         for tensors in zip(weights, gradients, first, second, steps, strict=True):
-            formula(*tensors, lr, *numbers)
+            _formula(*tensors, lr, beta1, beta2, weight_decay, eps, decoupled)
 
     return step
 
 
 DECOMPOSITIONS: Final[dict[Any, Callable[..., None]]] = {
-    operator: _decomposed(_decoupled_formula if decoupled else _formula)
+    operator: _decomposed(decoupled)
     for decoupled in (False, True)
     if (operator := private.fused_adam(decoupled)) is not None
 }

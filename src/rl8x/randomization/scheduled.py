@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
@@ -164,9 +165,9 @@ class _ByNumbers(Group):
         self._family = type(member)
 
     @property
+    @abstractmethod
     def now(self) -> ParameterDistribution:
         """The distribution that is drawn from."""
-        raise NotImplementedError
 
     def place(self, device: torch.device) -> None:
         """Make the tensor of numbers, once."""
