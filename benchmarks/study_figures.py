@@ -191,9 +191,11 @@ def main(argv: list[str] | None = None) -> int:
         from rl8x.studies import Study, StudyConfig
 
         study = Study.from_config(StudyConfig.from_file(STUDY))
+        begun_before, start = study.folder.exists(), time.perf_counter()
         study.run(jobs=options.jobs, progress="lines")
         report = study.report()
-        document = written_rows(report)
+        wall_s = None if begun_before else round(time.perf_counter() - start, 1)
+        document = {"jobs": options.jobs, "wall_s": wall_s, **written_rows(report)}
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
         put(ROOT / "docs" / "studies.md", "study", table(document))
         for name, image in FIGURES.items():
