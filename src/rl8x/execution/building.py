@@ -20,6 +20,7 @@ from rl8x.execution import private
 from rl8x.execution.artifacts import Artifacts, key_of
 
 HOST: Final = Path(__file__).parent / "host.h"
+PRODUCTS: Final = Path(__file__).parent / "products.h"
 
 # Against -O3, -O2 takes a second less of six; the programs are as fast, since Inductor has written the vectors out.
 _OPTIONS: Final = ("-fvisibility=hidden", "-O2", "-g0")

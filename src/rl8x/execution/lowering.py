@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl8x.execution import adam, matmul, private
-from rl8x.execution.building import HOST, build
+from rl8x.execution.building import HOST, PRODUCTS, build
 from rl8x.execution.hoisting import hoist_scalars
 from rl8x.execution.traces import Description
 
@@ -137,7 +137,9 @@ def _source(wrapper_code: str, kernel_code: str, description: Description, resul
             kernel_code,
             f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
             f"constexpr int THREADS = {description.threads};",
+            f"constexpr bool OWN_PRODUCTS = {str(matmul.has_own_products()).lower()};",
             HOST.read_text(),
+            PRODUCTS.read_text(),
             *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper_code, re.M))),
             "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
             calls,

@@ -172,6 +172,19 @@ def has_fast_linear() -> bool:
 
 
 @functools.cache
+def has_own_products() -> bool:
+    """Whether programs multiply what is not large by themselves (`products.h`), as by a rule that no clock decides.
+
+    On processors with AVX2 or AVX-512 that are not Intel's: on Zen 4, with two layers of 64, products of 64 rows take 5
+    microseconds instead of 7, and PPO's updates a tenth less; with two threads, of which MKL wakes the second for them,
+    5 instead of 12. Against oneDNN's, large ones gained nothing.
+    """
+    cpu = Path("/proc/cpuinfo")
+    text = cpu.read_text() if cpu.exists() else ""
+    return "GenuineIntel" not in text and re.search(r"\bavx2\b", text) is not None
+
+
+@functools.cache
 def lower_linear() -> bool:
     """Register with Inductor how to call `rl8x::linear` from C++; its own lowering takes constant weights only.
 
