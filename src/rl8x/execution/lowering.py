@@ -132,14 +132,14 @@ def _source(wrapper_code: str, kernel_code: str, description: Description, resul
         raise RuntimeError("shapes in it depend on values")
     operators = re.findall(r"aoti_torch_\w+\(", calls)
     keeps = not all(_OWN_RESULTS.fullmatch(name) for name in operators)
+    multiplies = any(name.endswith("mm_out(") for name in operators)
     return "\n".join(
         [
             kernel_code,
             f"constexpr bool KEEPS_MEMORY = {str(keeps).lower()};",
             f"constexpr int THREADS = {description.threads};",
-            f"constexpr bool OWN_PRODUCTS = {str(matmul.has_own_products()).lower()};",
             HOST.read_text(),
-            PRODUCTS.read_text(),
+            PRODUCTS.read_text() if multiplies and matmul.has_own_products() else "",
             *sorted(set(re.findall(r"^CACHE_TORCH_\w+\(\w+\);$", wrapper_code, re.M))),
             "static void body(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {",
             calls,

@@ -36,37 +36,36 @@ struct Matrix {
   int64_t rows, columns, row_step, column_step;
 };
 
-template <int ROWS, int VECTORS>
+template <int ROWS>
 inline __attribute__((always_inline)) void tile(
     const float* left, int64_t row_step, int64_t term_step, const float* right, int64_t right_step, float* out,
     int64_t out_step, int64_t terms, bool adds) {
-  Lanes sums[ROWS][VECTORS];
+  Lanes sums[ROWS][2];
   for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECTORS; j++)
+    for (int j = 0; j < 2; j++)
       sums[i][j] = adds ? *reinterpret_cast<const Lanes*>(out + i * out_step + j * kLanes) : Lanes{};
   for (int64_t k = 0; k < terms; k++) {
-    Lanes row[VECTORS];
-    for (int j = 0; j < VECTORS; j++) row[j] = *reinterpret_cast<const Lanes*>(right + k * right_step + j * kLanes);
+    Lanes row[2];
+    for (int j = 0; j < 2; j++) row[j] = *reinterpret_cast<const Lanes*>(right + k * right_step + j * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
-      for (int j = 0; j < VECTORS; j++) sums[i][j] = multiply_add(left[i * row_step + k * term_step], row[j], sums[i][j]);
+      for (int j = 0; j < 2; j++) sums[i][j] = multiply_add(left[i * row_step + k * term_step], row[j], sums[i][j]);
   }
   for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECTORS; j++) *reinterpret_cast<Lanes*>(out + i * out_step + j * kLanes) = sums[i][j];
+    for (int j = 0; j < 2; j++) *reinterpret_cast<Lanes*>(out + i * out_step + j * kLanes) = sums[i][j];
 }
 
 // Rows [first, last) of a tile's columns, from one block of terms.
-template <int VECTORS>
 void add_block(
     const Matrix& left, int64_t term, int64_t terms, const float* right, int64_t right_step, float* out,
     int64_t out_step, int64_t first, int64_t last) {
   const float* from = left.data + term * left.column_step;
   int64_t row = left.row_step, i = first;
   for (; i + kTileRows <= last; i += kTileRows)
-    tile<kTileRows, VECTORS>(
+    tile<kTileRows>(
         from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
   for (; i < last; i++)
-    tile<1, VECTORS>(
+    tile<1>(
         from + i * row, row, left.column_step, right, right_step, out + i * out_step, out_step, terms, term > 0);
 }
 
@@ -111,7 +110,7 @@ void multiply_rows(const Matrix& left, const Matrix& right, const Matrix& out, i
         from = panel, step = kTileColumns;
       }
       if (columns == kTileColumns) {
-        add_block<2>(left, term, terms, from, step, out.data + column, out.row_step, first, last);
+        add_block(left, term, terms, from, step, out.data + column, out.row_step, first, last);
         continue;
       }
       for (int64_t row = first; row < last; row += kEdgeRows) {  // where there is room for all columns, and from there
@@ -119,11 +118,7 @@ void multiply_rows(const Matrix& left, const Matrix& right, const Matrix& out, i
         float* to = edge - row * kTileColumns;
         for (int64_t i = row; i < end && term > 0; i++)
           std::memcpy(to + i * kTileColumns, out.data + i * out.row_step + column, columns * sizeof(float));
-        if (columns > kLanes) {
-          add_block<2>(left, term, terms, from, step, to, kTileColumns, row, end);
-        } else {
-          add_block<1>(left, term, terms, from, step, to, kTileColumns, row, end);
-        }
+        add_block(left, term, terms, from, step, to, kTileColumns, row, end);
         for (int64_t i = row; i < end; i++)
           std::memcpy(out.data + i * out.row_step + column, to + i * kTileColumns, columns * sizeof(float));
       }
@@ -150,7 +145,7 @@ Matrix matrix_of(const Tensor& tensor, int64_t item) {
 
 // Multiply `[*, rows, terms]` and `[*, terms, columns]`; false, with nothing done, where torch's libraries are to.
 bool multiplied(const Tensor& out, const Tensor& left, const Tensor& right) {
-  if (!OWN_PRODUCTS || out.dtype != aoti_torch_dtype_float32()) return false;
+  if (out.dtype != aoti_torch_dtype_float32()) return false;
   const Matrix to = matrix_of(out, 0), from = matrix_of(right, 0);
   if (to.column_step != 1 || to.rows < kFewRows || to.columns < kLanes || from.rows == 0) return false;
   for (int64_t item = 0; item < (out.ndim == 3 ? out.sizes[0] : 1); item++)
