@@ -1,7 +1,7 @@
 """What the site shows that is kept elsewhere: tables of options, pieces of other files, links that leave docs/.
 
 `<!-- options: rl8x.algorithms.PPOConfig -->` becomes a table of the config's fields, and `<!-- include: FILE -->` that
-file, or with `<!-- include: FILE#Heading -->` what stands under one of its headings. A file that is missing is left out.
+file, or with `<!-- include: FILE#Heading -->` what stands under one of its headings. A missing file is left out.
 """
 
 from __future__ import annotations
