@@ -49,6 +49,8 @@ class Task:
         start: The range of each with which Adaptive begins; its middle is the fixed physics.
         transitions: How many are trained on.
         thresholds: Adaptive's, of the returns.
+        moves: How many of Adaptive's moves go from one end of a parameter's widest range to the other.
+        boundary_share: Adaptive's share of episodes at a boundary.
         solved: Learnable's threshold of the returns.
         config: Hyperparameters of PPO.
         cells: Cells of the test grid along each parameter.
@@ -60,6 +62,8 @@ class Task:
     start: Mapping[str, tuple[float, float]]
     transitions: int
     thresholds: tuple[float, float]
+    moves: int
+    boundary_share: float
     solved: float
     config: Mapping[str, Any]
     cells: int = 15
@@ -78,8 +82,8 @@ class Task:
     def _drawn(self, method: str, name: str) -> ParameterDistribution:
         low, high = self.ranges[name]
         if method == "adaptive":
-            options: Any = {"thresholds": self.thresholds, "step": (high - low) / 10, "limits": (low, high)}
-            return Adaptive(self.start[name], **options, episodes=16, boundary_share=0.4)
+            options: Any = {"thresholds": self.thresholds, "step": (high - low) / self.moves, "limits": (low, high)}
+            return Adaptive(self.start[name], **options, episodes=4, boundary_share=self.boundary_share)
         if method == "learnable":
             return Learnable(self.base(name), threshold=self.solved, levels=32, candidates=96, episodes=3)
         return self.base(name)
@@ -119,7 +123,9 @@ TASKS: dict[str, Task] = {
         ranges={"length": (0.1, 3.0), "force_mag": (2.0, 20.0)},
         start={"length": (0.4, 0.6), "force_mag": (9.0, 11.0)},
         transitions=409_600,
-        thresholds=(150.0, 400.0),
+        thresholds=(100.0, 300.0),
+        moves=8,
+        boundary_share=0.5,
         solved=475.0,
         config={**SHARED, "gamma": 0.99, "gae_lambda": 0.95, "lr": 5e-3},
     ),
@@ -127,8 +133,10 @@ TASKS: dict[str, Task] = {
         env=Pendulum,
         ranges={"m": (0.4, 1.6), "l": (0.4, 1.6)},
         start={"m": (0.9, 1.1), "l": (0.9, 1.1)},
-        transitions=614_400,
-        thresholds=(-900.0, -500.0),
+        transitions=1_024_000,
+        thresholds=(-1400.0, -1000.0),
+        moves=3,
+        boundary_share=0.3,
         solved=-400.0,
         config={
             **SHARED,

@@ -71,17 +71,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-# The rightmost button in the row of the panel's title, where it is open: it has no text and no label.
-_CLOSE: Final = """(() => {
-  const title = [...document.querySelectorAll("*")].filter(element => element.innerText === "MLflow Assistant").pop();
-  if (!title) return;
-  const at = title.getBoundingClientRect();
-  const row = [...document.querySelectorAll("button")].filter(button => {
-    const box = button.getBoundingClientRect();
-    return box.x > at.x && Math.abs(box.y + box.height / 2 - at.y - at.height / 2) < 20;
-  });
-  row.sort((a, b) => a.getBoundingClientRect().x - b.getBoundingClientRect().x).pop()?.click();
-})()"""
+# MLflow's page remembers in the browser that its panel for questions is closed, and that it need not open by itself.
+_NO_ASSISTANT: Final = """
+localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
+localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
+"""
 
 
 class Pages:
@@ -97,16 +91,14 @@ class Pages:
         self.browser = browser
         self._experiment = f"{address}/#/experiments/{parent.info.experiment_id}"
         self._run = f"{self._experiment}/runs/{parent.info.run_id}"
-        self._closed = False
+        browser.open(f"{address}/version")
+        browser.wait_for(".")
+        browser.run(_NO_ASSISTANT)
 
     def _open(self, address: str, query: str = "") -> None:
         """Open a page as it is for training rather than for language models, without its panel for questions."""
         self.browser.open(f"{address}?workflowType=machine_learning&{query}")
         self.browser.wait_for("Model training")
-        if not self._closed:
-            self.browser.wait_for("MLflow Assistant")
-            self.browser.run(_CLOSE)
-            self._closed = True
 
     def overview(self, *texts: str) -> str:
         """Open the parent's page, with its params, metrics and tags; returns what it shows."""
@@ -191,9 +183,11 @@ def main(argv: list[str] | None = None) -> int:
         from rl8x.studies import Study, StudyConfig
 
         study = Study.from_config(StudyConfig.from_file(STUDY))
+        begun_before, start = study.folder.exists(), time.perf_counter()
         study.run(jobs=options.jobs, progress="lines")
         report = study.report()
-        document = written_rows(report)
+        wall_s = None if begun_before else round(time.perf_counter() - start, 1)
+        document = {"jobs": options.jobs, "wall_s": wall_s, **written_rows(report)}
         RESULTS.write_text(json.dumps(document, indent=1) + "\n")
         put(ROOT / "docs" / "studies.md", "study", table(document))
         for name, image in FIGURES.items():

@@ -21,6 +21,7 @@ from rl8x import keys
 from rl8x.algorithms import (
     AlgorithmConfig,
     BCConfig,
+    DistillationConfig,
     DQNConfig,
     IQLConfig,
     PPOConfig,
@@ -43,7 +44,7 @@ from rl8x.conditions import (
 )
 from rl8x.envs import Env, GymnasiumEnv
 from rl8x.policy import Policy
-from rl8x.randomization import Choice, Grid, LogUniform, Normal, Scheduled, Uniform
+from rl8x.randomization import Adaptive, Choice, Grid, Learnable, LogUniform, Normal, Scheduled, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
@@ -52,6 +53,7 @@ STEPS = 4
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "ppo": PPOConfig,
     "pqn": PQNConfig,
+    "distillation": DistillationConfig,
     "dqn": DQNConfig,
     "sac": SACConfig,
     "td3": TD3Config,
@@ -63,7 +65,7 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
 }
 WITH_A_REPLAY = ("dqn", "sac", "td3")
 OFFLINE = ("bc", "iql", "cql", "offline sac", "offline td3")
-LOSSES = {"ppo": "losses/total", "bc": "losses/bc"}
+LOSSES = {"ppo": "losses/total", "bc": "losses/bc", "distillation": "losses/distillation"}
 
 
 def is_bounded(space: Space[Any]) -> bool:
@@ -73,7 +75,7 @@ def is_bounded(space: Space[Any]) -> bool:
 
 def fits(algorithm: str, space: Space[Any]) -> bool:
     """Whether an algorithm can have such actions."""
-    if algorithm in ("ppo", "bc"):
+    if algorithm in ("ppo", "bc", "distillation"):
         return True
     if algorithm == "iql":
         return isinstance(space, Box | Discrete)
@@ -128,6 +130,11 @@ class Case:
     @property
     def refusal(self) -> str | None:
         """Words of the refusal that this run must meet before its first step; None where it must train."""
+        if self.task.get("observe_parameters") == "critic":
+            if self.algorithm in ("pqn", "dqn", "cql"):
+                return "a Q-network acts by its values"
+            if self.algorithm in ("ppo", "iql") and self.config["model_config"]["shared"]:
+                return "needs actor and critic apart"
         if self.trainer["eval_env"] is True and not self.episodic:
             return "never ends"
         if self.offline:
@@ -170,6 +177,8 @@ class Case:
             path, dataset = self.recording
             return config.build(dataset=str(path) if self.in_a_folder else dataset)
         env = self.env
+        if self.algorithm == "distillation":
+            config = dataclasses.replace(config, teacher=untrained(env, config.teacher))
         if self.kind == "gymnasium":
             return config.build(env)
         algorithm = config.build(env.func, **env.keywords)
@@ -238,21 +247,35 @@ def env_of(kind: str, task: Mapping[str, Any]) -> functools.partial[Env]:
     return functools.partial(GymnasiumEnv, Simulator, time_limit=limit, vector_kwargs=vector, limit=limit, **options)
 
 
+def untrained(make: functools.partial[Env], model: str) -> Policy:
+    """Return a policy for an environment, the same for the same one."""
+    env = make(1, seed=0)
+    sizes = {"hidden_size": 8} if model == "gru" else {"hidden_sizes": [8]}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Policy(env.single_observation_space, env.single_action_space, model=model, model_config=sizes)
+
+
 @functools.lru_cache(maxsize=4)
 def recording(kind: str, task: tuple[tuple[str, Any], ...], transitions: int) -> tuple[Path, Dataset]:
     """Record what a policy does in a task, half of it at random; returns the folder and the data set."""
-    env = env_of(kind, dict(task))(2, seed=0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        sizes = {"hidden_sizes": [8]}
-        policy = Policy(env.single_observation_space, env.single_action_space, model="mlp", model_config=sizes)
-    dataset = record(policy, env, transitions, epsilon=0.5).dataset
+    make = env_of(kind, dict(task))
+    dataset = record(untrained(make, "mlp"), make(2, seed=0), transitions, epsilon=0.5).dataset
     path = Path(tempfile.mkdtemp(dir=folder())) / "recorded"
     dataset.save(path)
     return path, dataset
 
 
 WIDENING = Scheduled([(0, Uniform(0.9, 1.1)), (60, Uniform(0.2, 2.0))])
+EASY = {"thresholds": (-0.2, 0.2), "step": 0.2, "episodes": 2}
+TABLE = {"levels": 2, "candidates": 3, "episodes": 2}
+MOVING: list[dict[str, Any]] = [
+    {"scale": WIDENING},
+    {"scale": Adaptive((0.9, 1.1), **EASY, limits=(0.2, 2.0))},
+    {"scale": Adaptive(1.0, **EASY, metric="scale"), "drift": Adaptive(0.0, **EASY, metric="scale")},
+    {"scale": Learnable(LogUniform(0.5, 2.0), **TABLE, threshold=0.0)},
+    {"scale": Learnable(Uniform(0.5, 2.0), **TABLE, bounds=(-1, 1)), "drift": Adaptive(0.5, **EASY)},
+]
 
 
 def values_of_scale(num_envs: int) -> st.SearchStrategy[Any]:
@@ -336,6 +359,17 @@ def ppo(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
         "target_kl_div": draw(st.sampled_from([None, 1e-7, 0.01])),
         "entropy_coeff": draw(st.sampled_from([0.0, 0.01])),
         "distribution": "squashed_normal" if actions == "bounded" and draw(st.booleans()) else None,
+    }
+
+
+@st.composite
+def distillation(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, Any]:
+    """Distillation's hyperparameters; the teacher is an untrained policy with the named model."""
+    return draw(on_rollouts(modes)) | {
+        "teacher": draw(st.sampled_from(["mlp", "gru"])),
+        "loss": draw(st.sampled_from([None, "nll"])),
+        "beta": draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "sample_actions": draw(st.sampled_from([None, False])),
     }
 
 
@@ -496,6 +530,7 @@ def offline_td3(draw: Any, actions: str, modes: tuple[str, ...]) -> dict[str, An
 CONFIGS = {
     "ppo": ppo,
     "pqn": pqn,
+    "distillation": distillation,
     "dqn": dqn,
     "sac": sac,
     "td3": td3,
@@ -521,6 +556,9 @@ def cases(draw: Any, algorithm: str, *, compiled_one_in: int) -> Case:
         "end_chance": draw(st.sampled_from([0.1, 0.0, 0.5, 1.0])),
         "time_limit": draw(st.sampled_from([5, None, 1, 2, 20])),
     }
+    # What a simulator logs is what it shows without them, as rows of a replay then are not.
+    if kind == "tensors" or (kind == "logged" and algorithm not in WITH_A_REPLAY):
+        task["observe_parameters"] = draw(st.sampled_from(["none", "none", "critic", "all"]))
     non_finite = draw(st.sampled_from(["stop", "skip", "rollback"]))
     if kind == "gymnasium":
         task["autoreset"] = draw(st.sampled_from([mode.name for mode in AutoresetMode]))
@@ -559,7 +597,8 @@ def cases(draw: Any, algorithm: str, *, compiled_one_in: int) -> Case:
     if kind != "gymnasium":
         num_envs = config.get("num_envs", 1)
         copies = num_eval_envs if case.own_evaluation else num_envs
-        env_config = draw(st.none() | st.fixed_dictionaries({"scale": values_of_scale(num_envs) | st.just(WIDENING)}))
+        drawn = st.fixed_dictionaries({"scale": values_of_scale(num_envs)})
+        env_config = draw(st.none() | drawn | st.sampled_from(MOVING))
         eval_env_config = draw(
             st.none() | st.just({}) | st.fixed_dictionaries({"scale": values_of_scale(copies), "drift": st.just(0.5)})
         )

@@ -83,8 +83,8 @@ def rows_of(horizons: Sequence[Horizon], n: int, gamma: float, *, whole: bool = 
     rows: Rows = {keys.RETURNS: torch.tensor(sums), keys.DISCOUNTS: torch.tensor(discounts)}
     for name, part in slots.items():
         group = name.split("/")[0]
-        if group in (keys.OBS, keys.ACTIONS, keys.NEXT_OBS):
-            places = ends if group == keys.NEXT_OBS else begins
+        if group in (keys.OBS, keys.ACTIONS, keys.NEXT_OBS, keys.NEXT_ACTIONS):
+            places = ends if group in (keys.NEXT_OBS, keys.NEXT_ACTIONS) else begins
             rows[name] = torch.stack([part[place] for place in places]) if places else part[:0].flatten(0, 1)
     return rows
 
@@ -104,9 +104,28 @@ def check_rows_of_replay(replay: Replay, horizons: Sequence[Horizon], n: int, ga
 
 def check_rows_of_dataset(dataset: Dataset, n: int, gamma: float) -> None:
     """Compare what a data set gives with what must be made of its transitions, one copy's."""
-    slots = {name: part.unsqueeze(1) for name, part in dataset.transitions.items()}
-    expected = rows_of([Horizon(0, slots, follows=False, warms_up=False)], n, gamma, whole=True)
-    compare(dataset.gather(torch.arange(dataset.size)), expected)
+    found = dataset.gather(torch.arange(dataset.size))
+    has_next = any(name.split("/")[0] == keys.NEXT_ACTIONS for name in found)
+    transitions = with_next_actions(dataset.transitions) if has_next else dataset.transitions
+    slots = {name: part.unsqueeze(1) for name, part in transitions.items()}
+    compare(found, rows_of([Horizon(0, slots, follows=False, warms_up=False)], n, gamma, whole=True))
+
+
+def with_next_actions(transitions: Rows) -> Rows:
+    """Leave out steps after which no action is recorded; those before them are then the last that are known."""
+    terminated, truncated = transitions[keys.TERMINATED].tolist(), transitions[keys.TRUNCATED].tolist()
+    kept, following, cut = [], [], []
+    for t in range(len(terminated)):
+        goes_on = t + 1 < len(terminated) and not truncated[t]
+        if terminated[t] or goes_on:
+            kept.append(t)
+            following.append(t if terminated[t] else t + 1)
+            cut.append(truncated[t])
+        elif kept and kept[-1] == t - 1 and not terminated[t - 1]:
+            cut[-1] = True
+    rows = {name: part[kept] for name, part in transitions.items()} | {keys.TRUNCATED: torch.tensor(cut)}
+    actions = {name: part for name, part in transitions.items() if name.split("/")[0] == keys.ACTIONS}
+    return rows | {name.replace(keys.ACTIONS, keys.NEXT_ACTIONS, 1): part[following] for name, part in actions.items()}
 
 
 def compare(found: Rows, expected: Rows) -> None:

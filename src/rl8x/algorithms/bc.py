@@ -20,6 +20,7 @@ from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
+from rl8x.spaces import critic_only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
             distribution=config.distribution,
             distribution_config=config.distribution_config,
             normalize_observations=config.normalize_observations,
+            hidden=critic_only(self.observation_space),
         )
 
     def make_nets(self) -> None:

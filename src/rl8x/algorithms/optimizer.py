@@ -298,8 +298,11 @@ class FlatOptimizer(FlatWeights):
         """
         return clip_and_apply(self.rule, self.state, self.gradient, self.lr, max_grad_norm=max_grad_norm, active=active)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return copies of the moments of each weight, in the layout of `torch.optim`.
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
+        """Return the moments of each weight, in the layout of `torch.optim`.
+
+        Args:
+            copies: Whether they are copies, rather than views that go on changing.
 
         Returns:
             `state`: of each weight by its name, what `torch.optim` keeps of it. `param_groups`: one, with the names in
@@ -308,7 +311,8 @@ class FlatOptimizer(FlatWeights):
         """
         state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for kind, moment in self.moments.items():
-            parts = [moment[0].clone() for _ in self.views] if kind == STEP else self.split(moment.clone())
+            kept = moment.clone() if copies else moment
+            parts = [kept[0].clone() for _ in self.views] if kind == STEP else self.split(kept)
             for name, part in zip(self.names, parts, strict=True):
                 state[name][kind] = part
         group = {"lr": float(self.lr), **self.rule.options(), "params": list(self.names)}

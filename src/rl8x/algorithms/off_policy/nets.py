@@ -165,7 +165,7 @@ class Nets:
             targets[name] = dict(zip(optimizer.names, optimizer.split(weights), strict=True))
         return {
             "modules": {name: self._own(each.module) for name, each in self.trained.items()},
-            "optimizers": {name: each.optimizer.state_dict() for name, each in self.trained.items()},
+            "optimizers": {name: each.optimizer.state_dict(copies=False) for name, each in self.trained.items()},
             "targets": targets,
         }
 

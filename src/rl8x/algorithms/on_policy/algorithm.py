@@ -319,7 +319,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         """Return what an update changes: weights, optimizer, and the order of minibatches."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(copies=False),
             "order_generator": self.updater.generator.get_state(),
         }
 
