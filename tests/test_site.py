@@ -21,6 +21,7 @@ from tests.pages import ROOT
 import rl8x
 
 REFERENCE = ROOT / "docs" / "reference"
+UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Modules whose public names the reference has one by one, beside what packages export.
 ALSO = {
     "rl8x.functional": {"generalized_advantages", "running_returns", "explained_variance", "moments", "expectation"},
@@ -96,16 +97,14 @@ def test_docstrings_tell_every_argument() -> None:
     untold = []
     for path, value in public_callables():
         if inspect.isclass(value):
-            if value.__init__ is object.__init__ or not inspect.isfunction(value.__init__):
+            if not getattr(value.__init__, "__module__", "").startswith("rl8x"):
                 continue
-            text = "\n".join(cls.__doc__ or "" for cls in value.__mro__ if cls.__module__.startswith("rl8x"))
-            text += "\n".join(map(option_text, value.__mro__))
+            own = [cls for cls in value.__mro__ if cls.__module__.startswith("rl8x")]
+            text = " ".join(f"{cls.__doc__} {cls.__init__.__doc__} {option_text(cls)}" for cls in own)
             arguments = inspect.signature(value.__init__).parameters
         else:
             text, arguments = value.__doc__ or "", inspect.signature(value).parameters
-        named = [
-            name for name, kind in arguments.items() if name != "self" and kind.kind.name.endswith(("ONLY", "WORD"))
-        ]
+        named = [name for name, argument in arguments.items() if argument.kind not in UNNAMED and name != "self"]
         untold += [f"{path}: {name}" for name in named if not re.search(rf"\b{name}\b", text)]
     assert not untold, "\n".join(untold)
 
@@ -113,16 +112,6 @@ def test_docstrings_tell_every_argument() -> None:
 def option_text(cls: type) -> str:
     """The names of a dataclass's fields, which explain themselves where they are declared."""
     return " ".join(getattr(cls, "__dataclass_fields__", ()))
-
-
-def test_public_functions_say_what_they_return() -> None:
-    silent = []
-    for path, value in public_callables():
-        if inspect.isfunction(value) and value.__annotations__.get("return") not in (None, "None"):
-            text = (value.__doc__ or "").lower()
-            if not re.search(r"\b(returns?|yields?|gives?)\b", text) and not text.startswith(("whether", "the ")):
-                silent.append(path)
-    assert not silent, "\n".join(silent)
 
 
 @pytest.mark.skipif(
