@@ -29,8 +29,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in what a page asks for."""
     markdown = re.sub(r"<!-- include: (\S+?)(?:#(.+?))? -->", lambda match: included(match[1], match[2]), markdown)
     markdown = re.sub(r"<!-- options: (\S+) -->", lambda match: options_table(match[1]), markdown)
+    # In a table's code GitHub needs `\|`, of which Python-Markdown would show the backslash.
+    markdown = re.sub(r"^\|.*", lambda row: re.sub(r"`[^`]*`", unescaped, row[0]), markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
     return re.sub(r"\]\(((?:\.\./)+)([^)]+)\)", lambda match: f"]({link(match[1], match[2], up)})", markdown)
+
+
+def unescaped(code: re.Match[str]) -> str:
+    """Return a span of code with bare pipes, which end no cell there."""
+    return code[0].replace("\\|", "|")
 
 
 def included(path: str, heading: str | None) -> str:

@@ -136,6 +136,11 @@ def test_the_site_is_built_without_a_warning_and_lists_every_name(
     # A config's options stand in its table, an example with its code, and nothing is fetched from elsewhere.
     options = (site / "reference" / "algorithms.html").read_text()
     assert all(f"<code>{name}</code>" in options for name in ("sgd_minibatch_size", "target_entropy_frac", "q_lambda"))
+    assert not [
+        path.name
+        for path in site.rglob("*.html")
+        if "\\|" in re.sub(r"<pre.*?</pre>", "", path.read_text(), flags=re.DOTALL)
+    ]
     assert "SetModel" in (site / "examples.html").read_text()
     assert "probability of improvement" not in (site / "glossary.html").read_text()
     assert "bootstrap" in (site / "glossary.html").read_text()
