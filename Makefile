@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-torch check format fuzz learning study-figures clean
+.PHONY: demo test test-torch check format fuzz learning study-figures docs docs-serve clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
@@ -44,8 +44,15 @@ learning: $(STAMP)
 study-figures: $(STAMP)
 	$(BIN)/python -m benchmarks.study_figures
 
+# The site, into site/: open site/index.html, or `make docs-serve` for its search too, and while pages are written.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 clean:
-	rm -rf .venv .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-torch-* site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch first and by itself: any other package that asks for torch would choose the build.
 $(STAMP): constraints.txt pyproject.toml

@@ -6,40 +6,37 @@ import ast
 import dataclasses
 import json
 import re
-import shlex
 import textwrap
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 import yaml
+from tests.pages import PAGES, ROOT, blocks, commands, name_of
 
 import rl8x.trainers.trainer
 from benchmarks import learning, learning_envs, report, study_figures
 from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
+from rl8x.cli.main import rl8x as group
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig
 from rl8x.envs import CartPole
 from rl8x.plain_yaml import Loader
 from rl8x.studies import Study, StudyConfig
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+TUTORIAL = ROOT / "docs" / "tutorials" / "own-environment.md"  # run whole, as it stands, by test_tutorial.py
+EXTRAS = {*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
+NAMES = [name_of(page) for page in PAGES]
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-def commands(page: Path) -> Iterator[list[str]]:
-    for block in blocks(page, "bash"):
-        for line in block.splitlines():
-            if words := shlex.split(line, comments=True):
-                yield words
+def with_blocks(*languages: str) -> Any:
+    """Parametrize by the pages that have blocks in these languages."""
+    chosen = [page for page in PAGES if any(blocks(page, language) for language in languages)]
+    return pytest.mark.parametrize("page", chosen, ids=name_of)
 
 
 @pytest.fixture
@@ -72,15 +69,17 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@with_blocks("python")
 def test_python_runs(page: Path) -> None:
+    if page == TUTORIAL:
+        return
     namespace: dict[str, Any] = {}
     for number, code in enumerate(blocks(page, "python"), start=1):
         code = re.sub(r"\b(\d+)_000\b", r"\1", code)
         exec(compile(code, f"{page.name}, snippet {number}", "exec"), namespace)
 
 
-def test_the_first_script_does_what_the_demo_does_and_solves_its_task(
+def test_the_first_script_does_what_the_demo_does_and_ends_when_its_return_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs: list[dict[str, Any]] = []
@@ -99,14 +98,15 @@ def test_the_first_script_does_what_the_demo_does_and_solves_its_task(
     assert [*map(repr, asked["stop_conditions"])] == [*map(repr, conditions)]
 
     stats = namespace["stats"]
-    assert stats.stop_reason.startswith("Confirmed(")
     assert stats["eval/returns/mean"] >= 490
     assert stats["eval/episodes/ended"] == 128
-    assert stats["env/steps"] < 81_920
+    assert stats["env/steps"] < 204_800
     (promised,) = blocks(PAGES[0], "text")
     figures = r"\d[\d,]*"
     assert re.sub(figures, "N", capsys.readouterr().out) == re.sub(figures, "N", promised)
-    assert promised.startswith("SOLVED")
+    assert promised.startswith("Plateau('eval/returns/mean'")
+    start = ROOT / "docs" / "index.md"
+    assert [blocks(start, language)[0] for language in ("python", "text")] == [blocks(PAGES[0], "python")[0], promised]
 
 
 def test_the_script_of_the_package_solves_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,19 +145,36 @@ def test_the_page_of_conditions_has_a_complete_one(capsys: pytest.CaptureFixture
         trainer.run(stop_conditions=[namespace["Falls"]("episodes/return/mean", 0.5)])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@with_blocks("bash")
 def test_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train` and `study` go as far as they can without training; others are parsed with what is typed there."""
     monkeypatch.chdir(ROOT)
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for program, command, *rest in commands(page):
-        assert program in ("make", "rl8x"), f"{program} {command}"
+        assert program in ("make", "pip", "rl8x"), f"{program} {command}"
         if program == "make":
             assert command in targets
-        elif (command == "train" and "--help" not in rest) or (command == "study" and "--backend" not in rest):
-            assert main([command, *rest, "--dry-run"]) == 0, rest
-        else:
+        elif program == "pip":
+            assert command == "install"
+            (extras,) = re.findall(r"^\.(?:\[(.+)\])?$", *rest)
+            assert set(filter(None, extras.split(","))) <= EXTRAS
+        elif page == TUTORIAL:
             assert command in COMMANDS
-            assert main([command, "--help"]) == 0
+        elif (command == "train" and "--help" not in rest) or (command == "study" and "--backend" not in rest):
+            if "--resume" in rest:
+                rest = [word for word in rest if word not in ("--resume", "auto")]
+            assert main([command, *rest, "--dry-run"]) == 0, rest
+        elif "--help" in rest:
+            assert main([command, *("PPO" if word == "mypackage.MyConfig" else word for word in rest)]) == 0
+        else:
+            parse(command, rest)
+
+
+def parse(command: str, words: list[str]) -> None:
+    """Let a command read what is typed after it, and do nothing."""
+    made = group.get_command(click.Context(group), command)
+    assert made is not None, f"no command {command!r}"
+    made.make_context(command, list(words))
 
 
 def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
@@ -169,14 +186,16 @@ def test_the_defaults_that_are_told_to_users_of_rl8_are_so() -> None:
     assert {name: getattr(config, name) for name in defaults} == defaults
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@with_blocks("yaml")
 def test_run_files_are_legal(page: Path) -> None:
     for block in blocks(page, "yaml"):
         data = yaml.load(block, Loader=Loader)
         if "train" in data:
             StudyConfig.from_dict(data).check()
             continue
-        assert {"stop_conditions", "env_config"} & data.keys()
+        if "algorithm_config" in data:
+            RunConfig.from_dict({"env": "CartPole", **data}).conditions()
+        assert {"stop_conditions", "env_config", "algorithm_config"} & data.keys()
         for spec in data.get("stop_conditions", ()):
             from_spec(spec)
         CartPole(4).plain_config(data.get("env_config", {}))

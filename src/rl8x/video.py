@@ -75,6 +75,16 @@ def frames(
     """Play an episode and yield what is seen of the first copy before each action, `[height, width, 3]`, uint8.
 
     The frame after the last action is not among them, because the copy has begun the next episode by then.
+
+    Args:
+        policy: The policy that acts.
+        env: An environment made with `render_mode="rgb_array"`. It is reset.
+        max_steps: Where to stop when the episode does not end.
+        deterministic: Whether the policy takes its most likely action rather than a sample.
+        seed: Seeds the environment and the samples.
+
+    Raises:
+        ValueError: If the environment renders no frames.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
     collector = Collector(env, policy, generator, Execution("eager", "fp32", policy.device))

@@ -151,7 +151,7 @@ def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content])
 
 
 def read(path: Path) -> Checkpoint:
-    """Read a checkpoint and check it, digests first.
+    """Read the checkpoint in the folder `path` and check it, digests first.
 
     Raises:
         CheckpointError: If it is damaged, foreign, or of a newer format.
@@ -175,7 +175,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Read what a checkpoint is, without its tensors and without checking their digest.
+    """Read what the checkpoint in the folder `path` is, without its tensors and without checking their digest.
 
     Raises:
         CheckpointError: If its description cannot be read.
@@ -221,7 +221,7 @@ def _content(path: Path, name: str) -> Content:
 
 
 def listed(directory: Path) -> list[Path]:
-    """List the checkpoints of a folder, good or not, in the order in which they were written."""
+    """List the checkpoints of a run's folder, `directory`, good or not, in the order in which they were written."""
     if not directory.is_dir():
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)

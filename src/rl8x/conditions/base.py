@@ -359,7 +359,15 @@ def parts(condition: Condition) -> Iterable[Condition]:
 
 
 def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
-    """Raise ValueError at the first condition on a metric that no row can have, with the nearest `known`."""
+    """Check that rows can have what conditions read.
+
+    Args:
+        conditions: The conditions, with all that they are composed of.
+        known: Names of the metrics that a row can have.
+
+    Raises:
+        ValueError: At the first condition on another metric, with the nearest of `known`.
+    """
     names = list(known)
     for condition in conditions:
         for name in sorted(condition.metric_names):

@@ -32,7 +32,7 @@ def checked_count(value: object, owner: str, argument: str) -> int:
 
 
 class _OnMetric(Condition):
-    """A condition on one metric."""
+    """A condition on one metric, `name`."""
 
     def __init__(self, name: str) -> None:
         self.name = _checked_name(name, type(self).__name__)

@@ -21,7 +21,9 @@ _MAX_VALUES: Final = 100_000
 
 
 def load_run_file(path: str | Path) -> dict[str, Any]:
-    """Read a run file, UTF-8, by its suffix: a mapping of None, booleans, numbers, texts, lists and mappings alone.
+    """Read the run file at `path`, UTF-8, by its suffix.
+
+    It is a mapping of None, booleans, numbers, texts, lists and mappings alone.
 
     Raises:
         ValueError: If it cannot be read, or is no mapping of that kind.

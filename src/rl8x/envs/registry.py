@@ -65,5 +65,14 @@ def env_maker(env: object, *, trust: Trust = False) -> Callable[..., Env]:
 
 
 def make(name: str, num_envs: int, **kwargs: Any) -> Env:
-    """Make a built-in environment by name; further arguments go to its constructor."""
+    """Make a built-in environment by name.
+
+    Args:
+        name: Its name, a key of `BUILTIN`.
+        num_envs: Number of copies.
+        kwargs: Further arguments of its constructor.
+
+    Raises:
+        ValueError: If there is none of that name; the message has the nearest ones.
+    """
     return resolve(name)(num_envs, **kwargs)

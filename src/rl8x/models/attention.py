@@ -68,6 +68,8 @@ class AttentionModel(ActorCritic):
     The state is `history`, the observations before the present one, `[num_envs, window - 1, width of an observation]`,
     and `length`, how many of them are of the same episode, `[num_envs]`.
 
+    Arguments that are not told here are those of `ActorCritic`.
+
     Args:
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
@@ -76,7 +78,6 @@ class AttentionModel(ActorCritic):
         num_heads: Heads of each attention.
         num_layers: Blocks of attention.
         activation: Name of the activation in the blocks' perceptrons.
-        options: The others are those of `ActorCritic`.
     """
 
     recurrent: ClassVar[bool] = True

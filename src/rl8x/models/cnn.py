@@ -18,6 +18,8 @@ from rl8x.spaces import describe
 class CNNModel(ActorCritic):
     """Convolutions over each image, then a perceptron; the same for actor and critic unless `shared` is False.
 
+    Arguments that are not told here are those of `ActorCritic`.
+
     Args:
         observation_space: A `Box` of rank 3, or a `Dict` or `Tuple` with such among its parts; the others are laid out
             flat beside what the convolutions give.
@@ -28,7 +30,6 @@ class CNNModel(ActorCritic):
         layer_norm: Whether the outputs of convolutions and hidden layers are normalised before their activations, those
             of a convolution over the whole image.
         channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
-        options: The others are those of `ActorCritic`.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236.
     """

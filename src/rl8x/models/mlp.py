@@ -89,12 +89,13 @@ class MLPModel(ActorCritic):
 
     Weights are orthogonal, with gain sqrt(2) in hidden layers; biases are 0.
 
+    Arguments that are not told here are those of `ActorCritic`.
+
     Args:
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
         layer_norm: Whether the outputs of hidden layers are normalised before their activations, row by row.
-        options: The others are those of `ActorCritic`.
 
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
     """

@@ -66,12 +66,13 @@ class RecurrentModel(ActorCritic):
     A subclass defines the number of gates of a unit and one step of the state. The state is a dict with one
     `[num_envs, hidden_size]` tensor for each of `state_names`, prefixed `actor_` and `critic_` where they are apart.
 
+    Arguments that are not told here are those of `ActorCritic`.
+
     Args:
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
         hidden_size: Units of the cell.
         encoder_sizes: Widths of the layers before the cell.
-        options: The others are those of `ActorCritic`.
     """
 
     recurrent: ClassVar[bool] = True

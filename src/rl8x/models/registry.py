@@ -51,7 +51,7 @@ def make_model(
 
 
 def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Space[Any]) -> type[Model]:
-    """Return the class of a model that is not an instance; arguments and errors are those of `make_model`."""
+    """Return the class of a model that is not an instance; `spec`, `observation_space`, errors: see `make_model`."""
     if spec is None:
         spec = default_model(observation_space)
     if isinstance(spec, str):

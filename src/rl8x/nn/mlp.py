@@ -24,6 +24,12 @@ def linear(
 ) -> nn.Linear:
     """Make a linear layer with an orthogonal weight times `gain` and a bias of 0.
 
+    Args:
+        num_inputs: Width of the input, `[..., num_inputs]`.
+        num_outputs: Width of the output, `[..., num_outputs]`.
+        gain: Factor of the weight.
+        kind: Class of the layer.
+
     Source: Saxe et al. 2014, arXiv:1312.6120.
     """
     layer = kind(num_inputs, num_outputs)

@@ -109,7 +109,15 @@ def has_run(location: Location, handle: str) -> bool:
 
 
 def find_run(run: str, tracking_uri: str | None = None) -> Any:
-    """Find a run, an `mlflow.entities.Run`, by its ID or its name, or raise `TrackingError`. Imports mlflow."""
+    """Find a run, an `mlflow.entities.Run`, by its ID or its name. Imports mlflow.
+
+    Args:
+        run: The ID, or the name.
+        tracking_uri: Where the runs are; None is where a tracker would keep them.
+
+    Raises:
+        TrackingError: If there is none, or if several have the name.
+    """
     location = locate(tracking_uri)
     if location.database is not None and not location.database.exists():
         raise TrackingError(f"there is no run {run!r}: {location.database} does not exist")

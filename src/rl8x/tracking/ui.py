@@ -45,7 +45,11 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
     """Build the command of a lean `mlflow ui`: 2 processes and half a gigabyte instead of 14 and three.
 
     It runs under `ui_environment`, which has the address of the store: every user of the machine can read a command.
-    The default store is the one that `MLflowTracker` would use.
+
+    Args:
+        tracking_uri: The store; None is the one that `MLflowTracker` would use.
+        host: Address to listen at.
+        port: Port to listen at.
 
     Raises:
         TrackingError: The store is a server, which has a UI of its own, or cannot be used.
@@ -61,7 +65,7 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
 
     Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says. No module of the working directory is
     taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is given another folder,
-    such as the one where it is itself. Argument and error are as those of `ui_command`.
+    such as the one where it is itself. `tracking_uri` and the error are those of `ui_command`.
     """
     settings = {
         "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
@@ -95,6 +99,8 @@ def _check_address(host: str, port: int) -> None:
 def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
+    `tracking_uri`, `host` and `port` are as for `ui_command`.
+
     Returns:
         The link to the runs, and whether a server is there already: the one that keeps them.
 
@@ -116,7 +122,8 @@ def serve_ui(
 ) -> int:
     """Serve the UI until it is interrupted; returns its exit status, or raises as `ui_command`.
 
-    The link is opened in a browser, where there is one, as soon as the server answers.
+    `tracking_uri`, `host` and `port` are as there. The `link` is opened in a browser, where there is one, as soon as
+    the server answers.
     """
     process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
     if link is not None:

@@ -28,7 +28,7 @@ MAX_IN_A_ROW: Final = 10
 
 
 class NonFiniteError(ArithmeticError):
-    """A quantity was not finite; its `diagnosis` is what was found, as plain data."""
+    """A quantity was not finite: `message` says which, and `diagnosis` is what was found, as plain data."""
 
     def __init__(self, message: str, diagnosis: Mapping[str, Any]) -> None:
         super().__init__(message)

@@ -10,7 +10,7 @@ import torch
 
 
 class TrainStats(dict[str, float]):
-    """One row of metrics, with the latest evaluation's beside the step's own.
+    """One row of metrics, `values` by name, with the latest evaluation's beside the step's own.
 
     Attributes:
         fresh: Names that this step or an evaluation right after it measured; the others are older evaluations'.

@@ -1,0 +1,148 @@
+"""The site: its reference has every public name, says what each takes, and the whole is built without a warning."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import logging
+import pkgutil
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.pages import ROOT
+
+import rl8x
+
+REFERENCE = ROOT / "docs" / "reference"
+UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# Modules whose public names the reference has one by one, beside what packages export.
+ALSO = {
+    "rl8x.functional": {"generalized_advantages", "running_returns", "explained_variance", "moments", "expectation"},
+    "rl8x.policy": {"Policy", "Act"},
+    "rl8x.replay.dataset": {"Dataset", "normalized_score"},
+    "rl8x.schedules": {"Schedule"},
+    "rl8x.spaces": {"AsymmetricDict"},
+    "rl8x.video": {"record_video", "frames"},
+}
+
+
+def exported(module: ModuleType) -> set[str]:
+    """The names of a package's `__all__`, or, where it has none, those that it imports under their own name."""
+    if hasattr(module, "__all__"):
+        return set(module.__all__) - {"__version__"}
+    assert module.__file__ is not None
+    imports = [
+        node for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if isinstance(node, ast.ImportFrom)
+    ]
+    return {alias.name for node in imports for alias in node.names if alias.asname == alias.name}
+
+
+def packages() -> list[str]:
+    names = [f"rl8x.{found.name}" for found in pkgutil.iter_modules(rl8x.__path__) if found.ispkg]
+    return ["rl8x", *(name for name in names if exported(importlib.import_module(name)))]
+
+
+def documented() -> list[str]:
+    return [
+        name for page in REFERENCE.glob("*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)
+    ]
+
+
+def resolve(path: str) -> Any:
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("package", packages())
+def test_every_exported_name_is_in_the_reference(package: str) -> None:
+    module = importlib.import_module(package)
+    told = documented()
+    for name in sorted(exported(module)):
+        value = getattr(module, name)
+        # Under the package's own name, or, for a class or function, where another package exports the same one.
+        same = [path for path in told if path.endswith(f".{name}") and resolve(path) is value]
+        assert f"{package}.{name}" in told or (same and callable(value)), f"docs/reference lacks {package}.{name}"
+
+
+def test_the_root_packages_names_are_on_the_first_page_of_the_reference() -> None:
+    rows = re.findall(r"^\| (?:\[)?`(\w+)`", (REFERENCE / "index.md").read_text(), flags=re.MULTILINE)
+    assert {*rows} == {*rl8x.__all__}
+
+
+def test_each_name_of_the_reference_exists_once() -> None:
+    told = documented()
+    assert len(told) == len(set(told))
+    for path in told:
+        resolve(path)
+    for module, names in ALSO.items():
+        assert {f"{module}.{name}" for name in names} <= set(told)
+
+
+def public_callables() -> Iterator[tuple[str, Any]]:
+    for path in documented():
+        value = resolve(path)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            yield path, value
+
+
+def test_docstrings_tell_every_argument() -> None:
+    """Each argument of a public function is in its docstring; each of a class in that of the class or of a base."""
+    untold = []
+    for path, value in public_callables():
+        if inspect.isclass(value):
+            if not getattr(value.__init__, "__module__", "").startswith("rl8x"):
+                continue
+            own = [cls for cls in value.__mro__ if cls.__module__.startswith("rl8x")]
+            text = " ".join(f"{cls.__doc__} {cls.__init__.__doc__} {option_text(cls)}" for cls in own)
+            arguments = inspect.signature(value.__init__).parameters
+        else:
+            text, arguments = value.__doc__ or "", inspect.signature(value).parameters
+        named = [name for name, argument in arguments.items() if argument.kind not in UNNAMED and name != "self"]
+        untold += [f"{path}: {name}" for name in named if not re.search(rf"\b{name}\b", text)]
+    assert not untold, "\n".join(untold)
+
+
+def option_text(cls: type) -> str:
+    """The names of a dataclass's fields, which explain themselves where they are declared."""
+    return " ".join(getattr(cls, "__dataclass_fields__", ()))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mkdocstrings") is None, reason="mkdocstrings is not installed: pip install 'rl8x[docs]'"
+)
+def test_the_site_is_built_without_a_warning_and_lists_every_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"))
+    assert config.strict
+    build(config)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    site = tmp_path / "site"
+    inventory = (site / "objects.inv").read_bytes()
+    listed = zlib.decompress(inventory.split(b"compressed using zlib.\n")[1]).decode()
+    assert {line.split()[0] for line in listed.splitlines()} >= set(documented())
+
+    # A config's options stand in its table, an example with its code, and nothing is fetched from elsewhere.
+    options = (site / "reference" / "algorithms.html").read_text()
+    assert all(f"<code>{name}</code>" in options for name in ("sgd_minibatch_size", "target_entropy_frac", "q_lambda"))
+    assert not [
+        path.name
+        for path in site.rglob("*.html")
+        if "\\|" in re.sub(r"<pre.*?</pre>", "", path.read_text(), flags=re.DOTALL)
+    ]
+    assert "SetModel" in (site / "examples.html").read_text()
+    assert "probability of improvement" not in (site / "glossary.html").read_text()
+    assert "bootstrap" in (site / "glossary.html").read_text()
+    for page in site.rglob("*.html"):
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(?:https?:)?//', page.read_text()), page.name
