@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from rl8x import algorithms, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint.build import CLASS, default_of
+from rl8x.checkpoint.build import default_of
 from rl8x.envs import GymnasiumEnv, registry
-from rl8x.importing import dotted_path, import_named, is_dotted, is_gymnasium_id
+from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, is_gymnasium_id
 from rl8x.tracking.secrets import hide, hide_in_words
 from rl8x.trainers.progress import counter_name
 
