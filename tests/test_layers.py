@@ -40,6 +40,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "portable": set(),
         "policy": {"portable"},
         "q_values": {"policy", "portable"},
+        "export": {"policy", "portable"},
         "replay": set(),
         "rollouts": {"policy"},
         "video": {"policy", "rollouts"},

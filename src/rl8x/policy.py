@@ -268,7 +268,7 @@ class Policy(Portable):
             valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
         """
         for name, part in flatten_tree("", obs).items():
-            if (moments := self._moments_of(name)) is not None:
+            if (moments := self.moments_of(name)) is not None:
                 moments.update(part, valid)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
@@ -291,11 +291,11 @@ class Policy(Portable):
         return obs, mask
 
     def _normalized(self, name: str, part: Tensor) -> Tensor:
-        moments = self._moments_of(name)
+        moments = self.moments_of(name)
         return part if moments is None else moments.normalize(part, 10.0)
 
-    def _moments_of(self, name: str) -> RunningMoments | None:
-        """Return the moments of a part with a name by `flatten_tree`, if there are any."""
+    def moments_of(self, name: str) -> RunningMoments | None:
+        """Return the moments of a part with a name by `flatten_tree("", obs)`, if there are any."""
         path = _module_name(name.removeprefix("/"))
         if self.obs_moments is None or path not in self.obs_moments:
             return None

@@ -215,10 +215,15 @@ class Portable(nn.Module):
         Raises:
             ValueError: If the file is damaged, is no policy's, or is of a newer rl8x.
         """
-        description, tensors = _read(Path(path))
+        return cls.from_bytes(Path(path).read_bytes(), str(path), trust=trust).to(device)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:
+        """Make the policy of which `to_bytes` returned the content; errors as `load`, which call it by its name."""
+        description, tensors = _read(content, name)
         try:
             made_of = import_class(description["class"], (cls,), trust=trust)
-            spaces = [space_from_plain(description[name]) for name in ("observation_space", "action_space")]
+            spaces = [space_from_plain(description[key]) for key in ("observation_space", "action_space")]
             arguments = from_plain(description["arguments"], _KINDS, trust=trust)
             with torch.random.fork_rng(devices=[]):
                 policy: Self = made_of(*spaces, **arguments)
@@ -226,27 +231,29 @@ class Portable(nn.Module):
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(
-                f"{path} does not say how its policy is made ({type(error).__name__}: {reason:.200})."
+                f"{name} does not say how its policy is made ({type(error).__name__}: {reason:.200})."
             ) from None
-        return policy.to(device)
+        return policy
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what a policy is made of, and its tensors; nothing is imported or called by what the file says."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load
 
     try:
-        with safe_open(path, framework="pt") as file:
-            description = json.loads((file.metadata() or {}).get("rl8x", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        tensors = load(content)
+        # The header is JSON, after its length.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        description = json.loads(header.get("__metadata__", {}).get("rl8x", "null"))
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no policy that rl8x saved, or damaged ({' '.join(str(error).split())}).") from None
+        raise ValueError(f"{name} is no policy that rl8x saved, or damaged ({' '.join(str(error).split())}).") from None
     if not isinstance(description, dict) or description.get("format") != _FORMAT:
-        raise ValueError(f"{path} holds tensors, but not those of a policy that rl8x saved.")
+        raise ValueError(f"{name} holds tensors, but not those of a policy that rl8x saved.")
     version = description.get("version")
     if not isinstance(version, int) or version > _VERSION:
         raise ValueError(
-            f"{path} has version {version!r} of the format, and this rl8x reads up to {_VERSION}: update it."
+            f"{name} has version {version!r} of the format, and this rl8x reads up to {_VERSION}: update it."
         )
     return description, tensors
 
