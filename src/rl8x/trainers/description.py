@@ -131,7 +131,7 @@ def _algorithm_part(algorithm: GenericAlgorithmBase[Any], build: Mapping[str, An
 def _run_part(options: Mapping[str, Any]) -> dict[str, Any] | None:
     if options["eval_env"] == "given" or None in options["stop_conditions"] or not _plain(dict(options)):
         return None
-    usual = {"eval_env": "auto", "on_non_finite": "stop"}
+    usual = {"eval_env": "auto", "on_non_finite": "stop", "log_models": False}
     return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}
 
 
