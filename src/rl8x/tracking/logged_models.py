@@ -104,13 +104,12 @@ def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    versions = client.search_model_versions(f"name = '{name}'")
-    known = next((each for each in versions if each.model_id == model.model_id), None)
-    if known is None:
-        source = f"models:/{model.model_id}"
-        known = client.create_model_version(name, source, run_id, model_id=model.model_id)
+    source = f"models:/{model.model_id}"
+    version = next((each for each in client.search_model_versions(f"name = '{name}'") if each.source == source), None)
+    if version is None:
+        version = client.create_model_version(name, source, run_id, model_id=model.model_id)
     if alias is not None:
-        client.set_registered_model_alias(name, alias, known.version)
+        client.set_registered_model_alias(name, alias, version.version)
 
 
 def model_about(
