@@ -93,9 +93,8 @@ def matrix() -> Iterator[dict[str, Any]]:
 def callers(policy: Policy, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what decides for one observation, by the name of the way."""
     example = DecisionProgram(policy, sampled=False).example(1)
-    if set(example) == {"obs"}:
-        obs = example["obs"][0].numpy()
-        yield "decide", lambda: policy.decide(obs)
+    obs, state = example["obs"][0].numpy(), policy.memory(1)
+    yield "decide", lambda: policy.decide(obs, state)
     program = torch.export.load(export_policy(policy, folder / "policy.pt2").path).module()
 
     def call_program() -> Any:
@@ -133,6 +132,18 @@ def latencies(repeats: int) -> Iterator[dict[str, Any]]:
             for way, call in callers(policy_of(model, "box"), Path(folder)):
                 row = {"model": model, "way": way, **milliseconds(call, repeats)}
                 yield row | ({"goal_ms": _GOALS_MS[way]} if way in _GOALS_MS else {})
+
+
+def table(document: dict[str, Any]) -> str:
+    """Write the latencies of a document as a Markdown table, a row for each model."""
+    ways = ("decide", "pt2", "onnx")
+    found = {(row["model"], row["way"]): row for row in document["rows"]}
+    lines = ["| model | " + " | ".join(f"{way}, ms" for way in ways) + " |", "|---" * (len(ways) + 1) + "|"]
+    for model in MODELS:
+        cells = [found.get((model, way)) for way in ways]
+        shown = ["-" if row is None else f"{row['median_ms']:.3f} ({row['p99_ms']:.3f})" for row in cells]
+        lines.append(f"| {model} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
 
 
 def main() -> int:

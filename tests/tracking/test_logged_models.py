@@ -67,15 +67,11 @@ class Logged:
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory, mlflow_template):
-    import mlflow
-
     made = Logged(tmp_path_factory.mktemp("models"), mlflow_template)
-    before = mlflow.get_tracking_uri()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-        mlflow.set_tracking_uri(made.uri)
+        patch.setenv("MLFLOW_TRACKING_URI", made.uri)
         yield made
-        mlflow.set_tracking_uri(before)
 
 
 def test_models_of_an_experiment_are_ranked_by_the_metrics_of_their_step(logged):

@@ -73,6 +73,8 @@ def export(
     if output is None:
         chosen = chosen or "safetensors"
         output = f"policy.{chosen}"
+    if not Path(output).absolute().parent.is_dir():
+        raise UserError(f"there is no folder {Path(output).parent} to write {Path(output).name} to: make it first.")
     with users_mistakes():
         checkpoint = find_checkpoint(run, which)
         # Of the run's own device there may be none here.
