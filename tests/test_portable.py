@@ -234,7 +234,7 @@ def test_what_has_no_form_in_a_file_is_refused_and_nothing_is_written(tmp_path):
     class Special(Policy):
         """A policy that may act otherwise."""
 
-    made = MLPModel(VECTOR, 4, hidden_sizes=[8])
+    made = MLPModel(VECTOR, 2, hidden_sizes=[8])
     for policy, words in (
         (Policy(VECTOR, STEER, model=made), "`model` of this policy has no form"),
         (Special(VECTOR, STEER), "Special of this policy has no form"),

@@ -105,7 +105,7 @@ class Portable(nn.Module):
         """
         if self.unseen:
             # The model is made for them, and looks away.
-            blank = zeros(self.observation_space, len(starts), starts.device)
+            blank = zeros(self.observation_space, starts.shape[0], starts.device)
             obs = {name: part if name in self.unseen else obs[name] for name, part in blank.items()}
         obs, mask = self.model_inputs(obs)
         features, state = self.policy_features(obs, state, starts)
@@ -284,7 +284,7 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
             known = part if isinstance(part, Mapping) else dict(enumerate(part)) if isinstance(part, tuple) else {}
             part = known.get(key, known.get(int(key) if key.isdecimal() else key))
             if part is None:
-                raise ValueError(f"the observation has no `{name}`; it must be of {describe(space)}.")
+                raise ValueError(f"the observation has no `{name}`; it must be of {describe(leaf)}.")
         tensor = part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part))
         shape = tuple(leaf.shape or ())
         axes = tensor.dim() - len(shape)

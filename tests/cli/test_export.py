@@ -28,7 +28,7 @@ def train(**options):
 @pytest.fixture
 def trainer(mlruns):
     """A run whose best checkpoint, the first, is not its last."""
-    return train(tracker=MLflowTracker(), checkpoints=Checkpoints(best=METRIC, mode="min", every_steps=1, keep=9))
+    return train(tracker=MLflowTracker(finish_timeout_s=300), checkpoints=Checkpoints(best=METRIC, mode="min", every_steps=1, keep=9))
 
 
 def test_last_and_best_are_written_and_logged(trainer, mlflow_client, capsys):
@@ -72,7 +72,7 @@ def test_mistakes_are_told_in_a_line(trainer, tmp_path, capsys):
         err = capsys.readouterr().err
         assert told in err
         assert len(err.splitlines()) == 1
-    train(tracker=MLflowTracker(), checkpoints=tmp_path / "others")
+    train(tracker=MLflowTracker(finish_timeout_s=300), checkpoints=tmp_path / "others")
     assert main(["export", "others", "--checkpoint", "best"]) == 2
     assert main(["export", str(tmp_path / "others"), "--checkpoint", "best"]) == 2
     assert "is the best of a metric" in capsys.readouterr().err

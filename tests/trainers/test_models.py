@@ -16,6 +16,11 @@ CONFIG = {"num_envs": 8, "horizon": 8, "device": "cpu", "seed": 0, "execution": 
 METRIC = "eval/returns/mean"
 
 
+def patient():
+    """A tracker that waits for all to arrive, on a busy machine too."""
+    return MLflowTracker(finish_timeout_s=300)
+
+
 def trained(tracker, **options):
     config = PPOConfig(**CONFIG, model_config={"hidden_sizes": [8]}, normalize_observations=True)
     trainer = Trainer(config.build(ActionMatches), tracker=tracker, num_eval_envs=16, **options)
@@ -38,7 +43,7 @@ def logged_policies(client):
 
 def test_a_run_ends_with_its_last_and_best_policy_as_models(mlflow_client):
     checkpoints = Checkpoints(best=METRIC, mode="min", keep=1)  # untrained is worst, so that the best is an early one
-    trainer = trained(MLflowTracker(), log_models=True, checkpoints=checkpoints)
+    trainer = trained(patient(), log_models=True, checkpoints=checkpoints)
     found = logged_policies(mlflow_client)
     assert set(found) == {"last", "best"}
     run_id = trainer.tracker.run_id
@@ -64,13 +69,13 @@ def checkpoints_of(trainer):
 
 
 def test_without_being_asked_nothing_is_logged(mlflow_client):
-    trained(MLflowTracker(), checkpoints=False)
+    trained(patient(), checkpoints=False)
     experiment = mlflow_client.get_experiment_by_name("rl8x").experiment_id
     assert mlflow_client.search_logged_models([experiment]) == []
 
 
 def test_a_model_is_logged_when_it_is_asked_for(mlflow_client):
-    trainer = trained(MLflowTracker(), checkpoints=False)
+    trainer = trained(patient(), checkpoints=False)
     trainer.log_model("champion of today", register="match", alias="champion")
     trainer.close()
     version = mlflow_client.get_model_version_by_alias("match", "champion")

@@ -48,7 +48,9 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
             for name, value in ((legal_name(name), value) for name, value in about["metrics"].items())
         ]
         client.log_batch(run_id, metrics=points)
-        client.log_outputs(run_id, [LoggedModelOutput(model.model_id, about["step"])])
+        linked = [] if run.outputs is None else run.outputs.model_outputs
+        if model.model_id not in {each.model_id for each in linked}:
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, about["step"])])
         client.finalize_logged_model(model.model_id, "READY")
     if about["register"] is not None:
         _register(client, model, run_id, about["register"], about["alias"])

@@ -283,16 +283,15 @@ class TrainerBase(Generic[AlgorithmT]):
         log_policy(self.tracker, self.algorithm.policy, **about)
 
     def _log_models(self) -> None:
-        """Log the last policy, and the best where checkpoints go by a metric."""
-        self.log_model(LAST)
+        """Log the last policy, and the best where checkpoints go by a metric; what cannot be is warned of."""
         path = self.checkpoints.best_path
-        if path is not None:
-            try:
+        try:
+            self.log_model(LAST)
+            if path is not None:
                 policy, about = policy_at(read(path), self.algorithm)
-            except CheckpointError as error:
-                _log.warning("rl8x: the best policy is not logged as a model: %s", error)
-            else:
                 log_policy(self.tracker, policy, name=BEST, **about)
+        except (CheckpointError, OSError) as error:
+            _log.warning("rl8x: not all policies are logged as models: %s", error)
 
     def evaluate_now(self) -> Mapping[str, float] | None:
         """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
