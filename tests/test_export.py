@@ -160,6 +160,18 @@ def test_the_comparison_finds_what_differs():
     assert largest_difference(policy, for_many_alone, sampled=False) >= 0.2
 
 
+def test_rounding_may_decide_between_equals_and_between_nothing_else():
+    """Actions 2 and 3 have the same value; which of them is taken is no difference, what the others would be is one."""
+    policy = Policy(VECTOR, Discrete(4), model_config={"hidden_sizes": [8], "policy_gain": 1.0})
+    with torch.no_grad():
+        policy.model.policy_head.weight[:2] *= 0.01
+        policy.model.policy_head.bias[:] = torch.tensor([-9.0, -9.0, 9.0, 9.0])
+        policy.model.policy_head.weight[3] = policy.model.policy_head.weight[2]
+    program = DecisionProgram(policy, sampled=False)
+    assert largest_difference(policy, lambda inputs: {"actions": 5 - program(inputs)["actions"]}, sampled=False) == 0.0
+    assert largest_difference(policy, lambda inputs: {"actions": program(inputs)["actions"] * 0}, sampled=False) == 1.0
+
+
 def test_observations_are_spread_as_those_that_were_seen():
     policy = Policy(VECTOR, STEER, normalize_observations=True, model_config={"hidden_sizes": [8]})
     policy.obs_moments["observation"].update(1e4 + torch.randn(100, 4))
