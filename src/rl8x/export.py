@@ -274,8 +274,8 @@ _WRITERS: Final[dict[Format, Callable[[DecisionProgram], tuple[bytes, Program]]]
 def largest_difference(policy: Policy, run: Program, *, sampled: bool, seed: int = 0) -> float:
     """Compare a program with `policy.act` on 1,000 observations: ten steps of 99 copies, and of one alone.
 
-    Both have a memory of their own, so that what they remember is compared too. Two discrete actions that are as good, or
-    as near to what was drawn, to five digits are chosen between by rounding alone: they count as equal.
+    Both have a memory of their own, so that what they remember is compared too. Between discrete actions that are as
+    good, or as near to what was drawn, to five digits rounding decides: they count as equal.
 
     Args:
         policy: The policy, on the CPU.
@@ -302,9 +302,8 @@ def largest_difference(policy: Policy, run: Program, *, sampled: bool, seed: int
             inputs |= ({"starts": starts} if memory else {}) | ({"noise": noise} if sampled else {})
             found = run(inputs)
             memory = {name: found[f"{_NEXT}{name}"] for name in memory}
-            if any(
-                not part.is_floating_point() and _difference(found.get(name), part) for name, part in expected.items()
-            ):
+            discrete = {name: part for name, part in expected.items() if not part.is_floating_point()}
+            if any(_difference(found.get(name), part) for name, part in discrete.items()):
                 for nearby in _nearby(policy, (obs, state, starts, drawn), draw.generator):
                     _settle(expected, found, nearby)
             state = act.state
