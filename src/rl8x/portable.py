@@ -201,7 +201,8 @@ class Portable(nn.Module):
         }
         # Copies, as weights are views of one vector while they are trained.
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        return save(tensors, {"rl8x": json.dumps(description)})
+        content: bytes = save(tensors, {"rl8x": json.dumps(description)})
+        return content
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | torch.device = "cpu", trust: Trust = False) -> Self:

@@ -39,8 +39,10 @@ def test_last_and_best_are_written_and_logged(trainer, mlflow_client, capsys):
     assert main(["export", run, *words]) == 0
     out = capsys.readouterr().out
     version = mlflow_client.get_model_version_by_alias("match", "champion")
-    assert f"logged as {version.source} and models:/match@champion" in out
-    model = mlflow_client.get_logged_model(version.source.removeprefix("models:/"))
+    experiment = mlflow_client.get_run(run).info.experiment_id
+    (model,) = mlflow_client.search_logged_models([experiment])
+    assert f"logged as models:/{model.model_id} and models:/match@champion" in out
+    assert version.source == model.artifact_location
     history = mlflow_client.get_metric_history(run, METRIC)
     best = min(history, key=lambda point: (point.value, point.step))
     assert (model.name, model.source_run_id) == ("best", run)

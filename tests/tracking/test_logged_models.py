@@ -59,6 +59,9 @@ class Logged:
         path = self.policies[name].save(self.folder / "policy.safetensors")
         return self.store.log_model(self.run_id, path, {**self.about[name], **changes})
 
+    def location(self, name):
+        return self.client.get_logged_model(self.ids[name]).artifact_location
+
     def load(self, uri):
         from mlflow.pyfunc import load_model
 
@@ -176,8 +179,8 @@ def test_a_registered_model_is_found_by_its_alias(logged):
     for _ in range(2):
         assert logged.log("last", register="cartpole", alias="champion") == logged.ids["last"]
     versions = logged.client.search_model_versions("name = 'cartpole'")
-    assert [each.source for each in versions] == [f"models:/{logged.ids['last']}"]
+    assert [each.source for each in versions] == [logged.location("last")]
     assert logged.load("models:/cartpole@champion").predict(np.zeros((1, 4), np.float32)).shape == (1,)
     logged.log("best", register="cartpole", alias="champion")
     champion = logged.client.get_model_version_by_alias("cartpole", "champion")
-    assert champion.source == f"models:/{logged.ids['best']}"
+    assert champion.source == logged.location("best")

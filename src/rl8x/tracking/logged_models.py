@@ -106,7 +106,8 @@ def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    source = f"models:/{model.model_id}"
+    # Not `models:/ID`, which MLflow looks up in the process's own store, whichever this client's is.
+    source = str(model.artifact_location)
     version = next((each for each in client.search_model_versions(f"name = '{name}'") if each.source == source), None)
     if version is None:
         version = client.create_model_version(name, source, run_id, model_id=model.model_id)
