@@ -10,11 +10,12 @@ Latency is of one call with one observation on one thread, of what a program of 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,10 @@ def policy_of(model: str, actions: str, **options: Any) -> Policy:
     return policy
 
 
-def matrix() -> Iterator[dict[str, Any]]:
-    """Export every model for every space in every format, and say how near each is to its policy."""
+def matrix(models: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Export models for every space in every format, and say how near each is to its policy."""
     with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
+        for model in models:
             for actions in ACTIONS:
                 policy = policy_of(model, actions)
                 for format in FORMATS:
@@ -150,11 +151,17 @@ def main() -> int:
     """Measure or compare, print a row each, and write them down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", action="store_true", help="compare every export with its policy")
+    parser.add_argument(
+        "--only", nargs="*", choices=MODELS, help="with --matrix: the others stay as they are in the file"
+    )
     parser.add_argument("--repeats", type=int, default=2000, help="calls of which the median is taken")
     parser.add_argument("--out", type=Path, help="JSON to write")
     options = parser.parse_args()
+    out = options.out or RESULTS / ("export-matrix.json" if options.matrix else "export.json")
     rows = []
-    for row in matrix() if options.matrix else latencies(options.repeats):
+    if options.matrix and options.only and out.exists():
+        rows = [row for row in json.loads(out.read_text())["rows"] if row["model"] not in options.only]
+    for row in matrix(options.only or [*MODELS]) if options.matrix else latencies(options.repeats):
         rows.append(row)
         print("  ".join(f"{value:.2e}" if isinstance(value, float) else f"{value!s:12}" for value in row.values()))
     names = ("rl8x", "torch", "onnx", "onnxscript", "onnxruntime", "safetensors")
@@ -165,7 +172,7 @@ def main() -> int:
     }
     if options.matrix:
         result["largest_difference"] = max(row["difference"] for row in rows)
-    save(options.out or RESULTS / ("export-matrix.json" if options.matrix else "export.json"), result | {"rows": rows})
+    save(out, result | {"rows": rows})
     return 0
 
 

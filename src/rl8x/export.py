@@ -29,7 +29,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -171,7 +171,7 @@ def _format(path: Path, given: str | None) -> Format:
     if name not in FORMATS:
         hint = "" if given else ", by the file's suffix or by `format`"
         raise ValueError(f"{unknown_name('format', name, FORMATS)}{hint}")
-    return cast(Format, name)
+    return name
 
 
 def described(tensors: Tensors) -> dict[str, str]:

@@ -171,9 +171,9 @@ class QPolicy(Policy):
     @property
     def form(self) -> tuple[type[Portable], dict[str, Any]]:
         """This class, and its arguments beside the spaces."""
-        form = super().form[1]
-        kept = {name: form[name] for name in ("model", "model_config", "normalize_observations") if name in form}
-        return QPolicy, {**kept, "dueling": self.dueling, **self.outputs}
+        kept = ("model", "model_config", "normalize_observations")
+        form: dict[str, Any] = {name: value for name, value in super().form[1].items() if name in kept}
+        return QPolicy, form | {"dueling": self.dueling, **self.outputs}
 
     def forward(self, obs: Tree, state: State, starts: Tensor, with_outputs: bool = False) -> Any:  # type: ignore[override]
         """Return the values of actions, `[seq_len, batch, num_actions]`, -inf where they are illegal.

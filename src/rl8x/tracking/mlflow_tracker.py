@@ -390,9 +390,16 @@ class MLflowTracker:
             return
         spool = self._running()
         key = f"{spool.header['spool_id']}/{file.split('/')[1]}"
-        values = {metric: float(value) for metric, value in metrics.items() if math.isfinite(value)}
-        options = {"name": name, "step": metric_step(step), "metrics": values, "register": register, "alias": alias}
-        self._append({"op": "model", "file": file, "about": model_about(description, key=key, **options)})
+        about = model_about(
+            description,
+            key=key,
+            name=name,
+            step=metric_step(step),
+            metrics={metric: float(value) for metric, value in metrics.items() if math.isfinite(value)},
+            register=register,
+            alias=alias,
+        )
+        self._append({"op": "model", "file": file, "about": about})
 
     def _kept(self, source: Path) -> str | None:
         """Copy a file or folder to the spool and return its name there; None where the disk refuses."""
