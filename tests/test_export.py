@@ -22,13 +22,12 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is n
 
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(-2.0, 2.0, (2,), np.float32)
-# Each model, space, format, sampled or not, at least once; benchmarks/export.py --matrix has all combinations.
+# Each model, space, format, sampled or not, at least once (lstm and dict with ONNX Runtime below); benchmarks/export.py --matrix has all combinations.
 CASES = [
     ("mlp", "box", "pt2", True),
     ("cnn", "multidiscrete", "pt2", True),
     ("attention", "masked-dict", "pt2", False),
     ("gru", "multibinary", "pt2", False),
-    ("lstm", "dict", "onnx", True),
     ("attention", "masked", "onnx", True),
     ("cnn", "discrete", "onnx", False),
     ("gru", "box", "onnx", False),
@@ -115,7 +114,10 @@ def test_a_critics_part_is_no_input(tmp_path):
 def test_algorithms_deterministic_actions_are_exported(kind, tmp_path):
     config = dict(algorithms_policies())[kind]
     policy = config.build(ActionMatches if kind == "DQN" else "Pendulum").policy
-    assert export_policy(policy, tmp_path / f"policy.{'onnx' if kind == 'SAC' else 'pt2'}").difference <= 1e-5
+    if kind == "DQN":  # whose distribution is traced above
+        assert largest_difference(policy, DecisionProgram(policy, sampled=False), sampled=False) <= 1e-5
+    else:
+        assert export_policy(policy, tmp_path / "policy.pt2").difference <= 1e-5
 
 
 def test_a_policy_in_training_stays_as_it_is(tmp_path):
