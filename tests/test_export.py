@@ -22,7 +22,8 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is n
 
 VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
 STEER = Box(-2.0, 2.0, (2,), np.float32)
-# Each model, space, format, sampled or not, at least once (lstm and dict with ONNX Runtime below); benchmarks/export.py --matrix has all combinations.
+# Each model, space and format, sampled or not, at least once (lstm and dict with ONNX Runtime below); all combinations
+# are in benchmarks/export.py --matrix.
 CASES = [
     ("mlp", "box", "pt2", True),
     ("cnn", "multidiscrete", "pt2", True),
