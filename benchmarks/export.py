@@ -142,7 +142,7 @@ def table(document: dict[str, Any]) -> str:
     lines = ["| model | " + " | ".join(f"{way}, ms" for way in ways) + " |", "|---" * (len(ways) + 1) + "|"]
     for model in MODELS:
         cells = [found.get((model, way)) for way in ways]
-        shown = ["-" if row is None else f"{row['median_ms']:.3f} ({row['p99_ms']:.3f})" for row in cells]
+        shown = ["-" if row is None else f"{row['median_ms']:.3f}" for row in cells]
         lines.append(f"| {model} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
