@@ -36,7 +36,15 @@ LAYERS: list[dict[str, set[str]]] = [
         "distributions": {"nn"},
         "envs": {"randomization"},
     },
-    {"policy": set(), "replay": set(), "rollouts": {"policy"}, "video": {"policy", "rollouts"}},
+    {
+        "portable": set(),
+        "policy": {"portable"},
+        "q_values": {"policy", "portable"},
+        "export": {"policy", "portable"},
+        "replay": set(),
+        "rollouts": {"policy"},
+        "video": {"policy", "rollouts"},
+    },
     {"algorithms": set()},
     {
         "tracking": set(),

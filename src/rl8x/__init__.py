@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rl8x.distributions import Distribution
     from rl8x.envs import Env, Parameter
     from rl8x.models import Model
+    from rl8x.policy import Policy
     from rl8x.studies import Study
     from rl8x.studies.compare import compare
     from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
@@ -45,6 +46,7 @@ _HOMES = {
     "Model": "models",
     "NullTracker": "tracking",
     "Parameter": "envs",
+    "Policy": "policy",
     "Study": "studies",
     "Trainer": "trainers",
     "compare": "studies.compare",
@@ -67,6 +69,7 @@ __all__ = [
     "PPOConfig",
     "Parameter",
     "Plateau",
+    "Policy",
     "Study",
     "Trainer",
     "WallTime",

@@ -11,13 +11,19 @@ import contextlib
 import difflib
 import gc
 import importlib
+import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 Trust: TypeAlias = bool | Collection[str]
 """Whether names may import any module: all of them, none, or those listed, which the user has given himself."""
+
+CLASS: Final = "$class"
+"""The key of a class in plain data, `{"$class": path}`."""
+NOT_PLAIN: Final = object()
+"""What `to_plain` returns for what has no form in a file."""
 
 _OWN: Final = ("rl8x", "torch", "gymnasium")
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -162,3 +168,44 @@ def dotted_path(thing: Any) -> str | None:
             if import_named(path) is thing:
                 return path
     return None
+
+
+def to_plain(value: Any, form: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Return a value as JSON can hold it, classes by their dotted path; `NOT_PLAIN` where it cannot.
+
+    Args:
+        value: Nested mappings, lists and tuples of whatever it is.
+        form: What to write in place of a value that has another form in a file.
+    """
+    if isinstance(value, type):
+        path = dotted_path(value)
+        return NOT_PLAIN if path is None else {CLASS: path}
+    value = form(value)
+    if isinstance(value, Mapping):
+        items = {key: to_plain(item, form) for key, item in value.items()}
+        has_form = all(isinstance(key, str) and item is not NOT_PLAIN for key, item in items.items())
+        return items if has_form else NOT_PLAIN
+    if isinstance(value, list | tuple):
+        listed = [to_plain(item, form) for item in value]
+        return NOT_PLAIN if any(item is NOT_PLAIN for item in listed) else listed
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return NOT_PLAIN
+    return value
+
+
+def from_plain(value: Any, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:
+    """Return plain data with the classes that it names as `{"$class": path}`, each a subclass of one of some kinds.
+
+    Raises:
+        UntrustedError: If it names what it may not, also by a Gymnasium id of the form `module:MyEnv-v0`.
+        ValueError: If there is no such class.
+    """
+    if isinstance(value, dict):
+        if set(value) == {CLASS}:
+            return import_class(str(value[CLASS]), kinds, trust=trust)
+        return {key: from_plain(item, kinds, trust=trust) for key, item in value.items()}
+    if isinstance(value, str) and not is_dotted(value) and module_named(value) is not None:
+        check_gymnasium_id(value, trust)
+    return [from_plain(item, kinds, trust=trust) for item in value] if isinstance(value, list) else value

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
-from rl8x.models import Model, make_model, model_class
+from rl8x.models import Model, State, make_model, model_class
 from rl8x.names import resolved_arguments
+from rl8x.portable import Portable
 from rl8x.spaces import check_mask, critic_only, leaves, without_parts
 from rl8x.trees import Tree, flatten_tree, tree_map, unflatten_tree
-
-State = dict[str, Tensor]
 
 
 class Act(NamedTuple):
@@ -68,7 +67,7 @@ class Prediction(NamedTuple):
     mask: Any
 
 
-class Policy(nn.Module):
+class Policy(Portable):
     """Map observations to actions and values.
 
     Args:
@@ -113,6 +112,7 @@ class Policy(nn.Module):
         self.clips = self.distribution.clips
         self.masked, self.inputs_space = _without_mask(observation_space)
         self.hidden = tuple(hidden)
+        self.model_is_made = not isinstance(model, Model)
         model_space = without_parts(self.inputs_space, self.hidden)
         if isinstance(observation_space, spaces.Dict) and self.masked:
             check_mask(observation_space[ACTION_MASK], action_space, ACTION_MASK)
@@ -127,8 +127,23 @@ class Policy(nn.Module):
             else resolved_arguments(type(self.model), model_config or {}, num_positional=2),
             "distribution": resolved_arguments(type(self.distribution), distribution_config or {}, num_positional=1),
         }
+        critic_obs = self.arguments["model"].get("critic_obs", ())
+        self.unseen = tuple(name for name in _names(self.inputs_space) if name in {*self.hidden, *critic_obs})
         self.obs_moments = _moments(self.inputs_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
+
+    @property
+    def form(self) -> tuple[type[Portable], dict[str, Any]]:
+        """This class, and its arguments beside the spaces; of a model that was given as an instance, that."""
+        model = {"model": type(self.model), "model_config": self.arguments["model"]}
+        return Policy, {
+            **(model if self.model_is_made else {"model": self.model}),
+            "distribution": type(self.distribution),
+            "distribution_config": self.arguments["distribution"],
+            "normalize_observations": self.obs_moments is not None,
+            "normalize_values": self.value_moments is not None,
+            "hidden": list(self.hidden),
+        }
 
     @property
     def recurrent(self) -> bool:
@@ -161,14 +176,22 @@ class Policy(nn.Module):
         """
         if noise is None:
             obs, mask = self.model_inputs(obs)
-            with self.autocast():
-                features, state = self.model.policy_features(_one_step(self._seen(obs)), state, starts.unsqueeze(0))
-            nothing = features.new_zeros(len(starts), dtype=torch.float32)
-            actions = self.distribution.mode(self.distribution.from_features(features[0].float(), mask))
+            features, state = self.policy_features(obs, state, starts)
+            nothing = features.new_zeros(len(starts))
+            actions = self.distribution.mode(self.distribution.from_features(features, mask))
             return Act(actions, nothing, nothing, state)
         params, estimates, state = self.respond(obs, state, starts)
         actions, logp = self.distribution.sample(params, noise)
         return Act(actions, logp, estimates, state)
+
+    def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        """Return the features of one observation a copy, `[num_envs, num_features]`, and the state after it.
+
+        Arguments are those of `act`, but the observations are as `model_inputs` gives them.
+        """
+        with self.autocast():
+            features, state = self.model.policy_features(_one_step(self._seen(obs)), state, starts.unsqueeze(0))
+        return features[0].float(), state
 
     def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
         """Return the distributions' parameters of one observation a copy, its value, and the model's state after it.
@@ -245,7 +268,7 @@ class Policy(nn.Module):
             valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
         """
         for name, part in flatten_tree("", obs).items():
-            if (moments := self._moments_of(name)) is not None:
+            if (moments := self.moments_of(name)) is not None:
                 moments.update(part, valid)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
@@ -268,11 +291,11 @@ class Policy(nn.Module):
         return obs, mask
 
     def _normalized(self, name: str, part: Tensor) -> Tensor:
-        moments = self._moments_of(name)
+        moments = self.moments_of(name)
         return part if moments is None else moments.normalize(part, 10.0)
 
-    def _moments_of(self, name: str) -> RunningMoments | None:
-        """Return the moments of a part with a name by `flatten_tree`, if there are any."""
+    def moments_of(self, name: str) -> RunningMoments | None:
+        """Return the moments of a part with a name by `flatten_tree("", obs)`, if there are any."""
         path = _module_name(name.removeprefix("/"))
         if self.obs_moments is None or path not in self.obs_moments:
             return None
@@ -296,6 +319,10 @@ def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[An
     if not rest:
         raise ValueError(f"A Dict observation needs a part beside {ACTION_MASK!r} for the model to see.")
     return True, spaces.Dict(rest)
+
+
+def _names(space: gymnasium.Space[Any]) -> tuple[str, ...]:
+    return tuple(space.spaces) if isinstance(space, spaces.Dict) else ()
 
 
 def _for_critic(

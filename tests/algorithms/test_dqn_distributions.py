@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.dqn import of_actions, quantile_loss
 from rl8x.algorithms.off_policy.updates import WEIGHTS
-from rl8x.algorithms.q_values import GreedyInMeans, QPolicy
+from rl8x.q_values import GreedyInMeans, QPolicy
 
 ATOMS = {"num_atoms": 7, "v_min": -3.0, "v_max": 3.0}
 QUANTILES = {"num_quantiles": 5, "huber_delta": 1.0}

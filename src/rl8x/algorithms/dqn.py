@@ -26,9 +26,9 @@ from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
-from rl8x.algorithms.q_values import QPolicy, check_discrete
 from rl8x.envs import Env
 from rl8x.functional import project
+from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number
 
 EPSILON: Final = "coefficients/epsilon"

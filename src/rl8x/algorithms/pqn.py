@@ -23,13 +23,13 @@ from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Batch, Objective, OnPolicyAlgorithm, OnPolicyConfig
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, LR
 from rl8x.algorithms.optimizer import OPTIMIZERS
-from rl8x.algorithms.q_values import QPolicy, check_discrete
 from rl8x.distributions.categorical import pick
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.functional import explained_variance, generalized_advantages
 from rl8x.models.registry import default_model
 from rl8x.policy import Act
+from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, experience
 from rl8x.schedules import Schedule

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -21,19 +20,21 @@ from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
 from rl8x.envs.setter import Setter
 from rl8x.importing import (
+    CLASS,
+    NOT_PLAIN,
     Trust,
     UntrustedError,
     check_gymnasium_id,
     dotted_path,
+    from_plain,
     import_class,
     is_dotted,
-    module_named,
     texts,
+    to_plain,
 )
 from rl8x.models import Model
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
-CLASS: Final = "$class"
 # What a file may name: all that rl8x calls by a user's word.
 _KINDS: Final = (Env, gymnasium.Env, AlgorithmConfig, Condition, Model, Distribution, nn.Module)
 
@@ -45,7 +46,7 @@ def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
     values = {}
     for field in dataclasses.fields(config):
         plain = _plain(getattr(config, field.name))
-        if plain is _NOT_PLAIN:
+        if plain is NOT_PLAIN:
             problems.append(
                 f"`{field.name}` is {type(getattr(config, field.name)).__name__}, which has no form in a file"
             )
@@ -77,34 +78,15 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
     if path is None:
         problems.append("the environment is not made by a class that is an attribute of a module")
         return None
-    if arguments is _NOT_PLAIN:
+    if arguments is NOT_PLAIN:
         problems.append("the environment's arguments have no form in a file")
         return None
     return {"class": path, **arguments}
 
 
-_NOT_PLAIN: Final = object()
-
-
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it, classes by their dotted path; `_NOT_PLAIN` where it cannot."""
-    if isinstance(value, type):
-        path = dotted_path(value)
-        return _NOT_PLAIN if path is None else {CLASS: path}
-    if isinstance(value, Setter):
-        value = value.to_dict()
-    if isinstance(value, Mapping):
-        items = {key: _plain(item) for key, item in value.items()}
-        has_form = all(isinstance(key, str) and item is not _NOT_PLAIN for key, item in items.items())
-        return items if has_form else _NOT_PLAIN
-    if isinstance(value, list | tuple):
-        listed = [_plain(item) for item in value]
-        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in listed) else listed
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return _NOT_PLAIN
-    return value
+    """Return a value as JSON can hold it; `NOT_PLAIN` where it cannot."""
+    return to_plain(value, lambda part: part.to_dict() if isinstance(part, Setter) else part)
 
 
 def restored(value: Any, trust: Trust) -> Any:
@@ -114,13 +96,7 @@ def restored(value: Any, trust: Trust) -> Any:
         UntrustedError: If it names what it may not, also by a Gymnasium id of the form `module:MyEnv-v0`.
         ValueError: If there is no such class.
     """
-    if isinstance(value, dict):
-        if set(value) == {CLASS}:
-            return import_class(str(value[CLASS]), _KINDS, trust=trust)
-        return {key: restored(item, trust) for key, item in value.items()}
-    if isinstance(value, str) and not is_dotted(value) and module_named(value) is not None:
-        check_gymnasium_id(value, trust)
-    return [restored(item, trust) for item in value] if isinstance(value, list) else value
+    return from_plain(value, _KINDS, trust=trust)
 
 
 def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, Any], trust: Trust) -> dict[str, Any]:

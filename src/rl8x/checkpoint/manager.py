@@ -192,6 +192,11 @@ class CheckpointManager:
             lock.release()
         return self._written
 
+    @property
+    def best_path(self) -> Path | None:
+        """The best checkpoint that is written; None without one, or where checkpoints go by no metric."""
+        return self._best_path
+
     def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
         """Go on with the run of a checkpoint, in its folder where no other was given.
 

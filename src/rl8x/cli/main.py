@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
     "study": ("rl8x.cli.study", "Train under several configurations, and test in many environments."),
     "collect": ("rl8x.cli.collect", "Record a data set from what a run's policy does."),
+    "export": ("rl8x.cli.export", "Write a run's policy as a program for other runtimes."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),
     "bench": ("rl8x.cli.bench", "Measure how fast a problem trains in each execution mode."),
     "ui": ("rl8x.cli.tracking", "Look at the runs in MLflow's web page."),

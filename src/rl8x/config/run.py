@@ -76,6 +76,9 @@ class RunConfig:
         "What happens when numbers are not finite: stop, skip the update, or rollback to the last checkpoint.",
         choices=("stop", "skip", "rollback"),
     )
+    log_models: bool = option(
+        False, "Whether the run ends with its last and best policy in MLflow as models, for `mlflow models serve`."
+    )
     tracking: bool = option(True, "Whether params and metrics are kept in MLflow.")
     tracking_uri: str | None = option(
         None, "MLflow's tracking URI. None: the one set in the process, else mlruns/ in the working directory."
@@ -206,7 +209,9 @@ class RunConfig:
         from rl8x.trainers import Trainer
 
         algorithm = self.make_algorithm()
-        chosen: Any = {name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_non_finite")}
+        chosen: Any = {
+            name: getattr(self, name) for name in ("eval_env", "num_eval_envs", "on_non_finite", "log_models")
+        }
         chosen |= {"tracker": self.make_tracker() if tracker is None else tracker, "callbacks": callbacks}
         trainer = Trainer(algorithm, checkpoints=self.make_checkpoints(), **chosen)
         trainer.record.run_file = self.to_dict()

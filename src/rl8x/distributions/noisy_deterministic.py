@@ -112,7 +112,7 @@ class NoisyDeterministic(Normal):
         low, high = self.noise_std_min, self.noise_std
         if low == high:
             return mean.new_full((), high)
-        copies = len(mean)
+        copies = mean.shape[0]  # `len` would fix it in a trace
         places = (torch.arange(copies, device=mean.device, dtype=mean.dtype) + 0.5) / copies
         return (low + (high - low) * places).view(-1, *(1,) * (mean.dim() - 1))
 

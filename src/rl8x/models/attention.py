@@ -127,7 +127,9 @@ class AttentionModel(ActorCritic):
         history = torch.cat([state["history"].transpose(0, 1), self.flat(obs)])
         steps = torch.arange(len(starts), device=starts.device, dtype=state["length"].dtype).unsqueeze(-1)
         # The step of the latest start; before the first one the episode began `length` steps before the sequence.
-        latest = torch.where(starts, steps, -1.0).cummax(0).values
+        latest = torch.where(starts, steps, -1.0)
+        if len(starts) > 1:  # of one step it would be the same, and ONNX has no such operator
+            latest = latest.cummax(0).values
         begin = torch.where(latest < 0, -state["length"], latest)
         lengths = (steps - begin).clamp(max=self.window - 1)
         seen = history if self.visible is None else torch.where(self.visible, history, 0.0)

@@ -34,6 +34,10 @@ class Model(nn.Module):
         """Return the state before anything was seen, each `[num_envs, *]`; empty when feedforward."""
         return {}
 
+    def actor_state(self, state: State) -> State:
+        """Leave out what `policy_features` can do without, where nothing but actions is wanted; the critic's part."""
+        return state
+
     @abstractmethod
     def forward(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """Read sequences of observations.

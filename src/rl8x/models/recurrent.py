@@ -121,9 +121,16 @@ class RecurrentModel(ActorCritic):
         """Return zeros, each `[num_envs, hidden_size]`."""
         return {name: self.recurrence.new_zeros(num_envs, self.hidden_size) for name in self._keys(_ALL)}
 
+    def actor_state(self, state: State) -> State:
+        """Leave out the critic's part, where it is apart."""
+        return {name: state[name] for name in self._keys(slice(1))}
+
     def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return features and state as `forward` does: the critic's state is a part of it, and moves with its work."""
-        return Model.policy_features(self, obs, state, starts)
+        """Return features and state as `forward` does; the critic's state moves with its work, where it is given."""
+        if len(state) == len(self._keys(_ALL)):
+            return Model.policy_features(self, obs, state, starts)
+        outputs, state = self._run(obs, state, starts, slice(1))
+        return self.policy_head(outputs[0]), state
 
     def hidden(
         self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.execution.private import copy_each
-from rl8x.policy import State
+from rl8x.models import State
 from rl8x.trees import Tree, unflatten_tree
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.envs.base import Carry, Env, Step
 from rl8x.execution import Execution
-from rl8x.policy import Act, Policy, State
+from rl8x.models import State
+from rl8x.policy import Act, Policy
 from rl8x.rollouts.buffer import Rollout
 from rl8x.trees import Tree, flatten_tree, tree_map
 

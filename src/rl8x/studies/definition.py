@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 
 from rl8x.algorithms.hyperparameters import check_options, option
-from rl8x.checkpoint.build import CLASS, restored
+from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig, apply_overrides, load_run_file
 from rl8x.config.files import one_line, shortened
 from rl8x.config.run import ALIASES, algorithm_config_class, renamed, under_algorithm
 from rl8x.envs import env_maker
-from rl8x.importing import Trust, texts
+from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.studies import cells as test_cells
 from rl8x.studies.cells import Cells

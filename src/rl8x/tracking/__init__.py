@@ -7,9 +7,10 @@ files that stand after it here:
     writer, sender, stored_run, attempts                from the spool to the store
     ui, runs, reading                                   runs as a user looks for them
     spool, ops_file, kept_files, rejected, spool_files  a run on the disk
-    store_process, store_server, store                  MLflow, in a process of its own
+    store_process, store_server, store, logged_models   MLflow, in a process of its own
     database, database_runs, location                   where runs are kept
     thinning, tables                                    what of a run a store's pages show
+    policy_model                                        a policy as MLflow loads it
     memory, names, locks, secrets, protocol             what the others share
 """
 

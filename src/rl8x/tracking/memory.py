@@ -23,8 +23,9 @@ class Row(NamedTuple):
 class MemoryTracker:
     """A `Tracker` that keeps one run in memory.
 
-    `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names) and `status` (None before `start()`, then
-    "RUNNING", then what `finish` was given) can be read at any time. `start()` without `resume` begins anew.
+    `rows`, `params`, `tags`, `description`, `texts`, `artifacts` (names), `models` (what is said of each, by name) and
+    `status` (None before `start()`, then "RUNNING", then what `finish` was given) can be read at any time. `start()`
+    without `resume` begins anew.
     """
 
     location: str = "memory"
@@ -40,6 +41,7 @@ class MemoryTracker:
         self.description: str | None = None
         self.texts: dict[str, str] = {}
         self.artifacts: list[str] = []
+        self.models: dict[str, dict[str, object]] = {}
         self.status: str | None = None
         self._known: Counter[tuple[int, str]] = Counter()
         self._open = self._keeps_status = False
@@ -100,6 +102,12 @@ class MemoryTracker:
             raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
         name = Path(path).name
         self.artifacts.append(artifact_name(name if artifact_path is None else f"{artifact_path}/{name}"))
+
+    def log_model(
+        self, path: str | os.PathLike[str], description: Mapping[str, object], *, name: str, **about: object
+    ) -> None:
+        """Keep what is said of a model, by its name."""
+        self.models[name] = {**description, **about}
 
     def log_text(self, text: str, artifact_file: str) -> None:
         """Keep a text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import socket
 import time
@@ -22,6 +23,7 @@ from rl8x.tracking.location import (
     recorded_location,
     user_tracking_uri,
 )
+from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
 from rl8x.tracking.protocol import Status, TrackingError, check_status
 from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_run_exists, reopened, user_run_id
@@ -357,13 +359,56 @@ class MLflowTracker:
         if not source.exists():
             raise FileNotFoundError(f"no such file to log as an artifact: {source}")
         artifact_name(source.absolute().name)
+        file = self._kept(source)
+        if file is not None:
+            self._append({"op": "artifact", "file": file, "to": to})
+
+    def log_model(
+        self,
+        path: str | os.PathLike[str],
+        description: Mapping[str, object],
+        *,
+        name: str,
+        step: int,
+        metrics: Mapping[str, float],
+        register: str | None = None,
+        alias: str | None = None,
+    ) -> None:
+        """Keep the file of a policy, as it is now, as a model of MLflow's.
+
+        Args:
+            path: What `Policy.save` wrote.
+            description: What `policy_model.describe_model` says of it.
+            name: What the model is called, without `/ : . % " '`.
+            step: The step of the clock at which the policy was as it is.
+            metrics: What was measured then; the models of an experiment can be ranked by it.
+            register: A name in the model registry of which it becomes a version.
+            alias: What that version is called, such as `champion`, for `models:/NAME@champion`.
+        """
+        file = self._kept(Path(path))
+        if file is None:
+            return
+        spool = self._running()
+        key = f"{spool.header['spool_id']}/{file.split('/')[1]}"
+        about = model_about(
+            description,
+            key=key,
+            name=name,
+            step=metric_step(step),
+            metrics={metric: float(value) for metric, value in metrics.items() if math.isfinite(value)},
+            register=register,
+            alias=alias,
+        )
+        self._append({"op": "model", "file": file, "about": about})
+
+    def _kept(self, source: Path) -> str | None:
+        """Copy a file or folder to the spool and return its name there; None where the disk refuses."""
         try:
             artifacts = None if self._location is None else self._location.artifact_root
-            file = self._running().keep_file(source.absolute(), [] if artifacts is None else [artifacts])
+            return self._running().keep_file(source.absolute(), [] if artifacts is None else [artifacts])
         except OSError as error:
             _log.warning("tracking: the artifact %s is not logged, it cannot be copied to the spool: %s", source, error)
-            return
-        self._append({"op": "artifact", "file": file, "to": to})
+            return None
 
     def log_text(self, text: str, artifact_file: str) -> None:
         """Keep a text as an artifact; raises `TrackingError` where its name leads out of the run's artifacts."""

@@ -94,7 +94,7 @@ class NullTracker:
     def start(self, *args: object, **kwargs: object) -> None:
         """Do nothing."""
 
-    log_params = set_tags = describe = log_metrics = log_artifact = log_text = finish = start
+    log_params = set_tags = describe = log_metrics = log_artifact = log_text = log_model = finish = start
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Return True: there is nothing to wait for."""

@@ -7,7 +7,7 @@ import difflib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,11 @@ class RunReader:
             store = MLflowStore(self._location, request_timeout_s=_TIMEOUT_S)
             for file in files:
                 store.log_artifact(run_id, file, to)
+
+    def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
+        """Log a policy's file as a model of a run, as `logged_models` says; return its ID. Imports mlflow."""
+        with self._told(), _without_bars():
+            return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).log_model(run_id, path, about)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

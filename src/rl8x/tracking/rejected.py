@@ -119,6 +119,8 @@ def name_of(op: Op) -> str:
             return f"the text {to!r:.100}"
         case {"op": "artifact", "file": file}:
             return f"the artifact {file!r:.100}"
+        case {"op": "model", "about": {"name": name}}:
+            return f"the model {name!r:.100}"
         case {"op": "open", "experiment": experiment, "run_name": name}:
             return f"the run's name {name!r:.100}" if experiment is None else f"the experiment {experiment!r:.100}"
     return f"an entry of the kind {op['op']!r:.100}"

@@ -24,6 +24,7 @@ PARAM_CHANGE_TAG = "rl8x.param_change."
 NAME_TAG = "mlflow.runName"
 NOTE_TAG = "mlflow.note.content"  # what MLflow's page shows as the run's description
 NOTE_DIGEST_TAG = "rl8x.description"
+_WITH_FILE = ("artifact", "model")
 _ItemT = TypeVar("_ItemT")
 
 
@@ -131,7 +132,7 @@ class Sender:
 
     def _sent_copies(self, ops: Sequence[Op]) -> list[Op]:
         """List those artifacts among ops that have not been set aside just now."""
-        return [op for op in ops if op["op"] == "artifact" and not any(other is op for other, _ in self._aside)]
+        return [op for op in ops if op["op"] in _WITH_FILE and not any(other is op for other, _ in self._aside)]
 
     def _discard_copies(self, ops: Sequence[Op]) -> None:
         for op in ops:
@@ -238,7 +239,7 @@ class Sender:
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
-        check = self.run.check if op["op"] in ("text", "artifact") else None
+        check = self.run.check if op["op"] in ("text", *_WITH_FILE) else None
         self._attempt(op, lambda: changes.update(action(op) or {}), check)
         return changes
 
@@ -302,6 +303,11 @@ class Sender:
         path = kept_path(self.spool.folder, op["file"])
         check_kept(path, self.spool.folder)
         self.store.log_artifact(self.run.id, path, to)
+
+    def _apply_model(self, op: Op) -> None:
+        path = kept_path(self.spool.folder, op["file"])
+        check_kept(path, self.spool.folder)
+        self.store.log_model(self.run.id, path, op["about"])
 
     def _apply_resume(self, op: Op) -> dict[str, Any]:
         repeats, keeps_status = bool(op["repeats"]), bool(op["keeps_status"])

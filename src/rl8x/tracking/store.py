@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from rl8x.output import described
 from rl8x.tracking.database import ArtifactFolders, DatabaseFile, ensure_database
 from rl8x.tracking.location import Location
+from rl8x.tracking.logged_models import log_model
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, showable
 
@@ -268,6 +269,12 @@ class MLflowStore:
         """Write a text to the run's artifacts."""
         self._find_artifacts(run_id)
         self._call(self._client.log_text, run_id, text, name)
+
+    def log_model(self, run_id: str, path: str | Path, about: Mapping[str, Any]) -> str:
+        """Log a policy's file as a model of a run, as `logged_models.log_model` says; return the model's ID."""
+        self._find_artifacts(run_id)
+        run = self._run(run_id)
+        return self._named(self._call(log_model, self._client, run, Path(path), about, extra_time_s=120))
 
     def _find_artifacts(self, run_id: str) -> None:
         """Check that a run's artifacts go to the store's own folder, and that no folder is made elsewhere."""

@@ -12,20 +12,23 @@ import psutil
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
+from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike, read
 from rl8x.checkpoint.find import spool_of
 from rl8x.envs import Env
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, Tracker
+from rl8x.tracking.secrets import logger
 from rl8x.trainers import non_finite
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics
 from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_group
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
+from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_metrics, policy_at
 from rl8x.trainers.non_finite import OnNonFinite
 from rl8x.trainers.record import Record, default_tracker
 from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
 from rl8x.trainers.statistics import EvalStats, Timer
 
+_log = logger(__name__)
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 # What a row has of collects: nothing where there is no environment.
@@ -53,6 +56,8 @@ class TrainerBase(Generic[AlgorithmT]):
             `"stop"` ends the run as FAILED with a diagnosis. `"skip"` takes back the step's update, and `"rollback"`
             goes back to the weights of the last checkpoint; both then go on, in new episodes where what was gathered
             was not finite, and stop after ten such steps in a row.
+        log_models: Whether a `run()` ends with the policy in the tracker as a model: the `last`, and where
+            `checkpoints` go by a metric the `best`, each with the metrics of its step. See `log_model`.
         callbacks: Called with the trainer and each row of statistics, after it was tracked and before the conditions
             see it. One with an attribute `metric_names`, a list of names, may return values for them by name: they are
             tracked and join the row. What `trainer.eval()` measures in a callback joins the row too.
@@ -77,6 +82,7 @@ class TrainerBase(Generic[AlgorithmT]):
         num_eval_envs: int | None = None,
         checkpoints: CheckpointsLike = None,
         on_non_finite: OnNonFinite = "stop",
+        log_models: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.algorithm = algorithm
@@ -90,8 +96,11 @@ class TrainerBase(Generic[AlgorithmT]):
             "eval_env": eval_env if eval_env is None or isinstance(eval_env, bool | str) else "given",
             "num_eval_envs": num_eval_envs,
             "on_non_finite": on_non_finite,
+            "log_models": log_models,
         }
         self.tracker = default_tracker() if tracker is None else tracker
+        if log_models:
+            check_models(algorithm.policy, self.tracker)
         eval_env_made = None if self.evaluator is None else self.evaluator.env
         self.record = Record(algorithm, self.tracker, checkpoints, self.options, eval_env_made)
         self.checkpoints = self.record.checkpoints
@@ -253,6 +262,36 @@ class TrainerBase(Generic[AlgorithmT]):
         self.checkpoints.begin()
         self.record.save(self.state_dict(), None)
         return self.checkpoints.end()
+
+    def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
+        """Keep the present policy in the tracker as a model, with the latest metrics.
+
+        Args:
+            name: What the model is called.
+            register: A name in MLflow's model registry of which it becomes a version.
+            alias: What that version is called: with `register="cartpole"` and `alias="champion"` the model is
+                `models:/cartpole@champion` from then on.
+
+        Raises:
+            TypeError: If the policy has no form in a file, or the tracker keeps no models.
+        """
+        check_models(self.algorithm.policy, self.tracker)
+        self.record.open(trains=False)
+        metrics = model_metrics({**self._row, **self._eval_row})
+        step = self.algorithm.counters[self.algorithm.clock]
+        about = {"name": name, "step": step, "metrics": metrics, "register": register, "alias": alias}
+        log_policy(self.tracker, self.algorithm.policy, **about)
+
+    def _log_models(self) -> None:
+        """Log the last policy, and the best where checkpoints go by a metric; what cannot be is warned of."""
+        path = self.checkpoints.best_path
+        try:
+            self.log_model(LAST)
+            if path is not None:
+                policy, about = policy_at(read(path), self.algorithm)
+                log_policy(self.tracker, policy, name=BEST, **about)
+        except (CheckpointError, OSError) as error:
+            _log.warning("rl8x: not all policies are logged as models: %s", error)
 
     def evaluate_now(self) -> Mapping[str, float] | None:
         """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""

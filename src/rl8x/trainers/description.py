@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from rl8x import algorithms, keys
 from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint.build import CLASS, default_of
+from rl8x.checkpoint.build import default_of
 from rl8x.envs import GymnasiumEnv, registry
-from rl8x.importing import dotted_path, import_named, is_dotted, is_gymnasium_id
+from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, is_gymnasium_id
 from rl8x.tracking.secrets import hide, hide_in_words
 from rl8x.trainers.progress import counter_name
 
@@ -131,7 +131,7 @@ def _algorithm_part(algorithm: GenericAlgorithmBase[Any], build: Mapping[str, An
 def _run_part(options: Mapping[str, Any]) -> dict[str, Any] | None:
     if options["eval_env"] == "given" or None in options["stop_conditions"] or not _plain(dict(options)):
         return None
-    usual = {"eval_env": "auto", "on_non_finite": "stop"}
+    usual = {"eval_env": "auto", "on_non_finite": "stop", "log_models": False}
     return {name: value for name, value in options.items() if value not in (None, [], {}, usual.get(name, ...))}
 
 

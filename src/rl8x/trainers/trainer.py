@@ -242,6 +242,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             reporter.close()
             try:
                 self.checkpoints.wait()
+                if status != "FAILED" and self.options["log_models"]:
+                    self._log_models()
                 self.record.close(status, self.stop_reason, self._eval_row)
             finally:
                 # Of a run that failed before its first step the error says enough.

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from rl8x.algorithms.distillation.teacher import View
 from rl8x.envs.base import Step
 from rl8x.execution.private import tree_flatten
-from rl8x.policy import Act, Policy, State
+from rl8x.models import State
+from rl8x.policy import Act, Policy
 from rl8x.rollouts.step import Cursor, experience
 from rl8x.spaces import where_rows
 from rl8x.trees import Tree, flatten_tree
@@ -23,6 +24,8 @@ _TEACHERS: Final = "teacher/"
 
 class Student(Policy):
     """A policy that as a module maps stored sequences to the parameters of its action distributions."""
+
+    form = Policy.form  # that is a way to train it
 
     def forward(self, obs: Tree, state: State, starts: Tensor) -> Any:  # type: ignore[override]
         """Return the parameters for observations `[seq_len, batch, *obs]`; the others are those of `evaluate`."""

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from rl8x.distributions import Distribution
 from rl8x.distributions.categorical import inverse_cdf
-from rl8x.models import Model
+from rl8x.models import Model, State
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_logits
-from rl8x.policy import Act, Policy, State
+from rl8x.policy import Act, Policy
 from rl8x.spaces import critic_only, describe
 from rl8x.trees import Tree
 
@@ -96,6 +96,9 @@ class Actor(Policy):
             for name in ("low", "high"):
                 bound = torch.as_tensor(getattr(action_space, name), dtype=torch.float32)
                 self.register_buffer(f"random_{name}", bound, persistent=False)
+
+    # With what it has learned it acts as a plain policy does.
+    form = Policy.form
 
     def set_random(self, is_random: bool) -> None:
         """Say whether it acts at random from now on, in place."""

@@ -12,10 +12,11 @@ from torch import Tensor
 from rl8x.distributions import EpsilonGreedy
 from rl8x.distributions.epsilon_greedy import EpsilonGreedyParams
 from rl8x.functional import expectation
-from rl8x.models import Model
+from rl8x.models import Model, State
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_mean
-from rl8x.policy import Policy, State
+from rl8x.policy import Policy
+from rl8x.portable import Portable
 from rl8x.spaces import critic_only, describe
 from rl8x.trees import Tree, tree_map
 
@@ -165,6 +166,14 @@ class QPolicy(Policy):
             normalize_observations=normalize_observations,
         )
         self.dueling = dueling
+        self.outputs = {"num_outputs": num_outputs, "support": support}
+
+    @property
+    def form(self) -> tuple[type[Portable], dict[str, Any]]:
+        """This class, and its arguments beside the spaces."""
+        kept = ("model", "model_config", "normalize_observations")
+        form: dict[str, Any] = {name: value for name, value in super().form[1].items() if name in kept}
+        return QPolicy, form | {"dueling": self.dueling, **self.outputs}
 
     def forward(self, obs: Tree, state: State, starts: Tensor, with_outputs: bool = False) -> Any:  # type: ignore[override]
         """Return the values of actions, `[seq_len, batch, num_actions]`, -inf where they are illegal.

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
 
-from rl8x.algorithms.q_values import QPolicy, check_discrete, q_values
 from rl8x.models import MLPModel
+from rl8x.q_values import QPolicy, check_discrete, q_values
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 

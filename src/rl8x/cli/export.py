@@ -1,0 +1,131 @@
+"""`rl8x export`: a run's policy as a program for other runtimes, or as a model in MLflow."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.output import say
+
+if TYPE_CHECKING:
+    from rl8x.checkpoint import Checkpoint
+    from rl8x.policy import Policy
+
+_EXAMPLES = """\b
+rl8x export abundant-crane-42                            # policy.safetensors, for Policy.load
+rl8x export abundant-crane-42 --checkpoint best --format onnx
+rl8x export mlruns/checkpoints/1b2f... --output pilot.pt2 --sampled
+rl8x export abundant-crane-42 --log --register cartpole --alias champion
+"""
+
+
+@click.command("export", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.argument("run")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["safetensors", "pt2", "onnx"]),
+    help="safetensors, which rl8x's Policy.load reads; pt2, for torch.export.load; onnx. [default: by the suffix of "
+    "--output, else safetensors]",
+)
+@click.option(
+    "--checkpoint",
+    "which",
+    type=click.Choice(["last", "best"]),
+    help="Which of the run's checkpoints; best is by the metric that checkpoints go by. [default: last]",
+)
+@click.option("--sampled", is_flag=True, help="Actions are samples, made of a further input `noise`.")
+@click.option("--output", metavar="FILE", help="The file to write. [default: policy.FORMAT]")
+@click.option("--log", is_flag=True, help="Log the policy as a model of its run in MLflow, too.")
+@click.option("--register", metavar="NAME", help="Make that model a version of this registered one; means --log.")
+@click.option("--alias", metavar="ALIAS", help="Call that version so, such as champion: models:/NAME@champion.")
+@click.option("--trust", is_flag=True, help="Import what the checkpoint names, whose code then runs.")
+@click.option("--tracking-uri", metavar="URI", help="Where the run is, for --log. Default: as in training.")
+def export(
+    run: str,
+    format_name: str | None,
+    which: str | None,
+    sampled: bool,
+    output: str | None,
+    log: bool,
+    register: str | None,
+    alias: str | None,
+    trust: bool,
+    tracking_uri: str | None,
+) -> None:
+    """Write the policy of RUN as one file: observation in, action for the environment out.
+
+    RUN is a run's name or ID, its folder of checkpoints, or one checkpoint. Observation normaliser, action mask and
+    scaling are inside, and what a policy remembers is among its inputs and outputs. The file is compared with the
+    policy on 1,000 observations before it is written, and refused where an action differs by more than 1e-4.
+    """
+    if alias is not None and register is None:
+        raise UserError("--alias names a version of a registered model: give --register NAME too.")
+    from rl8x.checkpoint.build import build_algorithm
+    from rl8x.export import Format, export_policy
+    from rl8x.trainers.models import policy_at
+
+    chosen = cast("Format | None", format_name)
+    if output is None:
+        chosen = chosen or "safetensors"
+        output = f"policy.{chosen}"
+    if not Path(output).absolute().parent.is_dir():
+        raise UserError(f"there is no folder {Path(output).parent} to write {Path(output).name} to: make it first.")
+    with users_mistakes():
+        checkpoint = find_checkpoint(run, which)
+        # Of the run's own device there may be none here.
+        algorithm = build_algorithm(checkpoint.metadata["build"], {"device": "cpu"}, trust=trust)
+        policy, at = policy_at(checkpoint, algorithm)
+        made = export_policy(policy, output, format=chosen, sampled=sampled)
+        say(f"{checkpoint.path.name} -> {made}")
+        if log or register is not None:
+            about = {**at, "name": which or "last", "register": register, "alias": alias}
+            model_id = log_to_run(checkpoint, policy, about, tracking_uri)
+            say(f"logged as models:/{model_id}" + (f" and models:/{register}@{alias}" if alias else ""))
+
+
+def find_checkpoint(run: str, which: str | None) -> Checkpoint:
+    """Find the checkpoint that is meant: the last of a run, or the best.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    from rl8x.checkpoint import CheckpointError, describe, find, listed, read
+
+    found = find(run)
+    if which != "best":
+        return found
+    best = [path for path in listed(found.path.parent) if describe(path).get("is_best")]
+    if not best:
+        raise CheckpointError(
+            f"no checkpoint in {found.path.parent} is the best of a metric: train with a metric to save by, such as "
+            "checkpoints={'best': 'eval/returns/mean'}, or export the last"
+        )
+    return read(best[-1])
+
+
+def log_to_run(checkpoint: Checkpoint, policy: Policy, about: dict[str, Any], tracking_uri: str | None) -> str:
+    """Log the policy of a checkpoint as a model of the run; return the model's ID.
+
+    Raises:
+        TrackingError: If MLflow does not have the run.
+    """
+    from rl8x.tracking import TrackingError
+    from rl8x.tracking.logged_models import model_about
+    from rl8x.tracking.policy_model import describe_model
+    from rl8x.tracking.reading import RunReader
+    from rl8x.tracking.runs import HANDLE_PREFIX
+
+    run, reader = checkpoint.metadata["run"], RunReader(tracking_uri)
+    record = reader.run_of_spool(str(run["handle"]).removeprefix(HANDLE_PREFIX)) if run["id"] is None else None
+    run_id = run["id"] or (record and record.id)
+    if run_id is None:
+        raise TrackingError(f"MLflow does not have the run of {checkpoint.path}: `rl8x sync` sends what it lacks")
+    key = f"{run['key']}/{checkpoint.path.name}/{about['name']}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = policy.save(Path(folder) / "policy.safetensors")
+        return reader.log_model(run_id, path, model_about(describe_model(policy), key=key, **about))

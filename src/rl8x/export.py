@@ -1,0 +1,366 @@
+"""Policies as programs for other runtimes, each checked against the policy before it is written.
+
+    from rl8x.export import export_policy
+    print(export_policy(policy, "policy.onnx"))
+
+A program takes a dict of tensors by name and returns one, the same names in each format:
+
+    obs, obs/<part>         observations, [batch, *obs]; parts that only a critic sees are absent
+    state/<name>            the policy's memory, [batch, *]; at first zeros
+    starts                  where an observation begins an episode, [batch], bool; with a memory alone
+    noise                   what a sample is made of, [batch, num_noise] float32; with `sampled` alone
+
+    actions, actions/<part> actions for the environment, [batch, *action]
+    next_state/<name>       the memory for the next call
+
+Observation normaliser, action mask, scaling and clipping are inside. The batch may have any size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib.util
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl8x._version import __version__
+from rl8x.disk import replace_synced
+from rl8x.distributions import Distribution
+from rl8x.distributions.composite import Composite
+from rl8x.names import unknown_name
+from rl8x.policy import Policy
+from rl8x.portable import zeros
+from rl8x.spaces import leaves, space_to_plain, torch_dtype
+from rl8x.trees import flatten_tree, unflatten_tree
+
+Format = Literal["pt2", "onnx", "safetensors"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+Tensors = Mapping[str, Tensor]
+Program = Callable[[Tensors], Tensors]
+
+TOLERANCE: Final = 1e-4
+_STEPS: Final = 10
+_COPIES: Final = (99, 1)  # 1,000 observations in ten steps; one copy alone is a batch like any other
+_TRIES: Final = 16
+_DIGITS: Final = 1e-5
+_STATE: Final = "state/"
+_NEXT: Final = "next_state/"
+_NEEDS: Final[dict[Format, tuple[str, ...]]] = {
+    "pt2": (),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "safetensors": ("safetensors",),
+}
+# A bound beyond which a space's samples are none that an environment shows.
+_FAR: Final = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """A policy that was written as a program.
+
+    Attributes:
+        path: The file.
+        format: Its format.
+        sampled: Whether actions are samples, made of the input `noise`, rather than the most likely ones.
+        inputs: Type and shape of each input, by name.
+        outputs: Type and shape of each output, by name.
+        difference: The largest difference to the policy's actions over 1,000 observations: |a - b| / max(1, |b|).
+    """
+
+    path: Path
+    format: Format
+    sampled: bool
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    difference: float
+
+    def __str__(self) -> str:
+        """Say what is in the file and how near it is to the policy; a fact a line."""
+        described = [f"{name} {kind}" for name, kind in (*self.inputs.items(), ("->", ""), *self.outputs.items())]
+        found = f"largest difference to the policy's actions over 1,000 observations: {self.difference:.1e}"
+        return f"{self.path}\n{', '.join(described).replace(', -> , ', ' -> ')}\n{found}"
+
+
+class DecisionProgram(nn.Module):
+    """What a policy does with an observation, as a function of named tensors alone; see the module's text.
+
+    Args:
+        policy: The policy.
+        sampled: Whether actions are samples.
+    """
+
+    def __init__(self, policy: Policy, sampled: bool) -> None:
+        super().__init__()
+        self.policy = policy
+        self.sampled = sampled
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return `actions` and `next_state`, each `[batch, *]`, for `obs`, `state`, `starts` and `noise`."""
+        obs = unflatten_tree("obs", inputs)
+        state = {name.removeprefix(_STATE): part for name, part in inputs.items() if name.startswith(_STATE)}
+        first = next(iter(inputs.values()))
+        starts = inputs["starts"] if state else first.new_zeros(first.shape[:1], dtype=torch.bool)
+        actions, state = self.policy.choose(obs, state, starts, inputs["noise"] if self.sampled else None)
+        return flatten_tree("actions", actions) | {f"{_NEXT}{name}": part for name, part in state.items()}
+
+    def example(self, num: int) -> dict[str, Tensor]:
+        """Return inputs for `num` observations: zeros, at the beginning of an episode."""
+        policy = self.policy
+        inputs = flatten_tree("obs", zeros(policy.seen_space, num))
+        memory = {f"{_STATE}{name}": part.clone() for name, part in policy.memory(num).items()}
+        starts = {"starts": torch.ones(num, dtype=torch.bool)} if memory else {}
+        noise = {"noise": torch.zeros(num, policy.distribution.num_noise)} if self.sampled else {}
+        return inputs | memory | starts | noise
+
+
+def export_policy(
+    policy: Policy, path: str | os.PathLike[str], *, format: Format | None = None, sampled: bool = False
+) -> Export:
+    """Write a policy as a program for the CPU, in float32, after comparing it with the policy.
+
+    Args:
+        policy: The policy; it stays as it is.
+        path: The file; what is there already is replaced.
+        format: `"pt2"` (`torch.export`), `"onnx"`, or `"safetensors"`, which `Policy.load` reads; None: by the suffix.
+        sampled: Whether actions are samples, made of the input `noise`. A safetensors file decides at each call.
+
+    Raises:
+        ImportError: If a package is missing that the format needs.
+        ValueError: If the format is unknown, or an action differs from the policy's by more than 1e-4.
+        TypeError: If the policy has no form in the format.
+    """
+    target = Path(path)
+    chosen = _format(target, format)
+    if sampled and chosen == "safetensors":
+        raise ValueError("a safetensors file is the policy itself: `decide(obs, deterministic=False)` samples from it.")
+    missing = [name for name in _NEEDS[chosen] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"the format {chosen} needs {', '.join(missing)}: pip install 'rl8x[export]'.")
+    # Weights of their own: those of a policy in training are views of one vector, maybe on another device.
+    policy = copy.deepcopy(policy).cpu().requires_grad_(False)
+    policy.autocast = contextlib.nullcontext
+    program = DecisionProgram(policy, sampled)
+    content, run = _WRITERS[chosen](program)
+    difference = largest_difference(policy, run, sampled=sampled)
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f"the program in the format {chosen} differs from the policy by {difference:.1e} in an action, which is "
+            f"more than {TOLERANCE:.0e}: nothing was written."
+        )
+    replace_synced(target, content)
+    example = program.example(1)
+    outputs = program(example)
+    return Export(target, chosen, sampled, described(example), described(outputs), difference)
+
+
+def _format(path: Path, given: str | None) -> Format:
+    name = path.suffix.removeprefix(".") if given is None else given
+    if name not in FORMATS:
+        hint = "" if given else ", by the file's suffix or by `format`"
+        raise ValueError(f"{unknown_name('format', name, FORMATS)}{hint}")
+    return name
+
+
+def described(tensors: Tensors) -> dict[str, str]:
+    """Write the type and shape of tensors `[1, *]`, by name, as in `float32 [batch, 4]`."""
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(['batch', *map(str, tensor.shape[1:])])}]"
+        for name, tensor in tensors.items()
+    }
+
+
+def _about(program: DecisionProgram) -> str:
+    """Return the JSON that a program carries: what it takes and gives, its spaces, and the kinds of noise in order."""
+    example = program.example(1)
+    about = {
+        "rl8x": __version__,
+        "inputs": described(example),
+        "outputs": described(program(example)),
+        "observation_space": space_to_plain(program.policy.seen_space),
+        "action_space": space_to_plain(program.policy.action_space),
+        "noise": _noise_kinds(program.policy.distribution) if program.sampled else [],
+    }
+    return json.dumps(about)
+
+
+def _noise_kinds(distribution: Distribution) -> list[list[Any]]:
+    """List the kinds of random numbers that a sample is made of, with how many of each, in the order of `noise`."""
+    if isinstance(distribution, Composite):
+        return [kind for part in distribution.named.values() for kind in _noise_kinds(part)]
+    kinds = {torch.rand: "uniform in [0, 1)", torch.randn: "standard normal"}
+    return [[kinds.get(distribution.draw, type(distribution).__name__), distribution.num_noise]]
+
+
+# -- the formats: what is written, and the program that was read back from it
+
+
+def _traced(program: DecisionProgram) -> Any:
+    example = program.example(3)
+    batch = torch.export.Dim("batch", min=1)
+    shapes = ({name: {0: batch} for name in example},)
+    with torch.no_grad():
+        return torch.export.export(program, (example,), dynamic_shapes=shapes, strict=False)
+
+
+def _write_pt2(program: DecisionProgram) -> tuple[bytes, Program]:
+    buffer = io.BytesIO()
+    torch.export.save(_traced(program), buffer, extra_files={"rl8x.json": _about(program)})
+    content = buffer.getvalue()
+    return content, torch.export.load(io.BytesIO(content)).module()
+
+
+def _write_onnx(program: DecisionProgram) -> tuple[bytes, Program]:
+    import onnxruntime
+
+    example = program.example(1)
+    names = list(program(example))
+    with _quiet():
+        made = torch.onnx.export(_traced(program), input_names=list(example), output_names=names, verbose=False)
+    assert made is not None
+    made.model.metadata_props["rl8x"] = _about(program)
+    content = made.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+    def run(inputs: Tensors) -> Tensors:
+        found = session.run(names, {name: part.numpy() for name, part in inputs.items()})
+        return {name: torch.from_numpy(np.asarray(part)) for name, part in zip(names, found, strict=True)}
+
+    return content, run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's exporter from telling its own business: packages that it misses, names that it will change."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _write_safetensors(program: DecisionProgram) -> tuple[bytes, Program]:
+    content = program.policy.to_bytes()
+    return content, DecisionProgram(Policy.from_bytes(content, trust=True), sampled=False)
+
+
+_WRITERS: Final[dict[Format, Callable[[DecisionProgram], tuple[bytes, Program]]]] = {
+    "pt2": _write_pt2,
+    "onnx": _write_onnx,
+    "safetensors": _write_safetensors,
+}
+
+
+# -- the comparison
+
+
+@torch.no_grad()
+def largest_difference(policy: Policy, run: Program, *, sampled: bool, seed: int = 0) -> float:
+    """Compare a program with `policy.act` on 1,000 observations: ten steps of 99 copies, and of one alone.
+
+    Both have a memory of their own, so that what they remember is compared too. Between discrete actions that are as
+    good, or as near to what was drawn, to five digits rounding decides: they count as equal.
+
+    Args:
+        policy: The policy, on the CPU.
+        run: The program.
+        sampled: Whether both are given noise.
+        seed: Seeds observations and noise.
+
+    Returns:
+        The largest |a - b| / max(1, |b|) of their actions; infinite where one is not finite, or of another shape.
+    """
+    draw = _Observations(policy, seed)
+    largest = 0.0
+    for num in _COPIES:
+        state, memory = policy.initial_state(num), policy.memory(num)
+        starts = torch.ones(num, dtype=torch.bool)
+        for noise in policy.noise(_STEPS, num, draw.generator):
+            obs = draw(num)
+            # Not an algorithm's own way to act, which may be at random for a while.
+            drawn = noise if sampled else None
+            act = Policy.act(policy, obs, state, starts, drawn)
+            expected = flatten_tree("actions", policy.env_actions(act.actions))
+            seen = {name: part for name, part in obs.items() if name not in policy.unseen} if policy.unseen else obs
+            inputs = flatten_tree("obs", seen) | {f"{_STATE}{name}": part for name, part in memory.items()}
+            inputs |= ({"starts": starts} if memory else {}) | ({"noise": noise} if sampled else {})
+            found = run(inputs)
+            memory = {name: found[f"{_NEXT}{name}"] for name in memory}
+            discrete = {name: part for name, part in expected.items() if not part.is_floating_point()}
+            if any(_difference(found.get(name), part) for name, part in discrete.items()):
+                for nearby in _nearby(policy, (obs, state, starts, drawn), draw.generator):
+                    _settle(expected, found, nearby)
+            state = act.state
+            largest = max(largest, *(_difference(found.get(name), part) for name, part in expected.items()))
+            starts = torch.rand(num, generator=draw.generator) < 0.2
+    return largest
+
+
+def _nearby(policy: Policy, given: tuple[Any, ...], generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
+    """Yield what the policy would do if its model gave other numbers from the fifth digit on."""
+    obs, state, starts, noise = given
+    inputs, mask = policy.model_inputs(obs)
+    features, _ = policy.policy_features(inputs, state, starts)
+    for _ in range(_TRIES):
+        shift = _DIGITS * (1.0 + features.abs()) * torch.randn(features.shape, generator=generator)
+        params = policy.distribution.from_features(features + shift, mask)
+        actions = policy.distribution.mode(params) if noise is None else policy.distribution.sample(params, noise)[0]
+        yield flatten_tree("actions", policy.env_actions(actions))
+
+
+def _settle(expected: dict[str, Tensor], found: Tensors, nearby: Tensors) -> None:
+    """Expect those discrete actions of a program that the policy takes nearby."""
+    for name, part in expected.items():
+        if not part.is_floating_point() and name in found and found[name].shape == part.shape:
+            expected[name] = torch.where(found[name] == nearby[name], found[name].to(part.dtype), part)
+
+
+def _difference(found: Tensor | None, expected: Tensor) -> float:
+    if found is None or found.shape != expected.shape:
+        return float("inf")
+    expected = expected.double()
+    each = (found.double() - expected).abs() / expected.abs().clamp(min=1.0)
+    return float(each.nan_to_num(nan=torch.inf).amax()) if each.numel() else 0.0
+
+
+class _Observations:
+    """Observations as the policy may see them: where it normalises them, spread as those that it has seen."""
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        self.policy = policy
+        self.generator = torch.Generator().manual_seed(seed)
+        self._leaves = [("/".join(("", *path)), copy.deepcopy(leaf)) for path, leaf in leaves(policy.observation_space)]
+        for index, (_, leaf) in enumerate(self._leaves):
+            leaf.seed(seed + index)
+
+    def __call__(self, num: int) -> Any:
+        """Draw `num` of them, `[num, *obs]` or a dict of such."""
+        return unflatten_tree("", {name: self._drawn(name, leaf, num) for name, leaf in self._leaves})
+
+    def _drawn(self, name: str, leaf: gymnasium.Space[Any], num: int) -> Tensor:
+        rows = torch.from_numpy(np.stack([np.asarray(leaf.sample()) for _ in range(num)])).to(torch_dtype(leaf))
+        if not rows.is_floating_point() or not isinstance(leaf, gymnasium.spaces.Box):
+            return rows
+        low, high = (torch.from_numpy(bound).to(rows.dtype) for bound in (leaf.low, leaf.high))
+        normal = torch.randn(rows.shape, generator=self.generator).to(rows.dtype)
+        moments = self.policy.moments_of(name)
+        if moments is not None:
+            return moments.denormalize(normal).clamp(low, high)
+        near = (low.abs() < _FAR) & (high.abs() < _FAR)
+        return torch.where(near, rows, normal.clamp(low, high))

@@ -1,0 +1,70 @@
+"""Policies of a run as models in its tracker: the last one, the best one, or any that is asked for."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rl8x import keys
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.checkpoint import Checkpoint
+from rl8x.checkpoint.tree import CheckpointError
+from rl8x.policy import Policy
+from rl8x.tracking import Tracker
+
+LAST: Final = "last"
+BEST: Final = "best"
+_GROUPS: Final = (keys.EVAL_PREFIX, "episodes/", "returns/")
+_FILE: Final = "policy.safetensors"
+
+
+def check_models(policy: Policy, tracker: Tracker) -> None:
+    """Refuse to promise models of a policy that cannot be saved, or in a tracker that does not keep any.
+
+    Raises:
+        TypeError: If it is so.
+        ImportError: If a package is missing.
+    """
+    if not hasattr(tracker, "log_model"):
+        raise TypeError(f"log_models: {type(tracker).__name__} keeps no models; it has no method `log_model`.")
+    policy.to_bytes()
+
+
+def log_policy(tracker: Tracker, policy: Policy, **about: Any) -> None:
+    """Give a policy to a tracker as a model; `about` is what `MLflowTracker.log_model` takes beside its description."""
+    from rl8x.tracking.policy_model import describe_model
+
+    policy = copy.deepcopy(policy).cpu()
+    with tempfile.TemporaryDirectory() as folder:
+        path = policy.save(Path(folder) / _FILE)
+        tracker.log_model(path, describe_model(policy), **about)  # type: ignore[attr-defined]
+
+
+def policy_at(checkpoint: Checkpoint, algorithm: GenericAlgorithmBase[Any]) -> tuple[Policy, dict[str, Any]]:
+    """Return the policy that an algorithm had at a checkpoint, and step and metrics of then, as a tracker takes them.
+
+    Raises:
+        CheckpointError: If the checkpoint is of an algorithm that keeps its policy otherwise.
+    """
+    saved = checkpoint.state["trainer"]
+    policy = copy.deepcopy(algorithm.policy)
+    try:
+        policy.load_state_dict(saved["algorithm"]["policy"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint.path} does not have the policy under `policy` ({error!r:.100})") from None
+    best = checkpoint.state["best"]
+    metrics = model_metrics(saved["row"], None if best is None else best["metric"])
+    return policy, {"step": checkpoint.metadata["counters"][algorithm.clock], "metrics": metrics}
+
+
+def model_metrics(row: Mapping[str, float], best: str | None = None) -> dict[str, float]:
+    """Pick those metrics of a row that say how good a policy is: means of returns and of evaluations, and `best`."""
+    return {
+        name: value
+        for name, value in row.items()
+        if math.isfinite(value) and (name == best or (name.startswith(_GROUPS) and name.endswith("/mean")))
+    }

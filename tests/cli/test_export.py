@@ -1,0 +1,79 @@
+"""`rl8x export`: files, checkpoints, models in MLflow, and its mistakes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.probes import ActionMatches
+
+from rl8x import MLflowTracker, PPOConfig, Trainer
+from rl8x.checkpoint import Checkpoints, listed
+from rl8x.cli.main import main
+from rl8x.policy import Policy
+
+METRIC = "eval/returns/mean"
+OBS = np.linspace(-1, 1, 33, dtype=np.float32)[:, None]
+
+
+def train(**options):
+    config = PPOConfig(num_envs=8, horizon=8, device="cpu", seed=0, execution="eager", lr=0.05)
+    trainer = Trainer(config.build(ActionMatches), num_eval_envs=16, **options)
+    trainer.run(max_steps=3, steps_per_eval=1, progress="none")
+    return trainer
+
+
+@pytest.fixture
+def trainer(mlruns):
+    """A run whose best checkpoint, the first, is not its last."""
+    checkpoints = Checkpoints(best=METRIC, mode="min", every_steps=1, keep=9)
+    return train(tracker=MLflowTracker(finish_timeout_s=300), checkpoints=checkpoints)
+
+
+def test_last_and_best_are_written_and_logged(trainer, mlflow_client, capsys):
+    run = trainer.tracker.run_id
+    assert main(["export", run]) == 0
+    assert "policy.safetensors\nobs float32 [batch, 1] -> actions int64 [batch]" in capsys.readouterr().out
+    last = Policy.load("policy.safetensors")
+    assert np.array_equal(last.decide(OBS).actions, trainer.algorithm.policy.decide(OBS).actions)
+    words = ["--checkpoint", "best", "--output", "best.safetensors", "--register", "match", "--alias", "champion"]
+    assert main(["export", run, *words]) == 0
+    out = capsys.readouterr().out
+    version = mlflow_client.get_model_version_by_alias("match", "champion")
+    experiment = mlflow_client.get_run(run).info.experiment_id
+    (model,) = mlflow_client.search_logged_models([experiment])
+    assert f"logged as models:/{model.model_id} and models:/match@champion" in out
+    assert version.source == model.artifact_location
+    history = mlflow_client.get_metric_history(run, METRIC)
+    best = min(history, key=lambda point: (point.value, point.step))
+    assert (model.name, model.source_run_id) == ("best", run)
+    assert (METRIC, best.value, best.step) in [(each.key, each.value, each.step) for each in model.metrics]
+    assert len(history) == len(mlflow_client.get_metric_history(run, METRIC)) == 3
+    assert mlflow_client.get_run(run).info.status == "FINISHED"
+
+
+def test_one_checkpoint_is_exported_by_its_path(trainer, capsys):
+    first = listed(trainer.checkpoints.directory)[0]
+    assert main(["export", str(first), "--output", "first.safetensors"]) == 0
+    assert capsys.readouterr().out.startswith(f"{first.name} -> first.safetensors\n")
+    now, then = trainer.algorithm.policy.state_dict(), Policy.load("first.safetensors").state_dict()
+    assert any(not np.array_equal(now[name], then[name]) for name in now)
+
+
+def test_mistakes_are_told_in_a_line(trainer, tmp_path, capsys):
+    run = str(trainer.checkpoints.directory)
+    for words, told in (
+        ([run, "--alias", "champion"], "give --register NAME too"),
+        ([run, "--output", "policy.tflite"], "no format 'tflite'"),
+        ([run, "--sampled"], "is the policy itself"),
+        (["nothing"], "nothing"),
+        ([run, "--output", "absent/policy.safetensors"], "there is no folder absent"),
+    ):
+        assert main(["export", *words]) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert len(err.splitlines()) == 1
+    train(tracker=MLflowTracker(finish_timeout_s=300), checkpoints=tmp_path / "others")
+    assert main(["export", "others", "--checkpoint", "best"]) == 2
+    assert main(["export", str(tmp_path / "others"), "--checkpoint", "best"]) == 2
+    assert "is the best of a metric" in capsys.readouterr().err
+    assert list(tmp_path.glob("*.safetensors*")) == []

@@ -1,0 +1,220 @@
+"""Exported programs: each model, space and algorithm at least once in each format, by what the policy does."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.export import policy_of
+from gymnasium.spaces import Box, Discrete
+from tests.probes import ActionMatches
+
+from rl8x import export
+from rl8x.algorithms import DQNConfig, SACConfig, TD3Config
+from rl8x.export import DecisionProgram, export_policy, largest_difference
+from rl8x.policy import Policy
+from rl8x.q_values import QPolicy
+from rl8x.spaces import AsymmetricDict
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
+
+VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
+STEER = Box(-2.0, 2.0, (2,), np.float32)
+# Each model, space and format, sampled or not, at least once (lstm and dict with ONNX Runtime below); all combinations
+# are in benchmarks/export.py --matrix.
+CASES = [
+    ("mlp", "box", "pt2", True),
+    ("cnn", "multidiscrete", "pt2", True),
+    ("attention", "masked-dict", "pt2", False),
+    ("gru", "multibinary", "pt2", False),
+    ("attention", "masked", "onnx", True),
+    ("cnn", "discrete", "onnx", False),
+    ("gru", "box", "onnx", False),
+    ("mlp", "masked-dict", "safetensors", False),
+]
+
+
+@pytest.mark.parametrize(("model", "actions", "format", "sampled"), CASES)
+def test_an_exported_policy_acts_as_the_policy(model, actions, format, sampled, tmp_path):
+    policy = policy_of(model, actions)
+    made = export_policy(policy, tmp_path / f"policy.{format}", sampled=sampled)
+    assert made.difference <= 1e-5
+    assert (made.format, made.path.exists()) == (format, True)
+    assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
+
+
+def algorithms_policies():
+    yield "DQN", DQNConfig(num_envs=4, device="cpu", buffer_size=64, num_atoms=5, v_min=-1.0, v_max=1.0)
+    yield "SAC", SACConfig(num_envs=4, device="cpu", buffer_size=64, normalize_observations=True)
+    yield "TD3", TD3Config(num_envs=4, device="cpu", buffer_size=64)
+
+
+def session_of(path):
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def test_onnx_runtime_decides_as_the_policy_for_any_number_of_observations(tmp_path):
+    """What a user would do with the file, without rl8x."""
+    policy = policy_of("lstm", "dict")
+    session = session_of(export_policy(policy, tmp_path / "pilot.onnx").path)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["rl8x"])
+    assert about["inputs"] == {
+        "obs/lane": "int64 [batch]",
+        "obs/sensed": "float32 [batch, 4]",
+        "obs/wheels": "int64 [batch, 2]",
+        "state/actor_h": "float32 [batch, 64]",
+        "state/actor_c": "float32 [batch, 64]",
+        "starts": "bool [batch]",
+    }
+    rng = np.random.default_rng(0)
+    for num in (1, 2, 7):
+        state, memory = None, {f"state/actor_{part}": np.zeros((num, 64), np.float32) for part in "hc"}
+        for step in range(3):
+            obs = {
+                "sensed": rng.standard_normal((num, 4)).astype(np.float32),
+                "lane": rng.integers(1, 4, num),
+                "wheels": rng.integers(0, 2, (num, 2)),
+            }
+            given = {f"obs/{name}": part for name, part in obs.items()} | memory | {"starts": np.full(num, step == 0)}
+            found = dict(zip(about["outputs"], session.run(list(about["outputs"]), given), strict=True))
+            memory = {f"state/actor_{part}": found[f"next_state/actor_{part}"] for part in "hc"}
+            decided, state = policy.decide(obs, state)
+            assert np.array_equal(found["actions/gear"], decided["gear"])
+            assert np.allclose(found["actions/steer"], decided["steer"], atol=1e-5)
+
+
+def test_a_pt2_is_called_with_torch_alone_and_says_what_it_takes(tmp_path):
+    policy = QPolicy(
+        VECTOR, Discrete(3, start=4), num_outputs=5, support=(0.0, 1.0), model_config={"hidden_sizes": [8]}
+    )
+    policy.distribution.set_epsilon(0.5)
+    path = export_policy(policy, tmp_path / "policy.pt2", sampled=True).path
+    texts = {"rl8x.json": ""}
+    program = torch.export.load(path, extra_files=texts).module()
+    about = json.loads(texts["rl8x.json"])
+    assert about["noise"] == [["uniform in [0, 1)", 1]]
+    obs, noise = torch.randn(500, 4), torch.rand(500, 1)
+    found = program({"obs": obs, "noise": noise})["actions"]
+    expected = policy.act(obs, {}, torch.ones(500, dtype=torch.bool), noise).actions
+    assert torch.equal(found, expected)
+    assert not np.array_equal(found.numpy(), policy.decide(obs).actions)  # some explore
+
+
+def test_a_critics_part_is_no_input(tmp_path):
+    space = AsymmetricDict({"secret": Box(-1, 1, (2,), np.float32), "x": VECTOR}, critic_only=["secret"])
+    policy = Policy(space, STEER, model="gru", model_config={"hidden_size": 8}, normalize_observations=True)
+    made = export_policy(policy, tmp_path / "policy.pt2")
+    assert list(made.inputs) == ["obs/x", "state/actor_h", "starts"]
+    assert list(made.outputs) == ["actions", "next_state/actor_h"]
+    assert made.difference <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["DQN", "SAC", "TD3"])
+def test_algorithms_deterministic_actions_are_exported(kind, tmp_path):
+    config = dict(algorithms_policies())[kind]
+    policy = config.build(ActionMatches if kind == "DQN" else "Pendulum").policy
+    if kind == "DQN":  # whose distribution is traced above
+        assert largest_difference(policy, DecisionProgram(policy, sampled=False), sampled=False) <= 1e-5
+    else:
+        assert export_policy(policy, tmp_path / "policy.pt2").difference <= 1e-5
+
+
+def test_a_policy_in_training_stays_as_it_is(tmp_path):
+    policy = policy_of("mlp", "box")
+    policy.autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # of a run in bf16
+    made = export_policy(policy, tmp_path / "policy.safetensors")
+    assert made.difference == 0.0
+    assert all(weight.requires_grad for weight in policy.parameters())
+    assert isinstance(policy.autocast(), torch.autocast)
+
+
+# -- the comparison
+
+
+def test_the_comparison_finds_what_differs():
+    policy = policy_of("gru", "dict")
+    program = DecisionProgram(policy, sampled=False)
+    assert largest_difference(policy, program, sampled=False) <= 1e-6
+
+    def shifted(inputs):
+        found = program(inputs)
+        return found | {"actions/steer": found["actions/steer"] + 3e-3}
+
+    def forgetful(inputs):
+        return program({**inputs, "state/actor_h": torch.zeros_like(inputs["state/actor_h"])})
+
+    def not_finite(inputs):
+        found = program(inputs)
+        return found | {"actions/steer": found["actions/steer"] * torch.nan}
+
+    def one_action_less(inputs):
+        return {name: part for name, part in program(inputs).items() if name != "actions/gear"}
+
+    def for_many_alone(inputs):
+        found = program(inputs)
+        return found if len(inputs["starts"]) > 1 else found | {"actions/gear": found["actions/gear"] + 1}
+
+    assert largest_difference(policy, shifted, sampled=False) == pytest.approx(3e-3, rel=0.01)
+    assert largest_difference(policy, forgetful, sampled=False) > 1e-3
+    assert largest_difference(policy, not_finite, sampled=False) == np.inf
+    assert largest_difference(policy, one_action_less, sampled=False) == np.inf
+    assert largest_difference(policy, for_many_alone, sampled=False) >= 0.2
+
+
+def test_rounding_may_decide_between_equals_and_between_nothing_else():
+    """Actions 2 and 3 have the same value; which of them is taken is no difference, what the others would be is one."""
+    policy = Policy(VECTOR, Discrete(4), model_config={"hidden_sizes": [8], "policy_gain": 1.0})
+    with torch.no_grad():
+        policy.model.policy_head.weight[:2] *= 0.01
+        policy.model.policy_head.bias[:] = torch.tensor([-9.0, -9.0, 9.0, 9.0])
+        policy.model.policy_head.weight[3] = policy.model.policy_head.weight[2]
+    program = DecisionProgram(policy, sampled=False)
+    assert largest_difference(policy, lambda inputs: {"actions": 5 - program(inputs)["actions"]}, sampled=False) == 0.0
+    assert largest_difference(policy, lambda inputs: {"actions": program(inputs)["actions"] * 0}, sampled=False) == 1.0
+
+
+def test_observations_are_spread_as_those_that_were_seen():
+    policy = Policy(VECTOR, STEER, normalize_observations=True, model_config={"hidden_sizes": [8]})
+    policy.obs_moments["observation"].update(1e4 + torch.randn(100, 4))
+    seen = []
+
+    def look(inputs):
+        seen.append(inputs["obs"])
+        return DecisionProgram(policy, sampled=False)(inputs)
+
+    largest_difference(policy, look, sampled=False)
+    rows = torch.cat(seen)
+    assert len(rows) == 1000
+    assert rows.mean().item() == pytest.approx(1e4, abs=1)
+    assert {len(part) for part in seen} == {99, 1}
+
+
+def test_a_program_that_differs_is_refused_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl8x.export.largest_difference", lambda *args, **options: 2e-4)
+    (tmp_path / "policy.safetensors").write_text("before")
+    with pytest.raises(ValueError, match=r"differs from the policy by 2.0e-04 in an action, .* nothing was written"):
+        export_policy(policy_of("mlp", "box"), tmp_path / "policy.safetensors")
+    assert (tmp_path / "policy.safetensors").read_text() == "before"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_formats_and_packages_are_named(tmp_path, monkeypatch):
+    policy = policy_of("mlp", "box")
+    with pytest.raises(ValueError, match=r"no format 'onx'\. Did you mean 'onnx'"):
+        export_policy(policy, tmp_path / "policy.onx")
+    with pytest.raises(ValueError, match="is the policy itself"):
+        export_policy(policy, tmp_path / "policy", format="safetensors", sampled=True)
+    monkeypatch.setitem(export._NEEDS, "onnx", ("onnx", "no_such_package"))
+    with pytest.raises(ImportError, match=r"the format onnx needs no_such_package: pip install 'rl8x\[export\]'"):
+        export_policy(policy, tmp_path / "policy.onnx")
+
+
+def test_what_was_made_is_told(tmp_path):
+    made = export_policy(policy_of("mlp", "masked"), tmp_path / "policy.safetensors")
+    assert str(made).splitlines() == [
+        str(tmp_path / "policy.safetensors"),
+        "obs/action_mask int8 [batch, 6], obs/sensed float32 [batch, 4] -> actions int64 [batch]",
+        "largest difference to the policy's actions over 1,000 observations: 0.0e+00",
+    ]

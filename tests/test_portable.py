@@ -1,0 +1,251 @@
+"""Policies in files and by themselves: what they decide equals what they act, in whatever is made of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from tests.probes import ActionMatches
+
+from rl8x.algorithms import DQNConfig, PPOConfig, SACConfig, TD3Config
+from rl8x.algorithms.distillation.guided import Student
+from rl8x.models import MLPModel
+from rl8x.policy import Policy
+from rl8x.portable import zeros
+from rl8x.q_values import QPolicy
+from rl8x.spaces import AsymmetricDict
+
+VECTOR = Box(-np.inf, np.inf, (4,), np.float32)
+STEER = Box(np.float32([-2, 0]), np.float32([2, 1]))
+SMALL = {"hidden_sizes": [8], "policy_gain": 1.0}
+
+
+def random_rows(num, seed=0):
+    return np.random.default_rng(seed).standard_normal((num, 4)).astype(np.float32)
+
+
+def same_weights(policy, other):
+    mine, theirs = policy.state_dict(), other.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+class Wider(MLPModel):
+    """A model of a user's."""
+
+
+POLICIES = {
+    "normal": lambda: Policy(VECTOR, STEER, normalize_observations=True, normalize_values=True, model_config=SMALL),
+    "own model": lambda: Policy(
+        VECTOR, STEER, distribution="squashed_normal", distribution_config={"initial_std": 0.3}, model=Wider
+    ),
+    "tuple": lambda: Policy(
+        VECTOR, Tuple([Discrete(3), STEER]), distribution_config={"1": {"distribution": "squashed_normal"}}
+    ),
+    "image": lambda: Policy(
+        Box(0, 255, (3, 8, 8), np.uint8), MultiDiscrete([2, 3]), model_config={"hidden_sizes": [8]}
+    ),
+    "attention": lambda: Policy(VECTOR, MultiBinary(3), model="attention", model_config={"window": 3, "width": 8}),
+    "dueling": lambda: QPolicy(VECTOR, Discrete(3, start=-1), dueling=True, model_config=SMALL),
+    "atoms": lambda: QPolicy(VECTOR, Discrete(3), num_outputs=5, support=(-1.0, 2.5), normalize_observations=True),
+    "student": lambda: Student(VECTOR, Discrete(3), model="lstm", model_config={"hidden_size": 8}),
+    "PPO": lambda: PPOConfig(num_envs=4, device="cpu").build(ActionMatches).policy,
+    "DQN": lambda: DQNConfig(num_envs=4, device="cpu", buffer_size=64).build(ActionMatches).policy,
+    "TD3": lambda: TD3Config(num_envs=4, device="cpu", buffer_size=64).build("Pendulum").policy,
+    "SAC": lambda: SACConfig(num_envs=4, device="cpu", buffer_size=64).build("Pendulum").policy,
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_saved_policy_acts_as_it_did(name, tmp_path):
+    policy = POLICIES[name]()
+    for moments in () if policy.obs_moments is None else policy.obs_moments.values():
+        moments.update(5.0 + 2.0 * torch.randn(50, *moments.shape))
+    loaded = Policy.load(policy.save(tmp_path / "policy.safetensors"))
+    assert same_weights(policy, loaded)
+    obs = zeros(policy.observation_space, 6)
+    obs = torch.randn_like(obs) if obs.is_floating_point() else torch.randint_like(obs, 0, 256)
+    state, starts = policy.initial_state(6), torch.ones(6, dtype=torch.bool)
+    (noise,) = policy.noise(1, 6, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for each in (None, noise):
+            # Of an algorithm's own way to act, which may be at random at first, what it has learned.
+            mine, theirs = (Policy.act(which, obs, state, starts, each) for which in (policy, loaded))
+            flat = mine.actions if isinstance(mine.actions, dict) else {"": mine.actions}
+            other = theirs.actions if isinstance(theirs.actions, dict) else {"": theirs.actions}
+            assert all(torch.equal(flat[name], other[name]) for name in flat)
+        if type(policy) is not type(loaded):
+            return
+        assert torch.equal(policy.values(obs, state, starts), loaded.values(obs, state, starts))
+
+
+def test_deciding_is_acting_clipped_and_as_the_environment_wants_it():
+    policy = Policy(VECTOR, STEER, normalize_observations=True, model_config={**SMALL, "policy_gain": 10.0})
+    obs = random_rows(20)
+    act = policy.act(torch.from_numpy(obs), {}, torch.ones(20, dtype=torch.bool))
+    decided = policy.decide(obs).actions
+    assert np.array_equal(decided, np.clip(act.actions.detach().numpy(), STEER.low, STEER.high))
+    assert not np.array_equal(decided, act.actions.detach().numpy())  # some were beyond the bounds
+    one = policy.decide(obs[3]).actions
+    assert one.shape == (2,)
+    assert STEER.contains(one)
+    assert np.allclose(one, decided[3], atol=1e-6)
+    assert np.array_equal(policy.decide(obs.astype(np.float64)).actions, decided)
+    assert np.array_equal(policy.decide(obs.tolist()).actions, decided)
+
+
+def test_decisions_have_the_form_of_the_space():
+    space = Tuple([Discrete(3, start=5), Dict({"a": MultiBinary(2), "b": MultiDiscrete([2, 2])})])
+    observed = Dict({"x": VECTOR, "pair": Tuple([Discrete(2), MultiBinary(3)])})
+    policy = Policy(observed, space)
+    element = observed.sample()
+    assert space.contains(policy.decide(element).actions)
+    batch = {"x": np.stack([element["x"]] * 2), "pair": (np.array([0, 1]), np.zeros((2, 3), np.int8))}
+    actions = policy.decide(batch).actions
+    assert [part.shape for part in (actions[0], actions[1]["a"], actions[1]["b"])] == [(2,), (2, 2), (2, 2)]
+
+
+def test_samples_follow_the_generator():
+    policy = Policy(VECTOR, Discrete(4), model_config=SMALL)
+    obs = np.repeat(random_rows(1), 4000, 0)
+    draws = [policy.decide(obs, deterministic=False, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)]
+    assert np.array_equal(draws[0].actions, draws[1].actions)
+    assert not np.array_equal(draws[0].actions, draws[2].actions)
+    features = policy.model(torch.from_numpy(obs[None, :1]), {}, torch.ones(1, 1, dtype=torch.bool))[0]
+    shares = np.bincount(draws[0].actions, minlength=4) / 4000
+    assert np.abs(shares - features.softmax(-1).detach().numpy().ravel()).max() < 0.04
+
+
+@pytest.mark.parametrize("model", ["lstm", "gru", "attention"])
+def test_memory_goes_on_until_an_episode_begins(model):
+    config = {"window": 3, "width": 8} if model == "attention" else {"hidden_size": 8}
+    policy = Policy(VECTOR, STEER, model=model, model_config={**config, "policy_gain": 1.0})
+    rows = [torch.from_numpy(random_rows(3, seed)) for seed in range(5)]
+    state, memory = policy.initial_state(3), None
+    for step, obs in enumerate(rows):
+        begins = np.array([step == 0, step in (0, 3), step == 0])
+        act = policy.act(obs, state, torch.from_numpy(begins))
+        state = act.state
+        decision = policy.decide(obs, memory, starts=begins if step else None)
+        memory = decision.state
+        assert np.allclose(decision.actions, policy.env_actions(act.actions).detach().numpy(), atol=1e-6)
+    assert not any("critic" in name for name in memory)
+    fresh = policy.decide(rows[-1]).actions
+    assert not np.allclose(fresh, decision.actions, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm", "attention"])
+def test_what_only_a_critic_sees_is_no_input(model):
+    config = {"mlp": {"hidden_sizes": [8]}, "lstm": {"hidden_size": 8}, "attention": {"window": 3, "width": 8}}[model]
+    space = AsymmetricDict({"secret": Box(-1, 1, (2,), np.float32), "x": VECTOR}, critic_only=["secret"])
+    for options in ({"model_config": config}, {"model_config": config, "hidden": ["secret"]}):
+        policy = Policy(space, STEER, model=model, normalize_observations=True, **options)
+        assert policy.unseen == ("secret",)
+        assert policy.seen_space == Dict({"x": VECTOR})
+        x = random_rows(5)
+        full = {"x": torch.from_numpy(x), "secret": torch.randn(5, 2)}
+        state, starts = policy.initial_state(5), torch.ones(5, dtype=torch.bool)
+        expected = policy.env_actions(policy.act(full, state, starts).actions).detach().numpy()
+        assert np.allclose(policy.decide({"x": x}).actions, expected, atol=1e-6)
+
+
+def test_loading_needs_no_environment_trainer_algorithm_or_mlflow(tmp_path):
+    policy = QPolicy(VECTOR, Discrete(3), num_outputs=5, support=(0.0, 1.0), model_config=SMALL)
+    path = policy.save(tmp_path / "policy")
+    code = (
+        "import sys, json, rl8x\n"
+        "policy = rl8x.Policy.load(sys.argv[1])\n"
+        "actions = policy.decide(json.loads(sys.argv[2])).actions.tolist()\n"
+        "parts = ('algorithms', 'envs', 'trainers', 'tracking', 'checkpoint', 'rollouts')\n"
+        "print(actions, [part for part in parts if f'rl8x.{part}' in sys.modules], 'mlflow' in sys.modules)\n"
+    )
+    rows = random_rows(4).tolist()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), json.dumps(rows)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{policy.decide(rows).actions.tolist()} [] False\n"
+
+
+def test_loading_draws_nothing_from_torchs_generator(tmp_path):
+    path = Policy(VECTOR, STEER).save(tmp_path / "policy")
+    before = torch.get_rng_state()
+    Policy.load(path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_observations_of_another_space_are_refused_in_words():
+    policy = Policy(Dict({"x": VECTOR, "goal": Discrete(3)}), STEER, model="gru", model_config={"hidden_size": 8})
+    with pytest.raises(ValueError, match=r"the observation has no `obs/goal`; it must be of Discrete\(3\)"):
+        policy.decide({"x": np.zeros(4)})
+    with pytest.raises(ValueError, match=r"`obs/x` must be shaped \[4\], or \[num, 4\] for several; got \[3\]"):
+        policy.decide({"x": np.zeros(3), "goal": 0})
+    with pytest.raises(ValueError, match="all parts must be of one observation, or of the same number"):
+        policy.decide({"x": np.zeros((2, 4)), "goal": np.zeros(3)})
+    _, state = policy.decide({"x": np.zeros((2, 4)), "goal": np.zeros(2)})
+    with pytest.raises(ValueError, match="the state `actor_h` is of 2 observations; got 1"):
+        policy.decide({"x": np.zeros(4), "goal": 0}, state)
+
+
+def edited(path, change):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    description = json.loads(header["__metadata__"]["rl8x"])
+    change(description)
+    header["__metadata__"]["rl8x"] = json.dumps(description)
+    written = json.dumps(header).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + content[8 + size :])
+
+
+def test_files_that_are_no_policys_are_refused(tmp_path):
+    policy = Policy(VECTOR, STEER, model_config=SMALL)
+    path = policy.save(tmp_path / "policy.safetensors")
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:40], whole[:-3], b"\x80\x04K\x01.", b"PK\x03\x04" * 20):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"policy.safetensors is no policy that rl8x saved, or damaged"):
+            Policy.load(path)
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="holds tensors, but not those of a policy"):
+        Policy.load(path)
+    for change, words in (
+        (lambda d: d.update(version=2), "version 2"),
+        (lambda d: d.pop("arguments"), "does not say how its policy is made"),
+        (lambda d: d["arguments"]["model_config"].update(hidden_sizes=[9]), "does not say how its policy is made"),
+        (lambda d: d["arguments"]["model_config"].update(layers=9), "no argument 'layers'"),
+        (lambda d: d.update({"class": "torch.nn.Linear"}), "not a subclass of Policy"),
+        (lambda d: d["arguments"].update(model={"$class": "antigravity.fly"}), "antigravity"),
+        (lambda d: d["arguments"].update(model={"$class": "rl8x.disk.replace_synced"}), "not a subclass of"),
+    ):
+        path.write_bytes(whole)
+        edited(path, change)
+        with pytest.raises(ValueError, match=words):
+            Policy.load(path)
+    assert "antigravity" not in sys.modules
+
+
+def test_what_has_no_form_in_a_file_is_refused_and_nothing_is_written(tmp_path):
+    class Special(Policy):
+        """A policy that may act otherwise."""
+
+    made = MLPModel(VECTOR, 2, hidden_sizes=[8])
+    for policy, words in (
+        (Policy(VECTOR, STEER, model=made), "`model` of this policy has no form"),
+        (Special(VECTOR, STEER), "Special of this policy has no form"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            policy.save(tmp_path / "policy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_replaces_and_leaves_nothing_beside(tmp_path):
+    first, second = (Policy(VECTOR, STEER, model_config=SMALL) for _ in range(2))
+    assert first.save(tmp_path / "policy") == second.save(tmp_path / "policy") == tmp_path / "policy.safetensors"
+    assert same_weights(Policy.load(tmp_path / "policy.safetensors"), second)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
