@@ -24,8 +24,10 @@ REFERENCE = ROOT / "docs" / "reference"
 UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Modules whose public names the reference has one by one, beside what packages export.
 ALSO = {
+    "rl8x.export": {"export_policy", "Export"},
     "rl8x.functional": {"generalized_advantages", "running_returns", "explained_variance", "moments", "expectation"},
     "rl8x.policy": {"Policy", "Act"},
+    "rl8x.portable": {"Decision"},
     "rl8x.replay.dataset": {"Dataset", "normalized_score"},
     "rl8x.schedules": {"Schedule"},
     "rl8x.spaces": {"AsymmetricDict"},

@@ -12,8 +12,8 @@ from tests.pages import ROOT, all_blocks, commands_of
 from rl8x.cli.main import COMMANDS, main
 
 PAGE = ROOT / "docs" / "tutorials" / "own-environment.md"
-NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
-FOLLOWED = ("train", "compare", "resume")  # `ui` would serve for ever
+NUMBER = r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?"
+FOLLOWED = ("train", "compare", "resume", "export")  # `ui` would serve for ever
 
 
 def shape(text: str) -> str:
@@ -21,7 +21,7 @@ def shape(text: str) -> str:
     return re.sub(r" +", " ", re.sub(NUMBER, "N", text)).strip()
 
 
-def test_a_stranger_comes_from_an_empty_folder_to_policies_that_are_compared(
+def test_a_stranger_comes_from_an_empty_folder_to_policies_that_are_compared_and_exported(
     mlruns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = mlruns.parent
@@ -50,7 +50,7 @@ def test_a_stranger_comes_from_an_empty_folder_to_policies_that_are_compared(
             mild, drawn = (float(re.findall(NUMBER, off[name, "-10"])[-1]) for name in ("mild", "any-weather"))
             assert mild < 2 * drawn < 0  # what the page says of them
     sys.modules.pop("room", None)
-    assert followed == ["train", "train", "compare", "resume"]
+    assert followed == ["train", "train", "compare", "resume", "export"]
     assert (folder / "reports" / "compare-mild" / "compare.html").exists()
 
 
