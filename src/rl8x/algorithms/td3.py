@@ -23,6 +23,7 @@ from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.distributed import mean_over_ranks
 from rl8x.distributions import NoisyDeterministic
 
 NOISE: Final = "target_noise"
@@ -167,7 +168,10 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
             total = -values.mean()
             if self.config.actor_bc_coeff is not None:
                 distances = self._distances(actions, batch[keys.ACTIONS])
-                total = total / values.detach().abs().mean() + self.config.actor_bc_coeff * distances.mean()
+                total = (
+                    total / mean_over_ranks(values.detach().abs().mean())
+                    + self.config.actor_bc_coeff * distances.mean()
+                )
             return total, {"losses/policy": total}
 
         acted, norm = nets["policy"].minimise(policy_loss)

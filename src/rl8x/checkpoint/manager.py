@@ -255,6 +255,12 @@ class CheckpointManager:
         self._thread.start()
         self._last_save = time.monotonic()
 
+    @property
+    def kept_segments(self) -> frozenset[str]:
+        """The segments, of all ranks, that the next checkpoint need not write again."""
+        self.wait()
+        return frozenset() if self._shared is None else frozenset(files.kept_segments(self._shared))
+
     def skip(self, steps: int, reason: object) -> None:
         """Warn that there is no checkpoint of a step."""
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)

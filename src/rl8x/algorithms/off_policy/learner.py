@@ -83,6 +83,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     numbers: ClassVar[tuple[str, ...]]
     metrics: tuple[str, ...] = (LR,)
+    of_rank: ClassVar[tuple[str, ...]] = ("generator",)
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]

@@ -225,6 +225,11 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         replay = {"replay": self.replay.state_dict(), "n_step": self.nstep.state_dict(), "updates_owed": owed}
         return {**super().state_dict(), **replay}
 
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Go on as a new rank, with an empty replay; what is due is due on all ranks alike."""
+        super().join(state)
+        self.updates_owed = Fraction(*state["updates_owed"])
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, bit for bit."""
         super().load_state_dict(state)

@@ -51,7 +51,7 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
         check_dataset(self.dataset.size, self.device, self.dataset.prepared_bytes(**wanted))
         self.replay = self.dataset.prepared(*config.returns, self.device, **wanted)
         obs = unflatten_tree(keys.OBS, self.dataset.transitions)
-        self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs))
+        self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
 
     @property
     def reads_next_actions(self) -> bool:
