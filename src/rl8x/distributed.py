@@ -111,7 +111,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Leave sums over ranks out, each being what this rank has: while a function is traced, compiled or captured."""
+        """Leave sums over ranks out, each being what this rank has: while a function is traced or captured."""
         before, self.silent = self.silent, True
         try:
             yield

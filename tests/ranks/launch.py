@@ -52,9 +52,10 @@ def launch(folder, module, names, *, num_ranks=2, timeout=240, **variables):
     process = torchrun(arguments, num_ranks=num_ranks, folder=folder, **variables)
     try:
         output, _ = process.communicate(timeout=timeout)
-    finally:
+    except subprocess.TimeoutExpired:
         end(process)
-    assert process.returncode == 0, output[-8000:]
+        raise AssertionError(process.communicate()[0][-20000:]) from None
+    assert process.returncode == 0, output[-20000:]
     return {name: results(folder, name, num_ranks) for name in names}
 
 
@@ -69,6 +70,7 @@ def main():
     scenarios = importlib.import_module(f"tests.ranks.{module}")
     rank = os.environ["RANK"]
     for name in names:
+        print(f"{name}, rank {rank}", flush=True)
         try:
             result = getattr(scenarios, name)(Path(folder))
         except Exception:

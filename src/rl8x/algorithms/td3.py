@@ -131,7 +131,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw clipped noise for target actions beside the rest."""
         config, half_range = self.config, self._distribution.action_half_range
-        size = (count, config.batch_size, *half_range.shape)
+        size = (count, self.batch_size, *half_range.shape)
         noise = torch.randn(size, generator=self.generator, device=self.device).mul_(config.target_noise)
         noise = noise.clamp_(-config.target_noise_clip, config.target_noise_clip).mul_(half_range)
         return {**super().draw(first, count), NOISE: noise}

@@ -47,7 +47,7 @@ def _parted(content: bytes) -> tuple[Any, dict[str, Tensor]]:
 
 
 def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
-    """Return on rank 0 what a checkpoint has of the other ranks, by their numbers; on those, and with one rank, nothing.
+    """Return on rank 0 what a checkpoint has of the other ranks, by their numbers; on the others nothing.
 
     Args:
         state: This rank's state.

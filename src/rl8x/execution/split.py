@@ -217,7 +217,7 @@ def _check_writes(stages: dict[Node, int]) -> None:
 
 
 def _taken(operations: Sequence[Node], needed: Sequence[Node]) -> list[Node]:
-    """List what operations and results need that the operations do not make: neither they nor views of what is taken."""
+    """List what operations and results need beside what the operations make and views of what is taken."""
     own, taken, left = set(operations), dict[Node, None](), list(needed)
     for node in operations:
         left += node.all_input_nodes

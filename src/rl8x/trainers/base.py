@@ -24,8 +24,8 @@ from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics
 from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_group
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
 from rl8x.trainers.non_finite import OnNonFinite
+from rl8x.trainers.ranks import begin, warn_of_other_number
 from rl8x.trainers.record import Record, default_tracker
-from rl8x.trainers.ranks import begin
 from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
 from rl8x.trainers.statistics import EvalStats, Timer
 
@@ -191,8 +191,11 @@ class TrainerBase(Generic[AlgorithmT]):
     def _load_rank(self, state: Mapping[str, Any]) -> None:
         """Take over what a checkpoint's state has of this rank; a rank that it does not have joins the first one's."""
         saved, others = {name: state[name] for name in ("trainer", "torch_generators")}, state.get(RANKS) or {}
+        warn_of_other_number(num_ranks(state), self.algorithm)
         if ranks().rank < num_ranks(state):
             own = of_rank(saved, others, ranks().rank)
+            if num_ranks(state) != ranks().size:  # evaluations have other shares: they begin anew
+                own = {**own, "trainer": {**own["trainer"], "evaluator": None}}
             self.load_state_dict(own["trainer"])
             set_torch_generators(own["torch_generators"], self.algorithm.device)
             return

@@ -94,6 +94,7 @@ def message(diagnosis: Mapping[str, Any]) -> str:
             f"in environments {listed}{f' and {more} more' if more else ''}, slot {diagnosis['slot']} of the horizon"
         )
         where += ", in the final observation of an episode that was cut" if diagnosis["final"] else ""
+    where += f" of rank {diagnosis['rank']}" if "rank" in diagnosis else ""
     also = f"; then {', '.join(diagnosis['also'])}" if diagnosis["also"] else ""
     return f"{diagnosis['quantity']} not finite at step {diagnosis['step']}, {where}{also}"
 

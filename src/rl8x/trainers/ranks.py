@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import signal
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.seeds import RULE
 from rl8x.checkpoint.ranks import packed, unpacked
 from rl8x.distributed import RankError, ranks
-from rl8x.output import described
+from rl8x.output import counted, described
 from rl8x.rollouts.statistics import Stats, counted_only
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.statistics import TrainStats
@@ -99,6 +100,22 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                     f"rank {rank} is not like rank 0: {name} is {its:.{_MAX_SHOWN}}, and {mine:.{_MAX_SHOWN}} on rank "
                     "0. Start all ranks with the same script, options and version."
                 )
+
+
+def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> None:
+    """Say what is different where a run was saved by another number of ranks."""
+    now = ranks().size
+    if before == now:
+        return
+    lines = [f"the run was saved by {counted(before, 'rank', 'ranks')} and goes on with {now}"]
+    if algorithm.env is not None:
+        copies = algorithm.env.num_envs
+        lines.append(f"{copies * now} copies of the environment instead of {copies * before}")
+    if before < now:
+        lines.append("new ranks begin new episodes, with random numbers and a replay of their own")
+    else:
+        lines.append("what the ranks that are gone had, such as episodes and a replay, is lost")
+    warnings.warn("; ".join(lines), RuntimeWarning, stacklevel=5)
 
 
 # -- rows

@@ -219,7 +219,7 @@ class Updater:
             yield row.unsqueeze(0), active.unsqueeze(0)
 
     def _is_looped(self, batches: list[list[Rows]]) -> bool:
-        """Say whether all updates of an epoch are one program: on the CPU, of one rank, where a minibatch is one chunk."""
+        """Say whether all updates of an epoch are one program: on the CPU, with one rank, a minibatch being a chunk."""
         first = batches[0]
         if ranks().size > 1:
             return False
