@@ -196,9 +196,10 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.
         return signals.stop, saves
     stop = None if signals.stop is None else int(signals.stop)
     told = ranks().share("what follows a step", [stats.stop_reason, stop, signals.save, saves])
-    for rank, (reason, _, _, _) in enumerate(told):
-        if stats.stop_reason is None and reason is not None:
-            stats.stop_reason = f"{reason} (rank {rank})"
+    reasons = [reason for reason, _, _, _ in told]
+    rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
+    if rank is not None:
+        stats.stop_reason = reasons[rank] if len({*reasons}) == 1 else f"{reasons[rank]} (rank {rank})"
     stops = [number for _, number, _, _ in told if number is not None]
     if signals.stop is None and stops:
         signals.stop = signal.Signals(stops[0])

@@ -35,6 +35,7 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, run_file
+from rl8x.trainers.restart import job
 from rl8x.trainers.resume import REMADE, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState, function_form, function_name
 
@@ -241,7 +242,7 @@ class Record:
             "status": status,
             "stop_reason": run.last.stop_reason if run is not None and run.last is not None else None,
             "counters": dict(counters),
-            "run": {"key": manager.key, **self._tracked_run()},
+            "run": {"key": manager.key, "job": job(), **self._tracked_run()},
             "build": self.build,
             "trainer": self.options,
             "run_file": self.run_file,

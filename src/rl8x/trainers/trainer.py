@@ -33,7 +33,8 @@ from rl8x.trainers.callbacks import returned_metrics
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, check_alike, from_first, pooled_row
-from rl8x.trainers.resume import newest
+from rl8x.trainers.restart import is_restart, unfinished
+from rl8x.trainers.resume import after_restart, newest
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.statistics import Timer, TrainStats
@@ -145,6 +146,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         After `resume()` the first `run()` goes on with the interrupted one. What is not given, or given as `...`, is
         then as it was; otherwise it is None.
 
+        Where torchrun has started a job again (`--max-restarts`), the run goes on from the job's last checkpoint.
+
         SIGINT, SIGTERM and SIGHUP end the run after the step in progress: it is saved, its status becomes KILLED, and
         KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
 
@@ -176,6 +179,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
+        if is_restart() and self.origin is None and self.algorithm.counters[keys.STEPS] == 0:
+            self._restart()
         run = self._checked_run(options)
         check_alike("the start of the run", {**run.params, **run.plain})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
@@ -300,6 +305,16 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if self.checkpoints.check():
             run.state_dict()  # raises where a condition cannot be saved
         return run
+
+    def _restart(self) -> None:
+        """Go on where the same job was before torchrun started it again, if it had saved something."""
+        build = dict(self.record.build)
+        if self.algorithm.config.seed is None:  # the one that was drawn then is meant
+            build["config"] = {**build["config"], "seed": None}
+        found = unfinished(build, self.checkpoints.root) if ranks().is_first else None
+        folder = ranks().first("the run to go on with", None if found is None else str(found))
+        if folder is not None:
+            self.go_on_from(*after_restart(Path(folder), self.algorithm))
 
     def _catch_up(self) -> None:
         """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
