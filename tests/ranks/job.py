@@ -1,6 +1,6 @@
 """A training as a user's script would have it, in which rank 1 comes to grief; started by `test_failures`.
 
-    job.py die|raise|freeze STEP TRACKER
+job.py die|raise|freeze STEP TRACKER
 """
 
 import os
