@@ -174,6 +174,9 @@ def cut(traced: GraphModule, num_fixed: int, num_arguments: int) -> list[Piece]:
         ValueError: If a piece writes to what another has made, and is no argument.
     """
     nodes = list(traced.graph.nodes)
+    for node in nodes:
+        if len(written := written_by(node)) == 1:  # what it returns is what it wrote to
+            node.replace_all_uses_with(written[0])
     arguments = [node for node in nodes if node.op == "placeholder"]
     names = {
         node: f"argument_{i}" if i < num_arguments else f"read_{i - num_arguments}" for i, node in enumerate(arguments)
