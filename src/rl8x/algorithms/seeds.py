@@ -19,7 +19,7 @@ _SHARED: Final = ("weights",)
 
 def draw_seed(seed: int | None) -> int:
     """Return the seed given, or draw one, the same on all ranks."""
-    return ranks().first("the seed", secrets.randbelow(2**31)) if seed is None else seed  # type: ignore[no-any-return]
+    return ranks().first("the seed", secrets.randbelow(2**31)) if seed is None else seed
 
 
 def part_seed(seed: int, part: str, rank: int | None = None) -> int:

@@ -182,7 +182,7 @@ def written_by(node: Any) -> list[Any]:
     """Return the nodes of a traced graph that an operation, a node, writes to; see `is_view`."""
     if node.op != "call_function" or not hasattr(node.target, "_schema"):
         return []
-    found = []
+    found = list[Any]()
     for i, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import signal
 import warnings
@@ -174,7 +175,7 @@ def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[fl
     if statistic == "std" and all(of in row for row in rows):
         mean = _pooled(of, rows, weights)
         squares = zip(weights, rows, values, strict=True)
-        return float(sum(w * (value**2 + (row[of] - mean) ** 2) for w, row, value in squares) / total) ** 0.5
+        return math.sqrt(sum(w * (value**2 + (row[of] - mean) ** 2) for w, row, value in squares) / total)
     return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
 
 
@@ -212,4 +213,4 @@ def one_diagnosis(diagnosis: dict[str, Any]) -> dict[str, Any]:
     if ranks().size == 1:
         return diagnosis
     told = ranks().share("a diagnosis", json.loads(json.dumps({**diagnosis, "rank": ranks().rank}, default=described)))
-    return next((each for each in told if each["environments"]), told[0])  # type: ignore[no-any-return]
+    return next((each for each in told if each["environments"]), told[0])
