@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from rl8x.distributed import ranks
 
 
 class Moments(NamedTuple):
@@ -50,8 +51,20 @@ def moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
 
 
 @torch.no_grad()
+def pooled_moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
+    """Return what `moments` does, of the numbers `[rows]` of all ranks, 0-d each."""
+    own = moments(batch, mask)
+    if ranks().size == 1:
+        return own
+    pooled = RunningMoments().to(batch.device)
+    for each in _of_all_ranks(own):
+        pooled.merge(*each)
+    return Moments(pooled.count, pooled.mean, pooled.var)
+
+
+@torch.no_grad()
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the share of the returns' variance that the values explain, as a 0-d tensor.
+    """Return the share of the returns' variance on all ranks that the values explain, as a 0-d tensor.
 
         1 - Var[returns - values] / Var[returns]
 
@@ -63,8 +76,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = No
         mask: Which elements count, of the same shape, bool; None is all.
     """
     mask = None if mask is None else mask.reshape(-1)
-    spread = moments(returns.reshape(-1), mask).var
-    error = moments((returns - values).reshape(-1), mask).var
+    spread = pooled_moments(returns.reshape(-1), mask).var
+    error = pooled_moments((returns - values).reshape(-1), mask).var
     share = 1.0 - error / torch.where(spread > 0, spread, 1.0)
     return torch.where(spread > 0, share, 0.0).to(returns.dtype)
 
@@ -112,12 +125,13 @@ class RunningMoments(nn.Module):
         return self.variances.view(self.shape)
 
     @torch.no_grad()
-    def update(self, batch: Tensor, mask: Tensor | None = None) -> None:
-        """Take in a batch; in a process group of torch.distributed, those of all ranks, so that all know the same.
+    def update(self, batch: Tensor, mask: Tensor | None = None, *, shared: bool = False) -> None:
+        """Take in a batch, and those of all other ranks, so that all know the same.
 
         Args:
             batch: Rows in any number of leading axes, `[..., *shape]`.
             mask: Which rows count, `[...]`, bool; None is all.
+            shared: Whether all ranks have the same batch, which then counts once.
 
         Raises:
             ValueError: If the shapes do not fit.
@@ -130,7 +144,7 @@ class RunningMoments(nn.Module):
             raise ValueError(f"`mask` must be shaped {list(leading)}, one a row; got {list(mask.shape)}.")
         rows = batch.reshape(-1, self.means.numel())
         own = moments(rows, None if mask is None else mask.reshape(-1))
-        for each in _of_all_ranks(own):
+        for each in [own] if shared else _of_all_ranks(own):
             self.merge(*each)
 
     @torch.no_grad()
@@ -177,12 +191,10 @@ class RunningMoments(nn.Module):
 
 
 def _of_all_ranks(own: Moments) -> list[Moments]:
-    """Return the moments of every rank's rows, in the order of ranks; without a process group, this process's own."""
-    if not (dist.is_available() and dist.is_initialized()):
+    """Return the moments of every rank's rows, in the order of ranks."""
+    if ranks().size == 1:
         return [own]
-    flat = torch.cat([part.reshape(-1) for part in own])
-    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, flat)
+    gathered = ranks().gather(torch.cat([part.reshape(-1) for part in own]))
     size = own.mean.numel()
     return [Moments(each[0], each[1 : 1 + size], each[1 + size :]) for each in gathered]
 

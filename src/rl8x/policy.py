@@ -260,16 +260,17 @@ class Policy(Portable):
         """Clip actions `[num_envs, *action]` to a bounded `Box` for the environment; those stored stay as sampled."""
         return self.distribution.env_actions(actions)
 
-    def observe(self, obs: Tree, valid: Tensor | None = None) -> None:
+    def observe(self, obs: Tree, valid: Tensor | None = None, *, shared: bool = False) -> None:
         """Update the observation normaliser.
 
         Args:
             obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
             valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
+            shared: Whether all ranks have the same observations, which then count once.
         """
         for name, part in flatten_tree("", obs).items():
             if (moments := self.moments_of(name)) is not None:
-                moments.update(part, valid)
+                moments.update(part, valid, shared=shared)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
         """Take the action mask out of observations and normalise the rest.

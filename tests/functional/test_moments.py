@@ -150,7 +150,7 @@ def test_a_compiled_update_counts_too(shape):
 RANK = """
 import os, sys
 import torch, torch.distributed as dist
-from rl8x.functional import RunningMoments, explained_variance, moments
+from rl8x.functional import RunningMoments
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
@@ -168,9 +168,14 @@ dist.destroy_process_group()
 def test_ranks_learn_from_all_ranks_rows(tmp_path):
     rows = torch.rand(25, 3) * 5 + 100
     torch.save(rows, tmp_path / "rows.pt")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # as torchrun says it; the group is made elsewhere
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(tmp_path)], env=environment) for rank in range(2)
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
     ]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))

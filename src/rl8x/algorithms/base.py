@@ -139,6 +139,8 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     clock: ClassVar[str] = keys.UPDATES
     metrics: tuple[str, ...] = ()
+    of_rank: ClassVar[tuple[str, ...]] = ()
+    """What of `learned_state` each rank has for itself, such as generators; all else is the same on all ranks."""
 
     policy: Policy
     state_reset_every: int = 0
@@ -203,6 +205,12 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, bit for bit."""
         self.load_learned_state(state)
+        self.counters.update(state["counters"])
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Go on, as a rank that the run did not have, from where another rank's `state_dict` was taken."""
+        own = self.learned_state()
+        self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
         self.counters.update(state["counters"])
 
     # -- numbers that are not finite

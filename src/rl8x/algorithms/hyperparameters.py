@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from rl8x.distributed import ranks
+
 T = TypeVar("T")
 
 
@@ -119,13 +121,13 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Turn the user's word into a device: `"auto"` is CUDA where there is one; anything else is taken as it is.
+    """Turn the user's word into a device: `"auto"` is CUDA where there is one, and of several ranks each has its own.
 
     Raises:
         ValueError: If there is no such device here.
     """
-    if str(device) == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if str(device) == "auto" or (str(device) == "cuda" and ranks().size > 1):
+        return ranks().device
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)

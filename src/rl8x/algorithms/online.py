@@ -18,6 +18,7 @@ from rl8x import keys
 from rl8x.algorithms.base import AlgorithmConfig, AnyEnvConfig, EnvFactory, GenericAlgorithmBase, flatten_params
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
+from rl8x.distributed import ranks
 from rl8x.envs import Env, GymnasiumEnv, env_maker
 from rl8x.envs.parameters import shown_value
 from rl8x.envs.vectorised import is_vectorised
@@ -178,7 +179,8 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         ended = (rollout[keys.TERMINATED] | rollout[keys.TRUNCATED])[:horizon]
         self._move_parameters(rollout, ended if valid is None else ended & valid)
         # Only simulators have masked steps, and they run on the host: counting there costs an accelerator no host sync.
-        self.counters[keys.ENV_STEPS] += self.config.num_envs * horizon if valid is None else int(valid.sum())
+        own = self.config.num_envs * horizon
+        self.counters[keys.ENV_STEPS] += own * ranks().size if valid is None else int(ranks().sum(valid.sum()))
         stats = collect_stats(
             rollout[keys.REWARDS][:horizon],
             ended,
@@ -262,6 +264,12 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
                 "environment is reset once (`horizons_per_env_reset` < 0). Use horizons_per_env_reset=1 or more, or "
                 "give the environment a `time_limit`."
             )
+
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Go on as a new rank: with episodes of its own, in environments as the other rank's are configured."""
+        super().join(state)
+        self.env.configure(state["collector"]["env"]["config"])
+        self.discard_experience()
 
     def discard_experience(self) -> None:
         """Begin new episodes with the next collect."""

@@ -206,7 +206,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         if self._samples_cql:
             sizes[CQL_NOISE] = (3, config.cql_samples)
         for name, size in sizes.items():
-            shape = (count, *size, config.batch_size, self.policy.distribution.num_noise)
+            shape = (count, *size, self.batch_size, self.policy.distribution.num_noise)
             drawn[name] = torch.randn(shape, generator=self.generator, device=self.device)
         return drawn
 
@@ -226,7 +226,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
     @property
     def _work(self) -> int:
-        return super()._work + self.config.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
+        return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
     def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.

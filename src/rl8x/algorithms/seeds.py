@@ -7,23 +7,33 @@ from typing import Final
 
 import numpy as np
 
+from rl8x.distributed import ranks
+
 # Their seeds are the words of one sequence, in this order. Any other part has a sequence of its own.
 _PARTS: Final = ("env", "weights", "sampling", "minibatches", "eval_env", "eval_sampling")
+RULE: Final = "NumPy's SeedSequence of the seed; of ranks from 1 on, of seed, rank and part"
+"""How seeds are derived; ranks that do it in another way draw what others draw."""
+# What all ranks have alike; of all else each draws its own.
+_SHARED: Final = ("weights",)
 
 
 def draw_seed(seed: int | None) -> int:
-    """Return the seed given, or draw one."""
-    return secrets.randbelow(2**31) if seed is None else seed
+    """Return the seed given, or draw one, the same on all ranks."""
+    return ranks().first("the seed", secrets.randbelow(2**31)) if seed is None else seed
 
 
-def part_seed(seed: int, part: str) -> int:
+def part_seed(seed: int, part: str, rank: int | None = None) -> int:
     """Derive the seed of one part of a run, in [0, 2^63).
 
     Args:
         seed: The run's seed.
         part: Name of the part: `"env"`, `"weights"`, `"sampling"`, `"minibatches"`, `"eval_env"`, `"eval_sampling"`, or
             one of an algorithm's own.
+        rank: Whose part it is; None is this rank.
     """
     entropy: int | list[int] = seed if part in _PARTS else [seed, 1, *part.encode()]
+    rank = ranks().rank if rank is None else rank
+    if rank and part not in _SHARED:
+        entropy = [seed, 2, rank, *part.encode()]
     words = np.random.SeedSequence(entropy).generate_state(len(_PARTS), dtype=np.uint64) >> np.uint64(1)
-    return int(words[_PARTS.index(part) if part in _PARTS else 0])
+    return int(words[_PARTS.index(part) if part in _PARTS and isinstance(entropy, int) else 0])

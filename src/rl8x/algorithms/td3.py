@@ -23,6 +23,7 @@ from rl8x.algorithms.off_policy.learner import SHARE, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
 from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.distributed import mean_over_ranks
 from rl8x.distributions import NoisyDeterministic
 
 NOISE: Final = "target_noise"
@@ -130,7 +131,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw clipped noise for target actions beside the rest."""
         config, half_range = self.config, self._distribution.action_half_range
-        size = (count, config.batch_size, *half_range.shape)
+        size = (count, self.batch_size, *half_range.shape)
         noise = torch.randn(size, generator=self.generator, device=self.device).mul_(config.target_noise)
         noise = noise.clamp_(-config.target_noise_clip, config.target_noise_clip).mul_(half_range)
         return {**super().draw(first, count), NOISE: noise}
@@ -167,7 +168,10 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
             total = -values.mean()
             if self.config.actor_bc_coeff is not None:
                 distances = self._distances(actions, batch[keys.ACTIONS])
-                total = total / values.detach().abs().mean() + self.config.actor_bc_coeff * distances.mean()
+                total = (
+                    total / mean_over_ranks(values.detach().abs().mean())
+                    + self.config.actor_bc_coeff * distances.mean()
+                )
             return total, {"losses/policy": total}
 
         acted, norm = nets["policy"].minimise(policy_loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,6 +83,34 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
         if is_of_file and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
             found.append((str(metadata.get("created")), folder))
     return max(found)[1] if found else None
+
+
+def find_of_job(job: str, build: Mapping[str, Any], root: Path, besides: Collection[Path] = ()) -> Path | None:
+    """Find the first run that a job of torchrun began of an algorithm, to go on with it after a restart.
+
+    Args:
+        job: The job; see `trainers.restart`.
+        build: How the algorithm was built, as plain data; a seed of None is any.
+        root: A folder with the folders of runs, or a run's own.
+        besides: Folders that are not meant.
+    """
+    runs = [(root, files.describe(files.listed(root)[-1]))] if files.listed(root) else list(_runs(root))
+    found = [
+        (str(metadata.get("created")), folder)
+        for folder, metadata in runs
+        if metadata["run"].get("job") == job
+        and folder not in besides
+        and _is_of(metadata.get("build") or {}, hide_in_data(dict(build)))
+    ]
+    return min(found)[1] if found else None
+
+
+def _is_of(saved: Mapping[str, Any], build: Mapping[str, Any]) -> bool:
+    before, now = dict(saved.get("config") or {}), dict(build["config"])
+    if now["seed"] is None:
+        before["seed"] = None
+    names = ("config_class", "env_class")
+    return before == now and all(saved.get(name) == build.get(name) for name in names)
 
 
 def _has_finished(folder: Path, metadata: Mapping[str, Any]) -> bool:

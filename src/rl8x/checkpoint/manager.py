@@ -80,14 +80,20 @@ class CheckpointManager:
             return spool.parent.parent / "checkpoints" / spool.name
         return None if self._where_tracked else mlruns_dir() / "checkpoints" / self.key
 
+    @property
+    def root(self) -> Path | None:
+        """The folder in which this run's folder will be, or that folder where one was given; None: nothing is saved."""
+        if self.options is None:
+            return None
+        root: Path | None = getattr(self._tracker, "spool_root", None)
+        tracked = None if root is None else root.parent / "checkpoints"
+        return self._directory or tracked or (None if self._where_tracked else mlruns_dir() / "checkpoints")
+
     # -- the folder and its lock
 
     def check(self) -> bool:
         """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing."""
-        directory = self.directory
-        if directory is None and self.options is not None:
-            root: Path | None = getattr(self._tracker, "spool_root", None)
-            directory = None if root is None else root.parent / "checkpoints"
+        directory = self.directory or self.root
         if directory is None:
             return False
         try:
@@ -259,6 +265,12 @@ class CheckpointManager:
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()
         self._last_save = time.monotonic()
+
+    @property
+    def kept_segments(self) -> frozenset[str]:
+        """The segments, of all ranks, that the next checkpoint need not write again."""
+        self.wait()
+        return frozenset() if self._shared is None else frozenset(files.kept_segments(self._shared))
 
     def skip(self, steps: int, reason: object) -> None:
         """Warn that there is no checkpoint of a step."""

@@ -17,6 +17,7 @@ from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, gi
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig, apply_overrides, dump_run, parse_value
 from rl8x.config.run import algorithm_config_class
+from rl8x.distributed import ranks
 from rl8x.importing import import_named, texts
 from rl8x.output import say
 
@@ -222,6 +223,9 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
         end_unused()
     try:
         stats = run()
+        if not ranks().is_first:  # rank 0 says it
+            failed = False
+            return 0
         if progress == "none":
             say(f"stopped by {stats.stop_reason}")
         _summarize(stats)
@@ -231,7 +235,7 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
             raise UserError(str(error)) from error
         raise
     finally:
-        for line in trainer.ending if progress == "none" else ():
+        for line in trainer.ending if progress == "none" and ranks().is_first else ():
             say(line, err=failed)
     return LOST_ROWS if _has_lost_rows(trainer) else 0
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rl8x.conditions.base import Condition, EvaluationName, Stats, Verdict
+from rl8x.distributed import ranks
 
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])\s*", re.ASCII)
@@ -54,10 +55,10 @@ class WallTime(Condition):
         self._began = time.monotonic()
 
     def judge(self, stats: Stats) -> Verdict:
-        """Look at the clock, whatever the row."""
+        """Look at the clock, of several ranks that of rank 0, whatever the row."""
         if self._began is None:
             self._began = time.monotonic()
-        return self.elapsed >= self.seconds
+        return bool(ranks().first("the clock", self.elapsed >= self.seconds))
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
         """The condition itself: an evaluation does not change the time."""

@@ -36,15 +36,23 @@ class CapturedProgram:
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Replay the program; the results are the caller's to keep."""
-        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
-        captured = self._captured.get(key)
-        if captured is None:
-            captured = self._captured[key] = self._make(tensors)
+        captured = self._program(tensors)
         with torch.no_grad():
             for place, tensor in zip(captured.varying, tensors[self.num_fixed :], strict=True):
                 place.copy_(tensor)
             captured.replay()
             return [result.clone() for result in captured.results]
+
+    def build(self, *tensors: Tensor) -> None:
+        """Capture the program for arguments laid out like these, `[*]` each."""
+        self._program(tensors)
+
+    def _program(self, tensors: Sequence[Tensor]) -> _Captured:
+        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        captured = self._captured.get(key)
+        if captured is None:
+            captured = self._captured[key] = self._make(tensors)
+        return captured
 
     def _make(self, tensors: Sequence[Tensor]) -> _Captured:
         fixed = list(tensors[: self.num_fixed])

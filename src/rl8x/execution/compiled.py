@@ -43,13 +43,21 @@ class CompiledProgram:
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the program."""
+        ready = self._ready.get(_layout(tensors)) or self._program(tensors)
+        with torch.no_grad():
+            return ready.run(*tensors, *ready.read)
+
+    def build(self, *tensors: Tensor) -> None:
+        """Have the program compiled for arguments laid out like these, `[*]` each, and wait for it."""
+        self._program(tensors)
+
+    def _program(self, tensors: Sequence[Tensor]) -> _Ready:
         key = _layout(tensors)
         ready = self._ready.get(key)
         if ready is None:
             with _refusals():
                 ready = self._ready[key] = self._compile(tensors) if self.compiles else self._interpret(tensors)
-        with torch.no_grad():
-            return ready.run(*tensors, *ready.read)
+        return ready
 
     def prepare(self, *tensors: Tensor) -> None:
         """Have the program compiled for arguments laid out like these, `[*]` each, without waiting for it."""

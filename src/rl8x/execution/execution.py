@@ -24,6 +24,7 @@ from rl8x.execution.fingerprint import fingerprint
 from rl8x.execution.loops import Loop
 from rl8x.execution.memory import keep_freed_memory
 from rl8x.execution.programs import Program, ProgramError
+from rl8x.execution.split import Make, SplitLoop, SplitProgram
 from rl8x.execution.threads import Threads
 
 FixedMode = Literal["eager", "compile", "graph"]
@@ -174,6 +175,19 @@ class Execution:
         made = CompiledProgram(function, made_of) if self.target == "compile" else CapturedProgram(function, num_fixed)
         return _Guarded(self, made, function)
 
+    def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
+        """Make programs of a function of tensors that adds up over ranks on its way; arguments are `program`'s."""
+        if self.target == "eager":
+            return function
+        make: Make = CapturedProgram
+        if self.target == "compile":
+            make = _compiled
+        return _Guarded(self, SplitProgram(function, num_fixed, make, self.target), function)
+
+    def split_loop(self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int) -> Program:
+        """Make a loop, as `loop` does, of a function that adds up over ranks; its state must stay where it is."""
+        return SplitLoop(self.split(function, num_state), num_state, num_items, host_looks=self.host_looks)
+
     def loop(
         self,
         function: Callable[..., Sequence[Tensor]],
@@ -211,6 +225,11 @@ class Execution:
         return _Guarded(self, made, loop)
 
 
+def _compiled(function: Callable[..., Sequence[Tensor]], num_fixed: int) -> CompiledProgram:
+    """Make a piece of a function into a program; which arguments stay the same does not matter."""
+    return CompiledProgram(function)
+
+
 class _Guarded:
     """What was made of a function; the function itself while execution is eager, and where `auto` falls back.
 
@@ -236,7 +255,7 @@ class _Guarded:
 
     def prepare(self, *tensors: Tensor) -> None:
         """Have the program compiled for arguments laid out like these, `[*]` each, without running it or waiting."""
-        if isinstance(self.made, CompiledProgram):
+        if isinstance(self.made, CompiledProgram | SplitProgram) and self.execution.target == "compile":
             try:
                 self.made.prepare(*tensors)
             except ProgramError as error:

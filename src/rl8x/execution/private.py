@@ -7,6 +7,7 @@ whose compiled programs are wrong. What happens where one is gone is said at eac
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -158,6 +159,35 @@ class Substitution:
         finally:
             for (owner, name, _), weight in zip(self._places, before, strict=True):
                 owner._parameters[name] = weight
+
+
+def is_view(node: Any) -> bool:
+    """Whether an operation of a traced graph, a node, returns views of what it is given, and writes nothing.
+
+    Raises:
+        RuntimeError: If this torch says nothing of operations' schemas. A function that has to be split over ranks is
+            then refused, or runs eagerly with `auto`.
+    """
+    if not hasattr(torch.ops.aten.view.default, "_schema"):
+        raise _missing("torch._ops.OpOverload._schema")
+    if node.op != "call_function":
+        return False
+    if not hasattr(node.target, "_schema"):
+        return node.target is operator.getitem and is_view(node.args[0])
+    returned = [each.alias_info for each in node.target._schema.returns]
+    return bool(returned) and all(each is not None and not each.is_write for each in returned)
+
+
+def written_by(node: Any) -> list[Any]:
+    """Return the nodes of a traced graph that an operation, a node, writes to; see `is_view`."""
+    if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        return []
+    found = list[Any]()
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            found += given if isinstance(given, list | tuple) else [given]
+    return found
 
 
 def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

@@ -60,22 +60,24 @@ class Stats(Mapping[str, float]):
         """Return values, 0-d where they are still on the device, and the counts that gate them, without reading any."""
         return (self._pending, self._counts) if self._floats is None else (self._floats, {})
 
+    def counted(self) -> tuple[Mapping[str, float], Mapping[str, tuple[str, ...]]]:
+        """Return all numbers, also those that counts of 0 would leave out, and the counts that gate them."""
+        return (self._numbers(), self._counts) if self._floats is None else (self._floats, {})
+
     def _fetch(self) -> dict[str, float]:
         if self._floats is None:
-            on_device = {name: value for name, value in self._pending.items() if isinstance(value, Tensor)}
-            copied: Iterable[float] = ()
-            if on_device:
-                copied = torch.stack([value.detach().to(torch.float64) for value in on_device.values()]).tolist()
-            numbers = dict(zip(on_device, copied, strict=True))
-            floats = {name: numbers.get(name, value) for name, value in self._pending.items()}
-            empty = tuple(prefix for name, prefixes in self._counts.items() if not floats[name] for prefix in prefixes)
-            self._floats = {
-                name: float(value)
-                for name, value in floats.items()
-                if not (empty and name.startswith(empty)) and not name.startswith("_")
-            }
+            self._floats = counted_only(self._numbers(), self._counts)
             self._pending = {}
         return self._floats
+
+    def _numbers(self) -> dict[str, float]:
+        """Copy what is on the device to the host."""
+        on_device = {name: value for name, value in self._pending.items() if isinstance(value, Tensor)}
+        copied: Iterable[float] = ()
+        if on_device:
+            copied = torch.stack([value.detach().to(torch.float64) for value in on_device.values()]).tolist()
+        numbers = dict(zip(on_device, copied, strict=True))
+        return {name: float(numbers.get(name, value)) for name, value in self._pending.items()}
 
     def __getitem__(self, name: str) -> float:
         return self._fetch()[name]
@@ -88,6 +90,16 @@ class Stats(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return f"Stats({self._fetch()!r})"
+
+
+def counted_only(numbers: Mapping[str, float], counts: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Leave out the counts that are not reported, and what counts of 0 gate; arguments are those that `Stats` takes."""
+    empty = tuple(prefix for name, prefixes in counts.items() if not numbers[name] for prefix in prefixes)
+    return {
+        name: value
+        for name, value in numbers.items()
+        if not (empty and name.startswith(empty)) and not name.startswith("_")
+    }
 
 
 def reduce_horizons(horizons: list[Mapping[str, float]]) -> dict[str, float]:

@@ -14,9 +14,11 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike, read
 from rl8x.checkpoint.find import spool_of
+from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.output import described
-from rl8x.tracking import MLflowTracker, Tracker
+from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.secrets import logger
 from rl8x.trainers import non_finite
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics
@@ -24,6 +26,7 @@ from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_grou
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
 from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_metrics, policy_at
 from rl8x.trainers.non_finite import OnNonFinite
+from rl8x.trainers.ranks import begin, warn_of_other_number
 from rl8x.trainers.record import Record, default_tracker
 from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
 from rl8x.trainers.statistics import EvalStats, Timer
@@ -86,6 +89,7 @@ class TrainerBase(Generic[AlgorithmT]):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.algorithm = algorithm
+        begin(algorithm)
         algorithm.execution.plan(algorithm.seconds_per_step, math.inf)
         self.evaluator: EpisodeEvaluator | None = make_evaluator(algorithm, eval_env, num_eval_envs)
         self.evaluations = Evaluations(algorithm, self.evaluator, warns=eval_env == "auto")
@@ -98,9 +102,12 @@ class TrainerBase(Generic[AlgorithmT]):
             "on_non_finite": on_non_finite,
             "log_models": log_models,
         }
-        self.tracker = default_tracker() if tracker is None else tracker
-        if log_models:
-            check_models(algorithm.policy, self.tracker)
+        if ranks().is_first:
+            self.tracker = default_tracker() if tracker is None else tracker
+            if log_models:
+                check_models(algorithm.policy, self.tracker)
+        else:
+            self.tracker, checkpoints = NullTracker(), False
         eval_env_made = None if self.evaluator is None else self.evaluator.env
         self.record = Record(algorithm, self.tracker, checkpoints, self.options, eval_env_made)
         self.checkpoints = self.record.checkpoints
@@ -174,8 +181,7 @@ class TrainerBase(Generic[AlgorithmT]):
         algorithm, state, metadata = self.algorithm, checkpoint.state, checkpoint.metadata
         self.origin = origin
         try:
-            self.load_state_dict(state["trainer"])
-            set_torch_generators(state["torch_generators"], algorithm.device)
+            self._load_rank(state)
             self._saved_run = state["run"]
             self.checkpoints.go_on_from(checkpoint, origin.known)
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
@@ -190,6 +196,20 @@ class TrainerBase(Generic[AlgorithmT]):
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
         self.record.resume(handle_for(metadata["run"], self.tracker), origin.tags)
+
+    def _load_rank(self, state: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint's state has of this rank; a rank that it does not have joins the first one's."""
+        saved, others = {name: state[name] for name in ("trainer", "torch_generators")}, state.get(RANKS) or {}
+        warn_of_other_number(num_ranks(state), self.algorithm)
+        if ranks().rank < num_ranks(state):
+            own = of_rank(saved, others, ranks().rank)
+            if num_ranks(state) != ranks().size:  # evaluations have other shares: they begin anew
+                own = {**own, "trainer": {**own["trainer"], "evaluator": None}}
+            self.load_state_dict(own["trainer"])
+            set_torch_generators(own["torch_generators"], self.algorithm.device)
+            return
+        self.algorithm.join(saved["trainer"]["algorithm"])
+        self._load_rows(saved["trainer"])
 
     @property
     def state(self) -> TrainerState:
@@ -264,7 +284,7 @@ class TrainerBase(Generic[AlgorithmT]):
         return self.checkpoints.end()
 
     def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
-        """Keep the present policy in the tracker as a model, with the latest metrics.
+        """Keep the present policy in the tracker as a model, with the latest metrics; of several ranks the first does.
 
         Args:
             name: What the model is called.
@@ -275,6 +295,8 @@ class TrainerBase(Generic[AlgorithmT]):
         Raises:
             TypeError: If the policy has no form in a file, or the tracker keeps no models.
         """
+        if not ranks().is_first:
+            return
         check_models(self.algorithm.policy, self.tracker)
         self.record.open(trains=False)
         metrics = model_metrics({**self._row, **self._eval_row})
@@ -324,5 +346,8 @@ class TrainerBase(Generic[AlgorithmT]):
         self.algorithm.load_state_dict(state["algorithm"])
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])
+        self._load_rows(state)
+
+    def _load_rows(self, state: Mapping[str, Any]) -> None:
         self._eval_row = dict(state["eval_row"])
         self._row = dict(state.get("row", {}))

@@ -15,6 +15,7 @@ from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config, moving_in
 from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.evaluator import EpisodeEvaluator
+from rl8x.trainers.ranks import pooled_row
 from rl8x.trainers.run_state import function_form
 
 _NOWHERE: Final = (
@@ -65,7 +66,7 @@ class Evaluations:
         if self._evaluator is not None:
             config = self._runs_config() if env_config is None else self._plain(env_config)
             training = self._algorithm.env
-            return dict(self._evaluator.evaluate(config, deterministic=deterministic, training=training))
+            return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
         trained, env_config = self._trained, self.env_config if env_config is None else env_config
         if trained is None:
             raise RuntimeError(f"{_NOWHERE}.")
@@ -78,7 +79,7 @@ class Evaluations:
                 "trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
                 stacklevel=3,
             )
-        stats = trained.evaluate(env_config=env_config, deterministic=deterministic)
+        stats, _ = pooled_row(trained.evaluate(env_config=env_config, deterministic=deterministic))
         named = {self._renamed.get(name) or name: value for name, value in stats.items()}
         return {name: value for name, value in named.items() if name in self.measured or not _is_collected(name)}
 

@@ -15,6 +15,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.memory_check import check_evaluation
 from rl8x.algorithms.seeds import part_seed
+from rl8x.distributed import ranks
 from rl8x.envs import Env, env_maker
 from rl8x.envs.base import MAX_EVAL_ENVS
 from rl8x.execution import Execution
@@ -88,8 +89,14 @@ class EpisodeEvaluator:
             named("returns", summary(returns))
             | named("rewards", masked_summary(torch.stack(rewards), torch.stack(masks)))
             | named("episodes/lengths", masked_summary(lengths.to(torch.float32), ~running))
-            | {keys.EPISODES_ENDED: (~running).sum(), **means},
-            {keys.EPISODES_ENDED: ("episodes/lengths/",), **counts},
+            | {keys.EPISODES_ENDED: (~running).sum(), **means}
+            | {"_count/returns": self.env.num_envs, "_count/rewards": torch.stack(masks).sum()},
+            {
+                keys.EPISODES_ENDED: ("episodes/lengths/",),
+                "_count/returns": ("returns/",),
+                "_count/rewards": ("rewards/",),
+                **counts,
+            },
         )
 
     def _warn_unfinished(self, count: int) -> None:
@@ -114,10 +121,13 @@ class EpisodeEvaluator:
 def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None, seed: int) -> Env | None:
     """Make an evaluation environment by a factory, or from the instance that is trained on; None where nothing can."""
     trained, policy = algorithm.env, algorithm.policy
+    # Of the copies that are asked for, or of all that train, each rank plays its share.
+    share = None if num_eval_envs is None else max(1, ranks().share_of(num_eval_envs))
     eval_env = env_maker(eval_env) if isinstance(eval_env, str) and eval_env != "auto" else eval_env
     factory = eval_env if callable(eval_env) else algorithm.env_factory
     if factory is not None:
-        num_envs = num_eval_envs or min(MAX_EVAL_ENVS if trained is None else trained.num_envs, MAX_EVAL_ENVS)
+        trains = MAX_EVAL_ENVS if trained is None else trained.num_envs * ranks().size
+        num_envs = share or max(1, ranks().share_of(min(trains, MAX_EVAL_ENVS)))
         check_evaluation(num_envs, algorithm.device, policy, policy.observation_space)
         made: Env = factory(num_envs, device=algorithm.device, seed=seed)
         return made
@@ -126,7 +136,7 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
             "`eval_env=True` needs to make an environment, but the algorithm trains without one. Pass an instance, a "
             "class or a factory."
         )
-    another = trained.another(num_eval_envs, seed=seed)
+    another = trained.another(share, seed=seed)
     if another is None and num_eval_envs not in (None, trained.num_envs):
         raise ValueError(
             f"`num_eval_envs` is {num_eval_envs}, but the algorithm was built from an instance of "

@@ -15,6 +15,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint.tree import clone
+from rl8x.trainers.ranks import one_diagnosis, take_over
 
 OnNonFinite = Literal["stop", "skip", "rollback"]
 CHOICES: Final = ("stop", "skip", "rollback")
@@ -93,6 +94,7 @@ def message(diagnosis: Mapping[str, Any]) -> str:
             f"in environments {listed}{f' and {more} more' if more else ''}, slot {diagnosis['slot']} of the horizon"
         )
         where += ", in the final observation of an episode that was cut" if diagnosis["final"] else ""
+    where += f" of rank {diagnosis['rank']}" if "rank" in diagnosis else ""
     also = f"; then {', '.join(diagnosis['also'])}" if diagnosis["also"] else ""
     return f"{diagnosis['quantity']} not finite at step {diagnosis['step']}, {where}{also}"
 
@@ -127,7 +129,7 @@ class Guard:
         if not counts:
             self._in_a_row = 0
             return None
-        diagnosis = diagnose(algorithm, counts)
+        diagnosis = one_diagnosis(diagnose(algorithm, counts))
         if self._mode == "stop" or self._in_a_row >= MAX_IN_A_ROW:
             return Decision("stop", diagnosis)
         self._in_a_row += 1
@@ -143,6 +145,9 @@ class Guard:
             decision: What `judge` returned.
             saved: The algorithm's state in the last good checkpoint; None goes back to before the step.
         """
-        algorithm.load_learned_state(self._before if saved is None else saved)
+        if saved is None:
+            algorithm.load_learned_state(self._before)
+        else:
+            take_over(algorithm, saved)
         if decision.diagnosis["quantity"] in GATHERED:
             algorithm.discard_experience()

@@ -22,7 +22,9 @@ from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike, listed
 from rl8x.checkpoint.build import describe_algorithm, names_in
+from rl8x.checkpoint.ranks import RANKS, gathered
 from rl8x.conditions.spec import kinds_in
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.importing import runs_code, texts
@@ -33,6 +35,7 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, run_file
+from rl8x.trainers.restart import job
 from rl8x.trainers.resume import REMADE, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState, function_form, function_name
 
@@ -177,8 +180,13 @@ class Record:
         if config is None:
             config = {} if env is None else env.next_config
         eval_config = None if self.run is None else self.run.plain["eval_env_config"]
+        algorithm = self.algorithm
+        together = {"ranks": ranks().size} if ranks().size > 1 else {}
+        if together and isinstance(algorithm, OnlineAlgorithm):
+            together["num_envs.total"] = algorithm.config.num_envs * ranks().size
         return {
-            **self.algorithm.params,
+            **algorithm.params,
+            **together,
             **({} if self.run is None else self.run.params),
             **_config_params(env, self._eval_env, config, eval_config, self._steered_by),
             "versions.rl8x": __version__,
@@ -219,7 +227,11 @@ class Record:
             is_best: Whether this is the best so far.
         """
         manager, counters = self.checkpoints, self.algorithm.counters
-        if not manager.is_open:
+        if not ranks().first("whether there are checkpoints", manager.is_open):
+            return
+        own = {"trainer": state, "torch_generators": torch_generators(self.algorithm.device)}
+        others = gathered(own, manager.kept_segments if manager.is_open else ())
+        if not manager.is_open:  # rank 0 has them
             return
         try:
             run_state = None if run is None else run.state_dict()
@@ -230,16 +242,16 @@ class Record:
             "status": status,
             "stop_reason": run.last.stop_reason if run is not None and run.last is not None else None,
             "counters": dict(counters),
-            "run": {"key": manager.key, **self._tracked_run()},
+            "run": {"key": manager.key, "job": job(), **self._tracked_run()},
             "build": self.build,
             "trainer": self.options,
             "run_file": self.run_file,
         }
         all_state = {
-            "trainer": state,
+            **own,
             "run": run_state,
             "best": manager.best,
-            "torch_generators": torch_generators(self.algorithm.device),
+            **({RANKS: others} if others else {}),
         }
         manager.save(counters[keys.STEPS], metadata, all_state, is_best=is_best)
 

@@ -56,6 +56,18 @@ def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]
     return checkpoint, replace(origin, known=known, tags=_tags(checkpoint, algorithm, origin.overrides))
 
 
+def after_restart(directory: Path, algorithm: GenericAlgorithmBase[Any]) -> tuple[Checkpoint, Origin]:
+    """Find the newest good checkpoint of a run that the same job has begun, and how it comes to go on from it.
+
+    Raises:
+        CheckpointError: If there is none, or it does not fit the algorithm.
+    """
+    known = listed(directory)
+    checkpoint = find(directory, auto=True)
+    steps, tags = checkpoint.metadata["counters"][keys.STEPS], _tags(checkpoint, algorithm, {})
+    return checkpoint, Origin(known, tags, steps, named=False, auto=True, overrides={}, trust=True)
+
+
 def prepare(
     source: str | Path,
     *,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
@@ -18,6 +20,7 @@ from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions import Condition
+from rl8x.distributed import ranks
 from rl8x.output import described
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MLflowTracker
@@ -29,7 +32,9 @@ from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import returned_metrics
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.progress import Progress, ProgressReporter
-from rl8x.trainers.resume import newest
+from rl8x.trainers.ranks import agree, check_alike, from_first, pooled_row
+from rl8x.trainers.restart import is_restart, unfinished
+from rl8x.trainers.resume import after_restart, newest
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.statistics import Timer, TrainStats
@@ -68,17 +73,23 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             self.record.note_config(env_config)
         with Timer(device) as learning:
             learned = algorithm.step()
-        row = dict(Stats.merge(collected, learned))  # the one copy to the host
+
+        def measure() -> dict[str, float]:
+            measured = {"profiling/collect_ms": collecting.elapsed_ms, "profiling/step_ms": learning.elapsed_ms}
+            if algorithm.env is not None:
+                gathered = state[keys.ENV_STEPS] - transitions
+                measured["profiling/env_steps_per_s"] = gathered / (time.perf_counter() - begin)
+            measured["profiling/tracking_ms"] = self.record.log_ms
+            measured["memory/process_mb"] = self._process.memory_info().rss / 1e6
+            if device.type == "cuda":
+                measured["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
+            return measured
+
+        row, measured = pooled_row(Stats.merge(collected, learned), measure)  # the one copy to the host
         not_finite = non_finite.take_counts(row)
         state[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
         row.update(state)
-        row["profiling/collect_ms"], row["profiling/step_ms"] = collecting.elapsed_ms, learning.elapsed_ms
-        if algorithm.env is not None:
-            row["profiling/env_steps_per_s"] = (state[keys.ENV_STEPS] - transitions) / (time.perf_counter() - begin)
-        row["profiling/tracking_ms"] = self.record.log_ms
-        row["memory/process_mb"] = self._process.memory_info().rss / 1e6
-        if device.type == "cuda":
-            row["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
+        row.update(measured)
         self.record.log(row)
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
@@ -97,9 +108,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             path = self.checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
             raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
         checkpoint = self.checkpoints.last_good() if decision.action == "rollback" else None
-        saved = None if checkpoint is None else checkpoint.state["trainer"]["algorithm"]
+        saved = from_first(None if checkpoint is None else checkpoint.state["trainer"]["algorithm"])
         self._guard.take_back(self.algorithm, decision, saved)
-        to = "before the step" if checkpoint is None else f"in {checkpoint.path.name}"
+        to = "before the step" if saved is None else "in the last checkpoint"
+        to = to if checkpoint is None else f"in {checkpoint.path.name}"
         text = f"{text}; the weights are as they were {to}"
         self.tracker.set_tags({non_finite.TAG: text})
         warnings.warn(text, RuntimeWarning, stacklevel=4)
@@ -109,6 +121,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         for callback in self.callbacks:
             self._evaluated, evaluation = {}, self._eval_row
             returned = returned_metrics(callback, callback(self, stats), self._evaluated)
+            returned = ranks().first("what a callback measured", returned)
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
                 self.record.log(new)
@@ -132,6 +145,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
         After `resume()` the first `run()` goes on with the interrupted one. What is not given, or given as `...`, is
         then as it was; otherwise it is None.
+
+        Where torchrun has started a job again (`--max-restarts`), the run goes on from the job's last checkpoint.
 
         SIGINT, SIGTERM and SIGHUP end the run after the step in progress: it is saved, its status becomes KILLED, and
         KeyboardInterrupt or SystemExit(128 + n) is raised; a second SIGINT ends at once. SIGUSR1 only saves.
@@ -164,20 +179,24 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
+        if is_restart() and self.origin is None and self.algorithm.counters[keys.STEPS] == 0:
+            self._restart()
         run = self._checked_run(options)
+        check_alike("the start of the run", {**run.params, **run.plain})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
-            if self.checkpoints.outrun:
+            if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._catch_up()
                 run = self._checked_run(options)
             self._prepare(run)
+            progress = progress if ranks().is_first else "none"
             reporter = ProgressReporter(progress, run.total_steps(self.state), self.algorithm.clock)
             self.algorithm.execution.announce(reporter.say)
             with SignalGuard(quiet=reporter.mode == "none") as signals:
                 with self._tracked(run, reporter, signals):
-                    stats = self._begin(run)
+                    stats, stop = self._begin(run), None
                     while stats is None or stats.stop_reason is None:
-                        if signals.stop is not None:
+                        if stop is not None or (signals.stop is not None and ranks().size == 1):
                             self.record.save(self.state_dict(), run, "KILLED")
                             raise signals.exception()
                         row = self._step(run.options["env_config"])
@@ -190,7 +209,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         if self._eval_row is not evaluation:  # a condition evaluated; the best goes by that too
                             stats.add(self._eval_row)
                         reporter.update(stats, run.total_steps(self.state))
-                        self._save_where_due(run, stats, signals, reporter)
+                        stop = self._save_where_due(run, stats, signals, reporter)
                     self.stop_reason = stats.stop_reason
                 if signals.stop is not None:
                     raise signals.exception()
@@ -202,7 +221,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """Take over what a run is made of, before it begins."""
         self.origin = self._saved_run = None
         algorithm = self.algorithm
-        collected = 0 if algorithm.env is None else algorithm.config.num_envs * algorithm.config.horizon
+        config = algorithm.config
+        collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
         algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps)
         self.evaluations.env_config = run.options["eval_env_config"]
@@ -252,12 +272,15 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
     def _save_where_due(
         self, run: RunState, stats: TrainStats, signals: SignalGuard, reporter: ProgressReporter
-    ) -> None:
+    ) -> signal.Signals | None:
+        """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
         steps = self.algorithm.counters[keys.STEPS]
         is_best = self.checkpoints.improved(stats, stats.fresh, steps)
+        stop, saves = agree(stats, signals, is_best or self.checkpoints.due(steps))
         if stats.stop_reason is not None:
+            run.last = stats
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
-        elif is_best or signals.save or self.checkpoints.due(steps):
+        elif saves or signals.save:
             self.record.save(self.state_dict(), run, is_best=is_best)
             if signals.save:
                 signals.save = False
@@ -265,6 +288,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 reporter.say(
                     "nothing saved: this run has no checkpoints" if path is None else f"saved {shown_path(path)}"
                 )
+        return stop
 
     def check_run(self, **options: Any) -> None:
         """Refuse what `run()` with these options, all but `progress`, would refuse before its first step."""
@@ -284,12 +308,24 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             run.state_dict()  # raises where a condition cannot be saved
         return run
 
+    def _restart(self) -> None:
+        """Go on where the same job was before torchrun started it again, if it had saved something."""
+        build = dict(self.record.build)
+        if self.algorithm.config.seed is None:  # the one that was drawn then is meant
+            build["config"] = {**build["config"], "seed": None}
+        found = unfinished(build, self.checkpoints.root) if ranks().is_first else None
+        folder = ranks().first("the run to go on with", None if found is None else str(found))
+        if folder is not None:
+            self.go_on_from(*after_restart(Path(folder), self.algorithm))
+
     def _catch_up(self) -> None:
         """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
 
         That is refused if another was asked for, or the trainer has stepped already.
         """
-        origin, directory = self.origin, self.checkpoints.directory
+        found = self.checkpoints.directory
+        folder = ranks().first("the run's folder", None if found is None else str(found))
+        origin, directory = self.origin, None if folder is None else Path(folder)
         if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()
         self.go_on_from(*newest(directory, origin, self.algorithm))

@@ -83,6 +83,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     numbers: ClassVar[tuple[str, ...]]
     metrics: tuple[str, ...] = (LR,)
+    of_rank: ClassVar[tuple[str, ...]] = ("generator",)
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
@@ -210,10 +211,15 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     def updates_per_step(self) -> Fraction:
         """Updates of one `step()`, on average."""
 
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch on this rank."""
+        return self.config.batch_size
+
     @functools.cached_property
     def block_size(self) -> int:
         """How many updates are one program; see `updates.block_size`."""
-        return block_size(float(self.updates_per_step), self.config.batch_size * self._row_bytes, **self._block_limits)
+        return block_size(float(self.updates_per_step), self.batch_size * self._row_bytes, **self._block_limits)
 
     @property
     def _row_bytes(self) -> int:
@@ -226,7 +232,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     def _update_block(self, size: int) -> list[Tensor]:
         """Sample batches and make an update of each; return what they measured, `[updates, numbers]` each."""
-        index = self.replay.sample(size, self.config.batch_size, self.generator)
+        index = self.replay.sample(size, self.batch_size, self.generator)
         items, done, results = self._items(index), 0, []
         for updater, count in self._runs(self.counters[keys.UPDATES], size):
             results.append(updater.run({name: item[done : done + count] for name, item in items.items()}))
@@ -279,14 +285,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         with execution.ahead():
             runs = {run for size in sizes for i in range(len(self.cycle)) for run in self._runs(i * size, size)}
             for updater, count in sorted(runs, key=lambda run: (self.cycle.index(run[0]), run[1])):
-                index = torch.zeros((count, self.config.batch_size), dtype=torch.int64, device=self.device)
+                index = torch.zeros((count, self.batch_size), dtype=torch.int64, device=self.device)
                 updater.prepare(self._items(index))
         self.generator.set_state(drawn_from)
 
     @property
     def _work(self) -> int:
         """Rows times weights of one update."""
-        return self.config.batch_size * sum(len(each.optimizer.weights) for each in self.nets.trained.values())
+        return self.batch_size * sum(len(each.optimizer.weights) for each in self.nets.trained.values())
 
     @property
     def seconds_per_step(self) -> float:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
+from rl8x.distributed import mean_over_ranks
 from rl8x.execution.private import Substitution
 
 Loss = Callable[[Callable[..., Any]], tuple[Tensor, Mapping[str, Tensor]]]
@@ -70,7 +71,7 @@ class Net:
         return self.trained.under(self._parts, *inputs)
 
     def minimise(self, loss: Loss) -> tuple[dict[str, Tensor], Tensor]:
-        """Take a step of the optimizer down a loss.
+        """Take a step of the optimizer down a loss, a mean over rows, of which each rank has as many.
 
         Args:
             loss: See `Loss`. Other networks that it calls are not trained.
@@ -84,6 +85,7 @@ class Net:
             weights = self.weights.detach().requires_grad_()
             value, found = loss(functools.partial(self.trained.under, optimizer.split(weights)))
             (gradient,) = torch.autograd.grad(value, weights)
+        gradient = mean_over_ranks(gradient)
         norm = clip_and_apply(
             optimizer.rule,
             (self.weights, *self.moments),

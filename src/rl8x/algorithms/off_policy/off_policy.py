@@ -27,6 +27,7 @@ from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.online import OnlineAlgorithm, ResetSchedule
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.base import Step
 from rl8x.policy import Act
@@ -77,6 +78,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.replay = self._make_replay()
         self.beta_schedule = config.schedule("priority_beta")
         self.updates_owed = Fraction(0)
+        self._has_rows = False
 
     def find_spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         """Return those of one copy of the environment."""
@@ -134,12 +136,13 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
 
     def _append(self, flags: Mapping[str, Tensor], samples: int) -> None:
         """Append a horizon to the replay; one with a number that is not finite is never learned from."""
-        # The one value that the host waits for off the CPU: how many rows there are is the host's to know.
-        if torch.stack([*flags.values()]).any():
+        # The one value that the host waits for off the CPU: how many rows there are is the host's to know. Of ranks
+        # none appends such a horizon, so that all owe the same updates.
+        if ranks().any("whether a horizon is finite", bool(torch.stack([*flags.values()]).any())):
             self.cut_returns()
             return
         self.replay.append(self.nstep.rows(self.rollout.tensors, self.config.horizon), checked=True)
-        self.updates_owed += self.config.update_ratio * samples
+        self.updates_owed += self.config.update_ratio * Fraction(samples, ranks().size)
         self.observe()
 
     def observe(self) -> None:
@@ -181,8 +184,9 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         return Stats.merge(super().step(), Stats({REPLAY_SIZE: self.replay.size}))
 
     def _take_due(self) -> int:
-        """Take the updates that are due off what is owed; without any row all wait."""
-        due = int(self.updates_owed) if self.replay.size else 0
+        """Take the updates that are due off what is owed; while a rank is without any row all wait."""
+        self._has_rows = self._has_rows or ranks().all("whether there are rows", self.replay.size > 0)
+        due = int(self.updates_owed) if self._has_rows else 0
         self.updates_owed -= due
         return due
 
@@ -225,9 +229,16 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         replay = {"replay": self.replay.state_dict(), "n_step": self.nstep.state_dict(), "updates_owed": owed}
         return {**super().state_dict(), **replay}
 
+    def join(self, state: Mapping[str, Any]) -> None:
+        """Go on as a new rank, with an empty replay; what is due is due on all ranks alike."""
+        super().join(state)
+        self._has_rows = False
+        self.updates_owed = Fraction(*state["updates_owed"])
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken, bit for bit."""
         super().load_state_dict(state)
+        self._has_rows = False
         self.replay.load_state_dict(state["replay"])
         self.nstep.load_state_dict(state["n_step"])
         self.updates_owed = Fraction(*state["updates_owed"])

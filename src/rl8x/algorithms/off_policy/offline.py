@@ -12,6 +12,7 @@ from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
 from rl8x.algorithms.memory_check import check_dataset
 from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import Learner
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.replay.dataset import Dataset
 from rl8x.spaces import describe
@@ -46,12 +47,22 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
                 "`rl8x collect RUN` writes."
             )
         self.dataset = config.dataset if isinstance(config.dataset, Dataset) else Dataset.load(config.dataset)
+        if config.batch_size % ranks().size:
+            raise ValueError(
+                f"`batch_size` is shared out and must be a multiple of the {ranks().size} ranks; got "
+                f"{config.batch_size}. Try {-(-config.batch_size // ranks().size) * ranks().size}."
+            )
         super().__init__(config, env, seed, env_factory)
         wanted = {"next_actions": self.reads_next_actions}
         check_dataset(self.dataset.size, self.device, self.dataset.prepared_bytes(**wanted))
         self.replay = self.dataset.prepared(*config.returns, self.device, **wanted)
         obs = unflatten_tree(keys.OBS, self.dataset.transitions)
-        self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs))
+        self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch on this rank: its share."""
+        return self.config.batch_size // ranks().size
 
     @property
     def reads_next_actions(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rl8x.distributed import ranks
 from rl8x.functional import RunningMoments, running_returns
 
 
@@ -36,7 +37,7 @@ class ReturnScale(nn.Module):
 
     @torch.no_grad()
     def observe(self, rewards: Tensor, cuts: Tensor, valid: Tensor | None = None) -> None:
-        """Take in a horizon.
+        """Take in a horizon, and those of the other ranks.
 
         Args:
             rewards: Reward after each action, `[horizon, num_envs]`, finite.
@@ -47,7 +48,8 @@ class ReturnScale(nn.Module):
         if valid is not None:
             returns = torch.where(valid, returns, 0.0)
         self.carry.copy_(carry)
-        self.largest.copy_(torch.maximum(self.largest, returns.abs().max()))
+        largest = torch.stack(ranks().gather(returns.abs().max())).amax(0)
+        self.largest.copy_(torch.maximum(self.largest, largest))
         self.moments.update(returns, valid)
 
     def cut(self) -> None:

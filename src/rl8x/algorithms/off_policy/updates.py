@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x.algorithms.off_policy.nets import Net, Nets
+from rl8x.distributed import ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.programs import prepare
 from rl8x.trees import row_major
@@ -98,6 +99,8 @@ class Updater:
     @functools.cached_property
     def _program(self) -> Program:
         """Return the loop; made when it is known what an update reads."""
+        if ranks().size > 1:
+            return self.execution.split_loop(self._update_tensors, len(self.nets.state), len(self._items))
         return self.execution.loop(
             self._update_tensors,
             len(self.nets.state),

@@ -24,6 +24,7 @@ from rl8x.algorithms.on_policy.update import Objective, Updater
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
+from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
@@ -143,6 +144,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     made: ClassVar[tuple[str, ...]] = (keys.RETURNS,)
     """The names of what `targets` makes for the updates."""
+
+    of_rank: ClassVar[tuple[str, ...]] = ("order_generator",)
 
     learned_by_targets: Sequence[Tensor] = ()
     """Tensors that `targets` changes in place, beside those of the policy."""
@@ -285,8 +288,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     @functools.cached_property
     def _prepare_program(self) -> Callable[[], Sequence[Tensor]]:
-        """Return `_prepare`, captured where kernels are: it reads and writes memory that stays where it is."""
-        if self.execution.mode != "graph":
+        """Return `_prepare`, captured where kernels are, unless ranks have to talk: its memory stays where it is."""
+        if self.execution.mode != "graph" or ranks().size > 1:
             return lambda: [self._prepare()]
         fixed = self.learned_by_targets
         program = self.execution.program(lambda *_: [self._prepare()], len(fixed))

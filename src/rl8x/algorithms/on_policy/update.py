@@ -15,6 +15,7 @@ from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Batch, Rows, SequencePack, epoch
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
+from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
 from rl8x.execution.private import Substitution, add_to_each
 from rl8x.execution.programs import prepare
@@ -100,6 +101,8 @@ class Updater:
     @functools.cached_property
     def _update(self) -> Program:
         num_fixed = 2 + len(self.optimizer.moments) + len(self.pack.sources)
+        if ranks().size > 1:
+            return self.execution.split(self._update_tensors, num_fixed)
         return self.execution.program(self._update_tensors, num_fixed, self._made_of)
 
     @functools.cached_property
@@ -171,7 +174,7 @@ class Updater:
         """Have the programs of an update compiled, for every size of chunk that there is, without waiting for them."""
         self.prepared = True
         coefficient, active = self._first(now)
-        with self._workers() as workers:
+        with self._workers() as workers, ranks().alone():
             batches = self._batches(workers, torch.Generator(self.device))
             if self._is_looped(batches):
                 prepare(self._updates, *self._looped(batches, coefficient, active))
@@ -216,8 +219,10 @@ class Updater:
             yield row.unsqueeze(0), active.unsqueeze(0)
 
     def _is_looped(self, batches: list[list[Rows]]) -> bool:
-        """Say whether all updates of an epoch are one program: on the CPU, where a minibatch is one chunk."""
+        """Say whether all updates of an epoch are one program: on the CPU, with one rank, a minibatch being a chunk."""
         first = batches[0]
+        if ranks().size > 1:
+            return False
         if self.execution.mode != "compile" or self.device.type != "cpu" or isinstance(first[0], slice):
             return False
         return len(first) == 1 and not (self.pack.wide or self.pack.masked or self.config.accumulate_grads)
@@ -232,10 +237,17 @@ class Updater:
         if self.execution.mode != "eager" and len(chunks) == 1:
             row, active = self._update(*self._single(chunks[0], coefficient, scale, active))
             return row, active
-        means = self._set_gradient(chunks, coefficient, scale, workers)
+        means = self._of_all_ranks(self._set_gradient(chunks, coefficient, scale, workers))
         active = self._within_limit(active, means)
         norm = optimizer.step(self.config.max_grad_norm, None if self.objective.limit is None else active)
         return torch.cat((means, norm.unsqueeze(0))), active
+
+    def _of_all_ranks(self, means: Tensor) -> Tensor:
+        """Add up the ranks' gradients, and their shares of the means, `[num_metrics]`, which are returned."""
+        gradient, means = sum_over_ranks(self.optimizer.gradient, means)
+        if gradient is not self.optimizer.gradient:
+            self.optimizer.gradient.copy_(gradient)
+        return means
 
     def _within_limit(self, active: Tensor, means: Tensor) -> Tensor:
         objective = self.objective
@@ -294,13 +306,13 @@ class Updater:
         return max(1, min(most, _CHUNK_NUMBERS // self.pack.width))
 
     def _scale(self, chunks: list[Rows]) -> Tensor:
-        """Return 1 over the number of transitions that count in some chunks, 0-d."""
+        """Return 1 over the number of transitions that count in some chunks, and in those of other ranks, 0-d."""
         if self.pack.masked:
             counts = [self.pack.gather(rows)[0][keys.VALID].sum() for rows in chunks]
-            return 1.0 / torch.stack(counts).sum().clamp(min=1)
+            return 1.0 / ranks().sum(torch.stack(counts).sum()).clamp(min=1)
         size = sum(rows.stop - rows.start if isinstance(rows, slice) else len(rows) for rows in chunks)
         if size not in self._scales:
-            self._scales[size] = torch.full((), 1.0 / (size * self.pack.seq_len), device=self.device)
+            self._scales[size] = torch.full((), 1.0 / (size * ranks().size * self.pack.seq_len), device=self.device)
         return self._scales[size]
 
     def _rows_or_data(self, rows: Rows) -> list[Tensor]:
@@ -349,7 +361,7 @@ class Updater:
         num_moments, num_sources = len(self.optimizer.moments), len(self.pack.sources)
         moments, (lr, *rest) = tensors[:num_moments], tensors[num_moments:]
         sources, (coefficient, scale, active, *given) = rest[:num_sources], rest[num_sources:]
-        gradient, sums = self._gradient(weights, coefficient, scale, self._taken((*sources, *given)))
+        gradient, sums = sum_over_ranks(*self._gradient(weights, coefficient, scale, self._taken((*sources, *given))))
         active = self._within_limit(active, sums)
         norm = clip_and_apply(
             self.optimizer.rule,

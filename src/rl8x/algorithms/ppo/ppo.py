@@ -22,7 +22,7 @@ from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, L
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS, TOTAL, minibatch_losses
 from rl8x.envs import Env
-from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, moments, running_returns
+from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number
 from rl8x.rollouts.step import Slot, actor_critic
@@ -49,6 +49,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     )
     packed = (*OnPolicyAlgorithm.packed, keys.LOGP)
     made = (keys.ADVANTAGES, keys.RETURNS)
+    of_rank = (*OnPolicyAlgorithm.of_rank, "running_return")
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
@@ -169,7 +170,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         valid = data.get(keys.VALID)
         explained = explained_variance(data[keys.VALUES], targets, valid)
         if config.normalize_advantages:
-            _, mean, var = moments(advantages.reshape(-1), None if valid is None else valid.reshape(-1))
+            _, mean, var = pooled_moments(advantages.reshape(-1), None if valid is None else valid.reshape(-1))
             advantages = (advantages - mean.to(advantages.dtype)) / (var.sqrt().to(advantages.dtype) + 1e-8)
         if self.policy.value_moments is not None:
             # Before the update, so that it and the next collect have the same units.

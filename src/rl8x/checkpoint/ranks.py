@@ -1,0 +1,117 @@
+"""What a checkpoint has of each rank: of rank 0 its state, of the others what is not the same there.
+
+Environments, generators and replays are each rank's own; weights, optimizers and counters are alike. Nothing has to say
+which is which: of each rank those tensors are kept whose bits are not those of rank 0's at the same place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from rl8x.checkpoint.tree import CheckpointError, decode, encode, segments_in
+from rl8x.distributed import ranks
+from rl8x.segments import Content, Segment
+
+RANKS: Final = "ranks"
+"""In a checkpoint's state: what the ranks after the first have, by their numbers."""
+_LENGTH: Final = 8  # bytes that say how long the text before the tensors is
+
+
+def packed(tree: Any) -> bytes:
+    """Write a state without segments as bytes, for another rank."""
+    return _joined(*encode(tree))
+
+
+def unpacked(content: bytes) -> Any:
+    """Read what `packed` wrote."""
+    return decode(*_parted(content))
+
+
+def _joined(plain: Any, tensors: Mapping[str, Tensor]) -> bytes:
+    text, buffer = json.dumps(plain).encode(), io.BytesIO()
+    torch.save(dict(tensors), buffer)
+    return len(text).to_bytes(_LENGTH, "little") + text + buffer.getvalue()
+
+
+def _parted(content: bytes) -> tuple[Any, dict[str, Tensor]]:
+    end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+    tensors = torch.load(io.BytesIO(content[end:]), map_location="cpu", weights_only=True)
+    return json.loads(content[_LENGTH:end]), tensors
+
+
+def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
+    """Return on rank 0 what a checkpoint has of the other ranks, by their numbers; on the others nothing.
+
+    Args:
+        state: This rank's state.
+        kept: On rank 0 the names of the segments that the checkpoint before has, of all ranks.
+    """
+    if ranks().size == 1:
+        return {}
+    plain, tensors = encode(state)
+    digests = ranks().first("the state to save", {name: _digest(tensor) for name, tensor in tensors.items()})
+    kept = set(ranks().first("the segments that are kept", list(kept)))
+    if ranks().is_first:
+        return {str(rank): _entry(found) for rank, found in enumerate(ranks().collect("states", b"")) if rank}
+    different = {name: tensor for name, tensor in tensors.items() if digests.get(name) != _digest(tensor)}
+    segments = {each.name: {} if each.name in kept else each.content() for each in segments_in(state)}
+    keys = {name: list(content) for name, content in segments.items()}
+    parts = {_place(name, key): tensor for name, content in segments.items() for key, tensor in content.items()}
+    ranks().collect("states", _joined([plain, keys, list(different)], different | parts))
+    return {}
+
+
+def _entry(content: bytes) -> dict[str, Any]:
+    """Return what a checkpoint has of a rank, of what it sent."""
+    (plain, segments, names), tensors = _parted(content)
+    made = [Segment(name, _content(name, keys, tensors)) for name, keys in segments.items()]
+    return {"plain": json.dumps(plain), "tensors": {name: tensors[name] for name in names}, "segments": made}
+
+
+def _content(segment: str, keys: Collection[str], tensors: Mapping[str, Tensor]) -> Any:
+    content: Content = {key: tensors[_place(segment, key)] for key in keys}
+    return lambda: content
+
+
+def _place(segment: str, key: str) -> str:
+    """Name a tensor of a segment among those of a state, whose names begin with no slash."""
+    return f"/{segment}/{key}"
+
+
+def _digest(tensor: Tensor) -> str:
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().tobytes() + str((tensor.dtype, tuple(tensor.shape))).encode()).hexdigest()[:32]
+
+
+def num_ranks(state: Mapping[str, Any]) -> int:
+    """Return how many ranks a checkpoint's state is of."""
+    return 1 + len(state.get(RANKS) or {})
+
+
+def of_rank(state: Any, others: Mapping[str, Any], rank: int) -> Any:
+    """Return the state of a rank.
+
+    Args:
+        state: That of rank 0.
+        others: What the checkpoint has of the others, as `gathered` returned it and the checkpoint gave it back.
+        rank: Which, one that the checkpoint has.
+
+    Raises:
+        CheckpointError: If it cannot be put together.
+    """
+    if rank == 0:
+        return state
+    try:
+        entry = others[str(rank)]
+        segments: dict[str, Segment] = {each.name: each for each in entry["segments"]}
+        tensors = {**encode(state)[1], **entry["tensors"]}
+        return decode(json.loads(entry["plain"]), tensors, segments.__getitem__)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"its state of rank {rank} is damaged ({error})") from error

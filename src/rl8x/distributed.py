@@ -1,0 +1,284 @@
+"""The processes that train together: who is which, and what they tell each other.
+
+`torchrun` starts one process, a rank, for each GPU, or as many as it is told to on CPUs, and tells each by environment
+variables who it is. PyTorch's own engines carry what they say: NCCL between GPUs, gloo between CPUs and for all that is
+not on a device. Without torchrun, or with one rank, nothing is initialised and each of these functions returns at once
+what it was given.
+
+Every rank makes the same calls in the same order. A rank that dies ends the calls of the others with an error, one that
+hangs after `RL8X_RANK_TIMEOUT_S` seconds (60 unless it is set).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+TIMEOUT_VARIABLE: Final = "RL8X_RANK_TIMEOUT_S"
+_TIMEOUT_S: Final = 60.0
+_HEADER: Final = 8  # bytes that say how long a text is
+_NCCL_REMEDIES: Final = (
+    "Settings that usually cure NCCL: NCCL_SHM_DISABLE=1 (little shared memory, as in containers), NCCL_IB_DISABLE=1 "
+    "(a broken InfiniBand), NCCL_ALGO=Ring (a topology that it misjudges); NCCL_DEBUG=INFO says more."
+)
+_GLOO_REMEDY: Final = "If ranks do not find each other, name the network by GLOO_SOCKET_IFNAME."
+
+
+class RankError(RuntimeError):
+    """The ranks cannot go on together: one has ended, does not answer, or is not like the others."""
+
+
+class Ranks:
+    """The processes that train together, as one of them sees them.
+
+    The group is made at the first call that needs the others.
+
+    Args:
+        rank: This process's number, from 0.
+        size: How many there are.
+        local_rank: Its number on its machine, which is that of its GPU.
+
+    Attributes:
+        silent: Whether sums over ranks are left out; see `alone`.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.silent = False
+        self._capacity = 4096 - _HEADER
+        self._began = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone writes to disks and trackers."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device of a rank that may choose: a GPU of its own where the machine has one for each, else the CPU.
+
+        Raises:
+            RankError: If there are GPUs, but too few.
+        """
+        if not torch.cuda.is_available() or self.size == 1:
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        count = torch.cuda.device_count()
+        if self.local_rank >= count:
+            raise RankError(
+                f"rank {self.rank} is number {self.local_rank} on its machine, which has {count} GPU(s): use "
+                f"--nproc-per-node {count}, or device='cpu'."
+            )
+        torch.cuda.set_device(self.local_rank)
+        return torch.device("cuda", self.local_rank)
+
+    def _begin(self) -> None:
+        """Make the group; all ranks have to come."""
+        if self._began:
+            return
+        if not dist.is_initialized():
+            backend, device = "gloo", None
+            if torch.cuda.is_available() and self.local_rank < torch.cuda.device_count():
+                backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", self.local_rank)
+                torch.cuda.set_device(device)
+            limit = datetime.timedelta(seconds=timeout_s())
+            with self._explained():
+                # Who it is stands in the environment, where torchrun has put it.
+                dist.init_process_group(backend, timeout=limit, device_id=device)
+        self._began = True
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say what an error of the engine means, and what usually helps."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            remedies = _NCCL_REMEDIES if "nccl" in reason.lower() else _GLOO_REMEDY
+            raise RankError(
+                f"rank {self.rank} of {self.size} has lost the others: one has ended (its own error says why), or has "
+                f"not answered for {timeout_s():g} s ({TIMEOUT_VARIABLE}). {remedies} The engine says: {reason:.300}"
+            ) from error
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Leave sums over ranks out, each being what this rank has: while a function is traced or captured."""
+        before, self.silent = self.silent, True
+        try:
+            yield
+        finally:
+            self.silent = before
+
+    # -- tensors
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of the ranks' tensors `[*]`, the same to the bit on each."""
+        if self.size == 1 or self.silent:
+            return tensor.clone()
+        self._begin()
+        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        with self._explained():
+            dist.all_reduce(total)
+        return total
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, each `[*]` of the same shape, in the order of ranks."""
+        if self.size == 1:
+            return [tensor]
+        self._begin()
+        gathered = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        with self._explained():
+            dist.all_gather(gathered, tensor.contiguous())
+        return gathered
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Give tensors `[*]` the values that they have on rank 0, in place."""
+        if self.size == 1:
+            return
+        self._begin()
+        with torch.no_grad(), self._explained():
+            for tensor in tensors:
+                sent = tensor.detach().clone(memory_format=torch.contiguous_format)
+                dist.broadcast(sent, 0)
+                tensor.copy_(sent)
+
+    # -- plain data
+
+    def share(self, what: str, value: Any) -> list[Any]:
+        """Return every rank's value, in the order of ranks.
+
+        Args:
+            what: What it is, the same on all ranks.
+            value: What JSON can hold, numbers that are not finite too; tuples come back as lists.
+
+        Raises:
+            RankError: If another rank is at something else.
+        """
+        if self.size == 1:
+            return [value]
+        text = json.dumps([what, value]).encode()
+        while True:
+            capacity = self._capacity
+            sent = torch.zeros(_HEADER + capacity, dtype=torch.uint8)
+            part = len(text).to_bytes(_HEADER, "little") + text[:capacity]
+            sent[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+            received = [bytes(each.numpy()) for each in self.gather(sent)]
+            sizes = [int.from_bytes(each[:_HEADER], "little") for each in received]
+            if max(sizes) <= capacity:
+                break
+            self._capacity = 2 * max(sizes)
+        found = [json.loads(each[_HEADER : _HEADER + size]) for each, size in zip(received, sizes, strict=True)]
+        for rank, (other, _) in enumerate(found):
+            if other != what:
+                raise RankError(f"rank {rank} is at {other}, rank {self.rank} at {what}: all ranks must do the same.")
+        return [each for _, each in found]
+
+    def first(self, what: str, value: Any) -> Any:
+        """Return rank 0's value; arguments are those of `share`."""
+        return self.share(what, value if self.is_first else None)[0] if self.size > 1 else value
+
+    def any(self, what: str, flag: bool) -> bool:
+        """Whether a flag is set on any rank."""
+        return any(self.share(what, bool(flag))) if self.size > 1 else bool(flag)
+
+    def all(self, what: str, flag: bool) -> bool:
+        """Whether a flag is set on all ranks."""
+        return all(self.share(what, bool(flag))) if self.size > 1 else bool(flag)
+
+    def collect(self, what: str, content: bytes) -> list[bytes]:
+        """Return every rank's bytes, in the order of ranks, on rank 0; on the others nothing."""
+        sizes = self.share(what, len(content))
+        if not self.is_first:
+            if content:
+                with self._explained():
+                    dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), 0)
+            return []
+        found = [content]
+        for rank in range(1, self.size):
+            received = torch.empty(sizes[rank], dtype=torch.uint8)
+            if sizes[rank]:
+                with self._explained():
+                    dist.recv(received, rank)
+            found.append(received.numpy().tobytes())
+        return found
+
+    def spread(self, what: str, content: bytes) -> bytes:
+        """Return rank 0's bytes."""
+        size = self.first(what, len(content))
+        sent = torch.zeros(size, dtype=torch.uint8)
+        if self.is_first and size:
+            sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        self.broadcast([sent])
+        return sent.numpy().tobytes()
+
+    # -- shares
+
+    def share_of(self, number: int) -> int:
+        """Return how many of so many things are this rank's: first ranks have one more where they cannot be divided."""
+        return number // self.size + (self.rank < number % self.size)
+
+
+def timeout_s() -> float:
+    """Return the seconds after which a rank that does not answer ends the others.
+
+    Raises:
+        ValueError: If the environment says no positive number.
+    """
+    given = os.environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        seconds = float(given) if given else _TIMEOUT_S
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < 1e7:
+        raise ValueError(f"{TIMEOUT_VARIABLE} must be a positive number of seconds; got {given!r}.")
+    return seconds
+
+
+def _of_torchrun() -> Ranks:
+    """Return who this process is by what torchrun says; alone where it says nothing."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if not dist.is_available() or any(name not in os.environ for name in names):
+        return Ranks()
+    return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]))
+
+
+_PRESENT: Final = _of_torchrun()
+
+
+def ranks() -> Ranks:
+    """Return the processes that train together."""
+    return _PRESENT
+
+
+# The point at which a function of tensors is split; see `execution/split.py`.
+
+_LIBRARY: Final[Any] = torch.library.Library("rl8x", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("sum_over_ranks(Tensor x) -> Tensor")
+_LIBRARY.impl("sum_over_ranks", lambda x: _PRESENT.sum(x), "CompositeExplicitAutograd")
+SUM: Final[Any] = torch.ops.rl8x.sum_over_ranks.default
+
+
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the mean of the ranks' tensors, float32 `[*]`, in functions that are traced too; see `sum_over_ranks`."""
+    return tensor if _PRESENT.size == 1 else sum_over_ranks(tensor)[0] / _PRESENT.size
+
+
+def sum_over_ranks(*tensors: Tensor) -> list[Tensor]:
+    """Return the sums of the ranks' tensors, float32 `[*]` each, by one all-reduce, in functions that are traced too.
+
+    With one rank they are the tensors themselves.
+    """
+    if _PRESENT.size == 1:
+        return list(tensors)
+    total = SUM(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+    parts = total.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -1,0 +1,216 @@
+"""What the ranks of one training agree on: that they are alike, their rows, and when they stop, save and go back.
+
+Rank 0 owns tracker, bar and checkpoints. All ranks see the same rows, so that conditions and callbacks decide the same;
+what only one of them knows, such as a signal, all are told after each step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import signal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from rl8x import keys
+from rl8x._version import __version__
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.seeds import RULE
+from rl8x.checkpoint.ranks import packed, unpacked
+from rl8x.distributed import RankError, ranks
+from rl8x.output import counted, described
+from rl8x.rollouts.statistics import Stats, counted_only
+from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.statistics import TrainStats
+
+# What the ranks have together; of all other statistics there are means, weighted by what was counted.
+_SUMS: Final = (keys.EPISODES_ENDED, "replay/size")
+_MAX_SHOWN: Final = 200
+
+
+# -- at the start
+
+
+def begin(algorithm: GenericAlgorithmBase[Any]) -> None:
+    """Refuse ranks that are not alike, and give all of them the weights of rank 0.
+
+    Raises:
+        RankError: If this rank or another has other hyperparameters, code or seeds than rank 0.
+    """
+    if ranks().size == 1:
+        return
+    params = {name: value for name, value in algorithm.params.items() if name != "device"}
+    check_alike(
+        "the start",
+        {
+            **params,
+            "rl8x": __version__,
+            "the code of rl8x": _digest_of_code(),
+            "torch": torch.__version__,
+            "the rule of seeds": RULE,
+        },
+    )
+    state = from_first(algorithm.learned_state())
+    if not ranks().is_first:
+        take_over(algorithm, state)
+
+
+def from_first(state: Any) -> Any:
+    """Return rank 0's state, which has no segments, or None."""
+    if ranks().size == 1:
+        return state
+    content = packed(state) if ranks().is_first else b""
+    return unpacked(ranks().spread("a state", content))
+
+
+def _digest_of_code() -> str:
+    files = sorted(Path(__file__).parent.parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+def take_over(algorithm: GenericAlgorithmBase[Any], state: Mapping[str, Any]) -> None:
+    """Load what rank 0 has learned; what the others have for themselves, such as generators, stays."""
+    own = algorithm.learned_state()
+    stays = () if ranks().is_first else algorithm.of_rank
+    algorithm.load_learned_state({**state, **{name: own[name] for name in stays}})
+
+
+def check_alike(what: str, values: Mapping[str, Any]) -> None:
+    """Refuse ranks that have other values than rank 0.
+
+    Args:
+        what: What the ranks are at.
+        values: Anything, by name; compared as texts, but for addresses in memory.
+
+    Raises:
+        RankError: On all ranks, naming the first that is not like rank 0, and what it has.
+    """
+    shown = {name: re.sub(r" at 0x[0-9a-f]+", "", str(value)) for name, value in values.items()}
+    first, *others = ranks().share(what, shown)
+    for rank, other in enumerate(others, 1):
+        for name in dict.fromkeys((*first, *other)):
+            mine, its = first.get(name, "missing"), other.get(name, "missing")
+            if mine != its:
+                raise RankError(
+                    f"rank {rank} is not like rank 0: {name} is {its:.{_MAX_SHOWN}}, and {mine:.{_MAX_SHOWN}} on rank "
+                    "0. Start all ranks with the same script, options and version."
+                )
+
+
+def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> None:
+    """Say what is different where a run was saved by another number of ranks."""
+    now = ranks().size
+    if before == now:
+        return
+    lines = [f"the run was saved by {counted(before, 'rank', 'ranks')} and goes on with {now}"]
+    if algorithm.env is not None:
+        copies = algorithm.env.num_envs
+        lines.append(f"{copies * now} copies of the environment instead of {copies * before}")
+    if before < now:
+        lines.append("new ranks begin new episodes, with random numbers and a replay of their own")
+    else:
+        lines.append("what the ranks that are gone had, such as episodes and a replay, is lost")
+    warnings.warn("; ".join(lines), RuntimeWarning, stacklevel=5)
+
+
+# -- rows
+
+
+def pooled_row(
+    stats: Stats, measure: Callable[[], Mapping[str, float]] = dict
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the statistics of all ranks as one row, and what rank 0 measured of itself; the same on all ranks.
+
+    Args:
+        stats: This rank's.
+        measure: Called once they are on the host: times and memory.
+    """
+    if ranks().size == 1:
+        return dict(stats), dict(measure())
+    numbers, counts = stats.counted()
+    shared = ranks().share("a row", [numbers, {name: list(each) for name, each in counts.items()}, dict(measure())])
+    gates = {name: each for _, found, _ in shared for name, each in found.items()}
+    return pool([found for found, _, _ in shared], gates), shared[0][2]
+
+
+def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Make one row of the ranks': least, greatest, sums, and means and standard deviations over all that they are of.
+
+    Args:
+        rows: Of each rank, with counts, as `Stats.counted` has them.
+        counts: The names of counts and what each is of, by the beginning of its name.
+    """
+    pooled: dict[str, float] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
+        if gate is None and name.startswith("episodes/") and name != keys.EPISODES_ENDED:
+            gate = keys.EPISODES_ENDED
+        having = [row for row in rows if name in row]
+        if name in _SUMS or name.startswith(("_", "finite/")):
+            pooled[name] = sum(row[name] for row in having)
+            continue
+        weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
+        found = [(row, weight) for row, weight in weighted if weight]
+        pooled[name] = _pooled(name, *zip(*found, strict=True)) if found else having[0][name]
+    return counted_only(pooled, {name: each for name, each in counts.items() if name in pooled})
+
+
+def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
+    """Pool one statistic of rows of which all have it."""
+    values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
+    if all(value == values[0] for value in values) and statistic != "std":
+        return values[0]
+    if any(value != value for value in values):
+        return float("nan")
+    if statistic in ("min", "max"):
+        return min(values) if statistic == "min" else max(values)
+    total = sum(weights)
+    of = name.removesuffix("std") + "mean"
+    if statistic == "std" and all(of in row for row in rows):
+        mean = _pooled(of, rows, weights)
+        squares = zip(weights, rows, values, strict=True)
+        return math.sqrt(sum(w * (value**2 + (row[of] - mean) ** 2) for w, row, value in squares) / total)
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+
+
+# -- decisions
+
+
+def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.Signals | None, bool]:
+    """Tell all ranks what any of them has decided after a step.
+
+    Args:
+        stats: The row; gets the stop reason of the first rank that has one.
+        signals: Gets the signal that any rank has got.
+        saves: Whether rank 0 wants to save.
+
+    Returns:
+        The signal that asks for an end, and whether to save.
+    """
+    if ranks().size == 1:
+        return signals.stop, saves
+    stop = None if signals.stop is None else int(signals.stop)
+    told = ranks().share("what follows a step", [stats.stop_reason, stop, signals.save, saves])
+    reasons = [reason for reason, _, _, _ in told]
+    rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
+    if rank is not None:
+        stats.stop_reason = reasons[rank] if len({*reasons}) == 1 else f"{reasons[rank]} (rank {rank})"
+    stops = [number for _, number, _, _ in told if number is not None]
+    if signals.stop is None and stops:
+        signals.stop = signal.Signals(stops[0])
+    signals.save = any(asked for _, _, asked, _ in told)
+    return signal.Signals(stops[0]) if stops else None, told[0][3] or signals.save
+
+
+def one_diagnosis(diagnosis: dict[str, Any]) -> dict[str, Any]:
+    """Return the diagnosis of the first rank that has found the place, the same on all ranks."""
+    if ranks().size == 1:
+        return diagnosis
+    told = ranks().share("a diagnosis", json.loads(json.dumps({**diagnosis, "rank": ranks().rank}, default=described)))
+    return next((each for each in told if each["environments"]), told[0])

@@ -1,0 +1,169 @@
+"""Small problems for two ranks, and the same with twice the copies on the same noise for one process."""
+
+import functools
+import hashlib
+
+import torch
+from gymnasium.spaces import Box
+
+from rl8x import PPOConfig
+from rl8x.algorithms import BCConfig, DQNConfig, IQLConfig, PQNConfig, SACConfig, TD3Config
+from rl8x.algorithms.seeds import part_seed
+from rl8x.distributed import ranks
+from rl8x.envs import CartPole, Pendulum
+from rl8x.execution import execution
+from rl8x.execution.compiled import CompiledProgram
+from rl8x.replay.dataset import Dataset
+from rl8x.tracking import MemoryTracker
+from rl8x.trainers import Trainer
+
+SEED = 5
+COPIES = 8
+
+
+class Halves:
+    """What two ranks' generators draw, side by side."""
+
+    def __init__(self, part):
+        self.generators = [torch.Generator().manual_seed(part_seed(SEED, part, rank)) for rank in range(2)]
+
+    def rand(self, horizon, num_envs, width):
+        return torch.cat([torch.rand((horizon, num_envs // 2, width), generator=each) for each in self.generators], 1)
+
+
+class BothCartPoles(CartPole):
+    """In one process, all copies of two ranks on the noise of both."""
+
+    def __init__(self, num_envs, **options):
+        super().__init__(num_envs, **options)
+        self.halves = Halves("env")
+
+    def noise(self, horizon):
+        return self.halves.rand(horizon, self.num_envs, self.noise_width)
+
+
+def ppo(**options):
+    given = {"horizon": 16, "seed": SEED, "device": "cpu", "execution": "eager", "num_sgd_iters": 2}
+    given |= {"model_config": {"hidden_sizes": [16, 16]}, "normalize_observations": True, "normalize_rewards": True}
+    given |= {"normalize_values": True, "lr": 1e-3, "sgd_minibatch_size": None, "num_envs": COPIES}
+    return PPOConfig(**given | options)
+
+
+def rank_algorithm(config):
+    """One rank's algorithm; in one process, what both ranks do together."""
+    if ranks().size > 1:
+        return config.build(CartPole, time_limit=30)
+    algorithm = config.build(BothCartPoles, time_limit=30)
+    share_noise(algorithm)
+    return algorithm
+
+
+def share_noise(algorithm):
+    """Have one process's policy draw what those of two ranks draw."""
+    generators = Halves("sampling").generators
+    policy = algorithm.policy
+    draw = policy.noise
+    policy.noise = lambda horizon, num_envs, _: torch.cat(
+        [draw(horizon, num_envs // 2, each) for each in generators], 1
+    )
+
+
+class Traced(CompiledProgram):
+    """What was traced, as it is; nothing is asked of the compiler ahead."""
+
+    def prepare(self, *tensors):
+        assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+
+
+def run_traced(algorithm, mode):
+    """Have updates run in a mode, where compiled programs are what was traced, without a compiler."""
+    execution._compiled = lambda function, num_fixed: Traced(function, compiles=False)
+    algorithm.execution.mode = algorithm.execution.target = mode
+
+
+def trainer(algorithm, **options):
+    return Trainer(algorithm, tracker=MemoryTracker(), **{"eval_env": False} | options)
+
+
+def weights(algorithm):
+    """All weights and running moments, as numbers."""
+    return {name: tensor.double().reshape(-1).tolist() for name, tensor in algorithm.policy.state_dict().items()}
+
+
+def digest(algorithm):
+    """A digest of the bits of what was learned."""
+    parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in algorithm.policy.state_dict().values()]
+    return hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest()
+
+
+def furthest(one, other):
+    """The largest difference of numbers by name."""
+    assert one.keys() == other.keys()
+    return max(abs(a - b) for name in one for a, b in zip(one[name], other[name], strict=True))
+
+
+def rows():
+    """A small data set of one-step episodes with two actions."""
+    generator = torch.Generator().manual_seed(3)
+    draw = functools.partial(torch.rand, generator=generator)
+    ends = draw(60) < 0.5
+    tensors = {"obs": draw(60, 3), "actions": 2 * draw(60, 2) - 1, "rewards": draw(60), "next_obs": draw(60, 3)}
+    return Dataset.from_tensors(
+        tensors | {"terminated": ends, "truncated": ~ends},
+        observation_space=Box(0.0, 1.0, (3,)),
+        action_space=Box(-1.0, 1.0, (2,)),
+    )
+
+
+OFFLINE = {
+    "bc": (BCConfig, {}),
+    "td3": (TD3Config, {"actor_bc_coeff": 0.5, "critic_hidden_sizes": [16], "target_noise": 0.0, "policy_delay": 2}),
+    "iql": (IQLConfig, {"critic_hidden_sizes": [16]}),
+    "sac": (SACConfig, {"cql_coeff": 1.0, "critic_hidden_sizes": [16]}),
+}
+ONLINE = {
+    "pqn": (PQNConfig, CartPole, {"sgd_minibatch_size": 32}),
+    "dqn": (DQNConfig, CartPole, {"warmup_steps": 16, "batch_size": 8, "prioritized": True, "n_step": 3}),
+    "sac": (SACConfig, Pendulum, {"warmup_steps": 16, "batch_size": 8, "return_bound": 5.0}),
+    "td3": (TD3Config, Pendulum, {"warmup_steps": 16, "batch_size": 8, "normalize_observations": True}),
+}
+
+
+def offline(name, **options):
+    """An algorithm that learns from `rows`; in one process it draws what two ranks draw."""
+    config, own = OFFLINE[name]
+    given = {"seed": SEED, "device": "cpu", "execution": "eager", "batch_size": 16, "updates_per_step": 4}
+    given |= {"model_config": {"hidden_sizes": [16]}, "normalize_observations": True, "lr": 1e-3}
+    algorithm = config(**given | own | options).build(dataset=rows())
+    if ranks().size == 1:
+        share_batches(algorithm, given["batch_size"] // 2)
+    return algorithm
+
+
+def share_batches(algorithm, half):
+    """Have one process draw the rows and the noise of two ranks."""
+    generators, sample, draw = Halves("minibatches").generators, algorithm.replay.sample, algorithm.draw
+    algorithm.replay.sample = lambda count, size, _: torch.cat([sample(count, half, each) for each in generators], 1)
+    whole = type(algorithm)
+    halved = type(whole.__name__, (whole,), {"batch_size": half})
+
+    def draw_both(first, count):
+        algorithm.__class__, parts = halved, []
+        for algorithm.generator in generators:
+            parts.append(draw(first, count))
+        algorithm.__class__ = whole
+        one, two = parts
+        return {
+            name: torch.cat((one[name], two[name]), one[name].shape.index(half))
+            if half in one[name].shape
+            else one[name]
+            for name in one
+        }
+
+    algorithm.draw = draw_both
+
+
+def online(name, **options):
+    config, env, own = ONLINE[name]
+    given = {"num_envs": COPIES, "horizon": 8, "seed": SEED, "device": "cpu", "execution": "eager"}
+    return config(**given | {"model_config": {"hidden_sizes": [16]}} | own | options).build(env, time_limit=20)

@@ -1,0 +1,209 @@
+"""What two ranks do; see `launch`. Some are also run by one process, to compare."""
+
+import os
+import signal
+import warnings
+
+import torch
+from tests.ranks import problems
+from tests.ranks.problems import COPIES
+
+from rl8x import keys
+from rl8x.checkpoint import Checkpoints
+from rl8x.conditions import HitsUpperBound
+from rl8x.distributed import RankError, ranks
+from rl8x.tracking import MemoryTracker, NullTracker
+from rl8x.trainers import NonFiniteError, Trainer
+
+OFFLINE_STEPS = 2
+
+
+def ppo_equals_one_process(folder=None):
+    """Ten full-batch updates: five steps of two epochs."""
+    size = COPIES if ranks().size > 1 else 2 * COPIES
+    algorithm = problems.rank_algorithm(problems.ppo(num_envs=size))
+    trainer = problems.trainer(algorithm)
+    rows = [dict(trainer.step()) for _ in range(5)]
+    return {"weights": problems.weights(algorithm), "rows": rows, "state": dict(trainer.state)}
+
+
+def ppo_compiled(folder):
+    """The same with minibatches, as traced programs between sums over ranks, beside eager execution."""
+    found = {}
+    for mode in ("eager", "compile"):
+        algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, target_kl_div=0.5))
+        problems.run_traced(algorithm, mode)
+        trainer = problems.trainer(algorithm)
+        rows = [dict(trainer.step()) for _ in range(3)]
+        found[mode] = {"weights": problems.weights(algorithm), "kl": [row["monitors/kl_div"] for row in rows]}
+    return found
+
+
+def offline(folder=None, names=tuple(problems.OFFLINE)):
+    """Each algorithm with a data set, of whose batches ranks have halves; in ranks eagerly and traced."""
+    found = {}
+    for name in names:
+        for mode in ("eager", "compile") if ranks().size > 1 else ("eager",):
+            algorithm = problems.offline(name)
+            problems.run_traced(algorithm, mode)
+            trainer = problems.trainer(algorithm)
+            for _ in range(OFFLINE_STEPS):
+                row = trainer.step()
+            losses = {key: value for key, value in row.items() if key.startswith(("losses/", "monitors/"))}
+            found[f"{name} {mode}"] = {"weights": problems.weights(algorithm), "row": losses}
+    return found
+
+
+def online(folder):
+    """Every algorithm with an environment: a few steps, then what ranks have alike and what not."""
+    found = {}
+    for name in problems.ONLINE:
+        algorithm = problems.online(name)
+        trainer = problems.trainer(algorithm)
+        for _ in range(4):
+            row = trainer.step()
+        own = algorithm.rollout[keys.OBS].double().sum().item()
+        found[name] = {"digest": problems.digest(algorithm), "row": dict(row), "own": own, "state": dict(trainer.state)}
+    return found
+
+
+def one_rank_stops_all(folder):
+    """A condition that is met on rank 1 alone."""
+    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()))
+    condition = lambda row: ranks().rank == 1 and row[keys.STEPS] >= 3  # noqa: E731
+    row = trainer.run(stop_conditions=[condition], max_steps=9, progress="none")
+    return {"steps": row[keys.STEPS], "reason": row.stop_reason, "tracker": type(trainer.tracker).__name__}
+
+
+def one_ranks_signal_stops_all(folder):
+    """SIGTERM for rank 1 alone ends both after the step, and is saved."""
+
+    def callback(trainer, row):
+        if ranks().rank == 1 and row[keys.STEPS] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    place = folder / "signal"
+    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()), checkpoints=place, callbacks=[callback])
+    try:
+        trainer.run(max_steps=9, progress="none")
+    except SystemExit as error:
+        code = error.code
+    return {"code": code, "steps": trainer.state[keys.STEPS]}
+
+
+def bad_numbers(folder):
+    """A weight of rank 1 that is not a number: skipped by both at first, then the end of both."""
+    found = {}
+    for mode in ("skip", "stop"):
+        algorithm = problems.rank_algorithm(problems.ppo())
+        trainer = problems.trainer(algorithm, on_non_finite=mode)
+        trainer.step()
+        before = problems.digest(algorithm)
+        if ranks().rank == 1:
+            for tensor in algorithm.env.carry["state"].values():
+                tensor[3] = torch.nan
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                trainer.step()
+            found[mode] = [problems.digest(algorithm) == before, [str(each.message) for each in told]]
+        except NonFiniteError as error:
+            found[mode] = [str(error), error.diagnosis["rank"]]
+    return found
+
+
+def evaluations(folder):
+    """An evaluation of five episodes: three of rank 0, two of rank 1."""
+    algorithm = problems.rank_algorithm(problems.ppo())
+    trainer = problems.trainer(algorithm, eval_env="auto", num_eval_envs=5)
+    trainer.step()
+    own = []
+    evaluate = trainer.evaluator.evaluate
+    trainer.evaluator.evaluate = lambda *given, **options: own.append(evaluate(*given, **options)) or own[-1]
+    row = trainer.eval(deterministic=False)
+    counted, _ = own[0].counted()
+    return {"row": dict(row), "own": dict(counted), "copies": trainer.evaluator.env.num_envs}
+
+
+def unlike(folder):
+    """Rank 1 has another learning rate, then other run options."""
+    texts = []
+    try:
+        problems.trainer(problems.rank_algorithm(problems.ppo(lr=1e-3 if ranks().rank else 1e-4)))
+    except RankError as error:
+        texts.append(str(error))
+    trainer = problems.trainer(problems.rank_algorithm(problems.ppo()))
+    try:
+        trainer.run(max_steps=3 + ranks().rank, progress="none")
+    except RankError as error:
+        texts.append(str(error))
+    return texts
+
+
+def other_weights(folder):
+    """Ranks whose first weights differ get those of rank 0."""
+    algorithm = problems.rank_algorithm(problems.ppo())
+    with torch.no_grad():
+        algorithm.optimizer.weights.add_(ranks().rank)
+    before = problems.digest(algorithm)
+    problems.trainer(algorithm)
+    return [before, problems.digest(algorithm)]
+
+
+def _make(name, tracker, checkpoints, **options):
+    algorithm = problems.online(name) if name in problems.ONLINE else problems.rank_algorithm(problems.ppo())
+    return Trainer(algorithm, tracker=tracker, checkpoints=checkpoints, num_eval_envs=4, **options)
+
+
+def _own(trainer):
+    """What a rank has for itself: what it collected last, and what its environments drew."""
+    return [
+        trainer.algorithm.rollout[keys.OBS].double().sum().item(),
+        trainer.algorithm.env.generator.get_state().sum().item(),
+    ]
+
+
+def resumed(folder):
+    """Runs that are resumed at their third step, beside what went through."""
+    found = {}
+    for name in ("ppo", "dqn", "sac"):
+        tracker, place = MemoryTracker(), folder / f"resumed-{name}"
+        trainer = _make(name, tracker, Checkpoints(place, every_steps=3, keep=9))
+        options = {"steps_per_eval": 2, "max_steps": 6, "progress": "none"}
+        trainer.run(**options)
+        paths = [path for path in sorted(place.iterdir()) if path.name.endswith("-step-3")] if place.exists() else []
+        path = ranks().first("the path", str(paths[0]) if paths else "")
+        again = Trainer.resume(path, tracker=MemoryTracker(), checkpoints=False)
+        row = again.run(progress="none")
+        timeless = [
+            {key: value for key, value in each.items() if not key.startswith(("profiling/", "memory/"))}
+            for each in (trainer._row, dict(row))
+        ]
+        found[name] = {
+            "digests": [problems.digest(each.algorithm) for each in (trainer, again)],
+            "own": [_own(each) for each in (trainer, again)],
+            "rows": timeless,
+            "states": [dict(each.state) for each in (trainer, again)],
+            "null": isinstance(trainer.tracker, NullTracker),
+        }
+    return found
+
+
+def one_process_goes_on_with_two(folder):
+    """A run of one process that two ranks go on with; see `test_checkpoints`."""
+    found = {}
+    for name in ("ppo", "dqn"):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer = Trainer.resume(folder / f"one-{name}", tracker=MemoryTracker(), checkpoints=False)
+        before = dict(trainer.state)
+        row = trainer.run(max_steps=6, progress="none", stop_conditions=[HitsUpperBound(keys.STEPS, 99)])
+        found[name] = {
+            "told": [str(each.message) for each in told],
+            "before": before,
+            "after": dict(trainer.state),
+            "digest": problems.digest(trainer.algorithm),
+            "own": _own(trainer),
+            "finite": row[keys.STEPS],
+        }
+    return found

@@ -1,0 +1,118 @@
+"""What one rank decides or breaks, all take part in; checkpoints have all ranks."""
+
+import warnings
+
+import pytest
+import torch
+from tests.ranks import problems
+from tests.ranks.launch import launch
+
+from rl8x import keys
+from rl8x.checkpoint import listed, read
+from rl8x.tracking import MemoryTracker
+from rl8x.trainers import Trainer
+
+NAMES = [
+    "one_rank_stops_all",
+    "one_ranks_signal_stops_all",
+    "bad_numbers",
+    "unlike",
+    "other_weights",
+    "resumed",
+    "one_process_goes_on_with_two",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("decisions")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    for name in ("ppo", "dqn"):  # runs of one process, which ranks go on with
+        algorithm = problems.online("dqn") if name == "dqn" else problems.ppo().build(problems.CartPole, time_limit=30)
+        trainer = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=folder / f"one-{name}", num_eval_envs=4)
+        trainer.run(max_steps=3, progress="none")
+    return launch(folder, "scenarios", NAMES)
+
+
+def test_a_condition_of_one_rank_stops_all(found):
+    first, second = found["one_rank_stops_all"]
+    assert first["steps"] == second["steps"] == 3
+    assert first["reason"] == second["reason"]
+    assert first["reason"].endswith("(rank 1)")
+    assert (first["tracker"], second["tracker"]) == ("MemoryTracker", "NullTracker")
+
+
+def test_a_signal_for_one_rank_ends_all_after_the_step(found, folder):
+    first, second = found["one_ranks_signal_stops_all"]
+    assert first == second == {"code": 143, "steps": 2}
+    saved = read(listed(folder / "signal")[-1])
+    assert saved.metadata["status"] == "KILLED"
+    assert saved.metadata["counters"][keys.STEPS] == 2
+
+
+def test_bad_numbers_of_one_rank_are_those_of_all(found):
+    first, second = found["bad_numbers"]
+    assert first == second
+    unchanged, told = first["skip"]
+    assert unchanged
+    assert "in environments 3, slot 0 of the horizon of rank 1" in told[0]
+    assert "of rank 1" in first["stop"][0]
+    assert first["stop"][1] == 1
+
+
+def test_ranks_that_are_not_alike_are_refused_by_name(found):
+    first, second = found["unlike"]
+    assert first == second
+    assert first[0].startswith("rank 1 is not like rank 0: lr is 0.001, and 0.0001 on rank 0.")
+    assert first[1].startswith("rank 1 is not like rank 0: run.max_steps is 4, and 3 on rank 0.")
+
+
+def test_all_begin_with_the_weights_of_rank_0(found):
+    (first, first_after), (second, second_after) = found["other_weights"]
+    assert first != second
+    assert first_after == second_after == first
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+def test_a_resumed_run_of_two_ranks_has_the_same_bits(found, name):
+    ranks = [each[name] for each in found["resumed"]]
+    for rank in ranks:
+        for what in ("digests", "own", "rows", "states"):
+            straight, resumed = rank[what]
+            assert straight == resumed, what
+    assert ranks[0]["digests"] == ranks[1]["digests"]
+    assert ranks[0]["own"] != ranks[1]["own"]
+    assert [rank["null"] for rank in ranks] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_one_process_goes_on_with_a_run_of_two_ranks_and_says_so(found, folder, name):
+    path = next(path for path in listed(folder / f"resumed-{name}") if path.name.endswith("-step-3"))
+    with pytest.warns(RuntimeWarning, match="was saved by 2 ranks and goes on with 1"):
+        trainer = Trainer.resume(path, tracker=MemoryTracker(), checkpoints=False)
+    before = dict(trainer.state)
+    row = trainer.run(progress="none")
+    assert row[keys.STEPS] == 6
+    gained = row[keys.ENV_STEPS] - before[keys.ENV_STEPS]
+    assert gained * 2 == before[keys.ENV_STEPS]  # of as many steps, half the copies
+    assert all(torch.isfinite(tensor).all() for tensor in trainer.algorithm.policy.parameters())
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_two_ranks_go_on_with_a_run_of_one_and_say_so(found, name):
+    first, second = (each[name] for each in found["one_process_goes_on_with_two"])
+    assert "was saved by 1 rank and goes on with 2" in first["told"][0]
+    assert first["digest"] == second["digest"]
+    assert first["own"] != second["own"]
+    assert first["after"] == second["after"]
+    gained = first["after"][keys.ENV_STEPS] - first["before"][keys.ENV_STEPS]
+    assert gained == 2 * first["before"][keys.ENV_STEPS]
+
+
+def test_as_many_ranks_as_before_say_nothing(folder, found):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer.resume(folder / "one-ppo", tracker=MemoryTracker(), checkpoints=False)

@@ -1,0 +1,75 @@
+"""Two ranks do what one process does with twice the copies, or with whole batches, on the same noise."""
+
+import pytest
+from tests.ranks import problems, scenarios
+from tests.ranks.launch import launch
+
+from rl8x import keys
+
+# Times and memory are rank 0's own.
+OWN = ("profiling/", "memory/")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    names = ["ppo_equals_one_process", "ppo_compiled", "offline", "online", "evaluations"]
+    return launch(tmp_path_factory.mktemp("ranks"), "scenarios", names)
+
+
+def test_ppo_equals_one_process(found):
+    alone = scenarios.ppo_equals_one_process()
+    first, second = found["ppo_equals_one_process"]
+    assert first["weights"] == second["weights"]
+    assert problems.furthest(first["weights"], alone["weights"]) < 1e-6
+    assert first["state"] == second["state"] == alone["state"]
+    for one, two, single in zip(first["rows"], second["rows"], alone["rows"], strict=True):
+        assert one == two
+        names = {name for name in single if not name.startswith(OWN)}
+        assert names == {name for name in one if not name.startswith(OWN)}
+        for name in names:
+            assert one[name] == pytest.approx(single[name], rel=1e-4, abs=1e-5), name
+
+
+def test_a_traced_update_is_split_around_its_sum_and_has_the_bits_of_the_eager_one(found):
+    first, second = found["ppo_compiled"]
+    assert first == second
+    assert first["compile"] == first["eager"]
+    assert all(kl > 0 for kl in first["eager"]["kl"])
+
+
+@pytest.mark.parametrize("name", problems.OFFLINE)
+def test_halves_of_a_batch_equal_the_whole(found, name):
+    alone = scenarios.offline(names=[name])[f"{name} eager"]
+    first, second = found["offline"]
+    assert first == second
+    for mode in ("eager", "compile"):
+        one = first[f"{name} {mode}"]
+        assert problems.furthest(one["weights"], alone["weights"]) < 1e-6, mode
+        assert one["row"] == pytest.approx(alone["row"], rel=1e-4, abs=1e-5), mode
+
+
+@pytest.mark.parametrize("name", problems.ONLINE)
+def test_ranks_with_environments_of_their_own_have_the_same_weights(found, name):
+    first, second = (each[name] for each in found["online"])
+    assert first["digest"] == second["digest"]
+    assert first["row"] == second["row"]
+    assert first["own"] != second["own"]  # other random numbers
+    assert first["state"] == second["state"]
+    assert first["state"][keys.ENV_STEPS] == 2 * 4 * 8 * problems.COPIES
+    assert first["state"][keys.UPDATES] > 0
+    if "replay/size" in first["row"]:
+        assert 1.5 * first["state"][keys.ENV_STEPS] / 2 < first["row"]["replay/size"] <= first["state"][keys.ENV_STEPS]
+
+
+def test_evaluations_are_shared_out_and_count_every_episode_once(found):
+    first, second = found["evaluations"]
+    assert (first["copies"], second["copies"]) == (3, 2)
+    one, two, row = first["own"], second["own"], first["row"]
+    assert {name: row[name] for name in row if not name.startswith(OWN)} == {
+        name: value for name, value in second["row"].items() if not name.startswith(OWN)
+    }
+    assert row["eval/episodes/ended"] == 5
+    assert row["eval/returns/mean"] == pytest.approx((3 * one["returns/mean"] + 2 * two["returns/mean"]) / 5)
+    assert row["eval/returns/min"] == min(one["returns/min"], two["returns/min"])
+    steps = [each["_count/rewards"] for each in (one, two)]
+    assert row["eval/episodes/lengths/mean"] == pytest.approx(sum(steps) / 5)

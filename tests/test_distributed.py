@@ -1,0 +1,122 @@
+"""Who the ranks are, how their rows become one, and where functions are cut at sums over ranks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rl8x import keys
+from rl8x.algorithms.seeds import part_seed
+from rl8x.distributed import SUM, Ranks, mean_over_ranks, ranks, sum_over_ranks, timeout_s
+from rl8x.execution.split import cut
+from rl8x.execution.traces import trace
+from rl8x.trainers.ranks import pool
+
+
+def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
+    tensor = torch.arange(3.0)
+    assert ranks().size == 1
+    assert ranks().share("a", {"b": 1}) == [{"b": 1}]
+    assert ranks().first("a", 2) == 2
+    assert ranks().any("a", True)
+    assert not ranks().all("a", False)
+    assert ranks().collect("a", b"x") == [b"x"]
+    assert ranks().gather(tensor)[0] is tensor
+    assert sum_over_ranks(tensor)[0] is tensor
+    assert mean_over_ranks(tensor) is tensor
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(("number", "size"), [(5, 2), (7, 3), (2, 4), (128, 8)])
+def test_shares_add_up_and_differ_by_one_at_most(number, size):
+    shares = [Ranks(rank, size).share_of(number) for rank in range(size)]
+    assert sum(shares) == number
+    assert max(shares) - min(shares) <= 1
+
+
+def test_each_rank_has_seeds_of_its_own_but_for_weights():
+    parts = ("env", "sampling", "minibatches", "eval_env", "eval_sampling", "mine")
+    found = [part_seed(3, part, rank) for part in parts for rank in range(3)]
+    assert len(set(found)) == len(found)
+    assert len({part_seed(3, "weights", rank) for rank in range(3)}) == 1
+    assert part_seed(3, "env") == part_seed(3, "env", 0)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "soon", "nan"])
+def test_a_time_out_that_is_none_is_refused(given, monkeypatch):
+    monkeypatch.setenv("RL8X_RANK_TIMEOUT_S", given)
+    with pytest.raises(ValueError, match="RL8X_RANK_TIMEOUT_S must be a positive number of seconds"):
+        timeout_s()
+    monkeypatch.setenv("RL8X_RANK_TIMEOUT_S", "7.5")
+    assert timeout_s() == 7.5
+
+
+def row(values):
+    """A rank's statistics of some episodes' returns."""
+    numbers = np.array(values, dtype=np.float64)
+    found = dict(zip(keys.summary("episodes/returns"), [math.nan] * 4, strict=True))
+    if len(numbers):
+        statistics = (numbers.min(), numbers.max(), numbers.mean(), numbers.std())
+        found = dict(zip(keys.summary("episodes/returns"), map(float, statistics), strict=True))
+    return {**found, keys.EPISODES_ENDED: len(values), "losses/total": float(len(values)), "finite/losses": 0.0}
+
+
+@pytest.mark.parametrize("parts", [[[1.0, 5.0, 9.0], [2.0]], [[], [4.0, 4.5]], [[3.0], [], [1.0, 2.0, 7.0, -3.0]]])
+def test_uneven_episodes_are_pooled_as_if_one_had_counted_them(parts):
+    gates = {keys.EPISODES_ENDED: ("episodes/returns/",)}
+    pooled = pool([row(part) for part in parts], gates)
+    whole = row([value for part in parts for value in part])
+    for name in (*keys.summary("episodes/returns"), keys.EPISODES_ENDED):
+        assert pooled[name] == pytest.approx(whole[name]), name
+    assert pooled["losses/total"] == pytest.approx(np.mean([len(part) for part in parts]))
+
+
+def test_where_no_rank_has_an_episode_its_metrics_are_left_out():
+    pooled = pool([row([]), row([])], {keys.EPISODES_ENDED: ("episodes/returns/",)})
+    assert pooled == {keys.EPISODES_ENDED: 0, "losses/total": 0.0, "finite/losses": 0.0}
+
+
+def test_a_number_that_is_not_one_is_not_hidden_by_the_others():
+    pooled = pool([{"losses/total": math.nan, "a/min": 1.0}, {"losses/total": 2.0, "a/min": math.nan}], {})
+    assert math.isnan(pooled["losses/total"])
+    assert math.isnan(pooled["a/min"])
+
+
+def update(weights, moment, batch, lr):
+    """An update with views, writes in place and two sums; the second gradient sees the first step."""
+    first = SUM((weights.view(2, 2) * batch).reshape(-1))
+    weights.sub_(lr * first)
+    moment.copy_(0.9 * moment + first)
+    row = weights.view(2, 2)[0]
+    second = SUM(row * batch[0] + moment[:2])
+    row.sub_(lr * second)
+    return [first.sum() + second.sum(), weights.clone()]
+
+
+def test_a_function_is_cut_at_its_sums_and_the_pieces_do_what_it_does():
+    tensors = [torch.rand(4), torch.rand(4), torch.rand(2, 2), torch.tensor(0.1)]
+    pieces = cut(trace(update, tensors).graph, 2, 4)
+    assert len(pieces) == 3
+    expected = [tensor.clone() for tensor in tensors]
+    results = update(*expected)
+    known = {f"argument_{i}": tensor.clone() for i, tensor in enumerate(tensors)}
+    for piece in pieces:
+        assert piece.inputs[: piece.num_fixed] == [n for n in piece.inputs if n in ("argument_0", "argument_1")]
+        found = piece.run(*[known[name] for name in piece.inputs])
+        known.update(zip(piece.outputs, found, strict=True))
+        if piece.summed is not None:
+            known[piece.summed[1]] = known[piece.summed[0]].clone()
+    assert all(torch.equal(one, two) for one, two in zip(found, results, strict=True))
+    assert all(torch.equal(known[f"argument_{i}"], tensor) for i, tensor in enumerate(expected))
+
+
+def test_writing_to_what_an_earlier_piece_made_is_refused():
+    def wrong(weights):
+        made = weights * 2
+        total = SUM(weights)
+        made.add_(total)
+        return [made]
+
+    with pytest.raises(ValueError, match="read beyond a sum over ranks"):
+        cut(trace(wrong, [torch.rand(3)]).graph, 1, 1)
