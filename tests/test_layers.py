@@ -25,6 +25,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "plain_yaml": set(),
         "spaces": set(),
         "importing": set(),
+        "drawing": set(),
     },
     {"execution": set()},
     {

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-
-from rl8x.studies.statistics import Curve
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +38,15 @@ LIGHT: Final = Theme("light", "#ffffff", "#1f2328", "#d8dde3", _OKABE_ITO)
 DARK: Final = Theme("dark", "#15181d", "#e3e6ea", "#3a4048", _OKABE_ITO_DARK)
 _STYLES: Final[tuple[Any, ...]] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 _MARKERS: Final = "osD^vPX*"
+
+
+class Curve(NamedTuple):
+    """A mean with its interval, at steps, each `[points]`; of a single curve the interval is NaN."""
+
+    steps: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
 
 
 class Drawing(NamedTuple):
