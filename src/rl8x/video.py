@@ -29,7 +29,7 @@ from rl8x.envs import Env, GymnasiumEnv
 from rl8x.envs.canvas import BACKGROUND, INK, SIZE, Picture, font, mixed
 from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
 from rl8x.policy import Policy
-from rl8x.rollouts.playing import MAX_STEPS, Moment, play_episodes
+from rl8x.rollouts.playing import Moment, play_episodes
 
 _MAX_FPS: Final = 30.0  # above it frames are left out
 _LAST_S: Final = 1.0  # for which the last frame of an episode is shown
@@ -86,9 +86,10 @@ def film(
     *,
     episodes: int = 1,
     env_config: Mapping[str, Any] | None = None,
+    shown: int | None = None,
     columns: int | None = None,
     captions: bool = True,
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = None,
     fps: float | None = None,
     deterministic: bool = True,
     seed: int = 0,
@@ -104,9 +105,10 @@ def film(
         episodes: How many are played in each copy.
         env_config: Values of the environment's parameters; None changes nothing. Their values in each copy are written
             above it.
+        shown: The first so many copies are filmed; None is all.
         columns: Copies in a row of the picture; None finds a number.
         captions: Whether parameters, steps and returns are written above and below.
-        max_steps: Where to stop when episodes do not end.
+        max_steps: Where to stop when episodes do not end; None is 1,000 steps, 200 where they never do.
         fps: Steps of the environment a second; None is its own rate, else 30. Above 30 frames are left out.
         deterministic: Whether the policy takes its most likely actions rather than samples.
         seed: Seeds the environment and the samples.
@@ -125,9 +127,10 @@ def film(
     def all_frames() -> Iterator[Picture]:
         for episode in range(episodes):
             first_seed = seed + episode * env.num_envs  # copy i of a simulator has the seed + i
-            options: Any = {"deterministic": deterministic, "seed": first_seed, "max_steps": max_steps}
-            played = play_episodes(policy, env, env_config=env_config, state_reset_every=state_reset_every, **options)
-            camera, frame = Camera(env, columns=columns, captions=captions), None
+            options: Any = {"deterministic": deterministic, "seed": first_seed, "state_reset_every": state_reset_every}
+            options |= {"max_steps": max_steps, "counted": shown, "env_config": env_config}
+            played = play_episodes(policy, env, **options)
+            camera, frame = Camera(env, shown=shown, columns=columns, captions=captions), None
             for step, moment in enumerate(played):
                 camera.see(moment)
                 frame = camera.frame() if step % every == 0 else None
@@ -137,7 +140,7 @@ def film(
             yield from [camera.frame() if frame is None else frame] * round(_LAST_S * rate / every)
 
     data, count = _WRITERS[suffix.lower()](all_frames(), rate / every)
-    returns, lengths, running = (np.stack([end[field] for end in ends]) for field in (3, 4, 2))
+    returns, lengths, running = (np.stack([end[field][:shown] for end in ends]) for field in (3, 4, 2))
     return Film(data, suffix.lower(), count, returns, lengths, ~running)
 
 
@@ -206,19 +209,22 @@ class Camera:
 
     Args:
         env: The environment.
+        shown: The first so many copies are seen; None is all.
         columns: Copies in a row; None finds a number.
         captions: Whether parameters, steps and returns are written above and below.
     """
 
-    def __init__(self, env: Env, *, columns: int | None, captions: bool) -> None:
+    def __init__(self, env: Env, *, shown: int | None, columns: int | None, captions: bool) -> None:
         self._env, self._captions = env, captions
-        self._columns = min(columns or _columns(env.num_envs), env.num_envs)
+        count = min(shown or env.num_envs, env.num_envs)
+        self._copies = range(count)
+        self._columns = min(columns or _columns(count), count)
         self._size = SIZE
         if self._columns > 2:
             width = max(176, (_MAX_WIDTH - _GAP * (self._columns - 1)) // self._columns)
             self._size = width, round(width * SIZE[1] / SIZE[0])
-        self._pasts: list[deque[CopyState]] = [deque(maxlen=_PAST + 1) for _ in range(env.num_envs)]
-        self._pictures: list[Picture | None] = [None] * env.num_envs
+        self._pasts: list[deque[CopyState]] = [deque(maxlen=_PAST + 1) for _ in self._copies]
+        self._pictures: list[Picture | None] = [None] * count
         self._titles: list[str] = []
         self._parameters: dict[str, NDArray[Any]] = {}
         self._moment: Moment | None = None
@@ -236,7 +242,8 @@ class Camera:
         if self._env.draws:
             states = on_host(moment.state)
             # Where physics are not pure, the state after an episode's end is the next one's.
-            for copy in np.flatnonzero(self._went_on if self._env.capturable else moment.running):
+            seen = self._went_on if self._env.capturable else moment.running
+            for copy in (copy for copy in self._copies if seen[copy]):
                 self._pasts[copy].append(copy_of(states, copy))
 
     def frame(self) -> Picture:
@@ -249,14 +256,10 @@ class Camera:
                 parameters = numbers_of(self._parameters, copy)
                 self._pictures[copy] = self._env.picture(state, parameters, past, self._size)
         else:
-            for copy, rendered in enumerate(_renders(self._env)):
+            for copy, rendered in zip(self._copies, _renders(self._env), strict=False):
                 if moment.running[copy] or self._pictures[copy] is None:
                     self._pictures[copy] = rendered
         return _side_by_side([self._tile(copy, moment) for copy in self._copies], self._columns)
-
-    @property
-    def _copies(self) -> range:
-        return range(self._env.num_envs)
 
     def _tile(self, copy: int, moment: Moment) -> Picture:
         """Return the picture of a copy between what is written above and below it."""

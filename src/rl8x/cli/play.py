@@ -17,7 +17,7 @@ from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
 from rl8x.output import counted, say, table
-from rl8x.rollouts.playing import MAX_STEPS, play_episodes
+from rl8x.rollouts.playing import play_episodes
 from rl8x.video import check_format, film, make_filmed
 
 _EXAMPLES = """\b
@@ -57,8 +57,7 @@ _EPISODES: Final = 10  # without a film
 @click.option(
     "--max-steps",
     type=click.IntRange(min=1),
-    default=MAX_STEPS,
-    help=f"Where to stop when episodes do not end. [default: {MAX_STEPS}]",
+    help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]",
 )
 @click.option("--fps", type=click.FloatRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the environment and the actions.")
@@ -108,10 +107,8 @@ def play(
         else:
             config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
     same = {name: value for name, value in config.items() if not isinstance(value, list)}
-    say(
-        f"env_config  {in_words(same if number > 1 else config)}"
-        + ("" if words or grid or env is not None else ", as in the training")
-    )
+    asked = words or grid or env is not None
+    say(f"env_config  {in_words(same if number > 1 else config)}" + ("" if asked else ", as in the training"))
     say(_report(config, returns, lengths, finished))
     if out is not None:
         say(f"wrote       {out}: {shown.num_frames:,} frames, {len(shown.data) / 1e6:.2g} MB")

@@ -18,6 +18,7 @@ from rl8x.rollouts.step import Cursor, Noises, Stepper
 from rl8x.trees import first_tensor
 
 MAX_STEPS = 1000
+_MAX_STEPS_WITHOUT_END = 200
 
 
 class Moment(NamedTuple):
@@ -47,7 +48,8 @@ def play_episodes(
     env_config: Mapping[str, Any] | None = None,
     deterministic: bool = True,
     seed: int = 0,
-    max_steps: int = MAX_STEPS,
+    max_steps: int | None = None,
+    counted: int | None = None,
     state_reset_every: int = 0,
 ) -> Iterator[Moment]:
     """Play an episode in each copy, and yield the copies before the first action and after each.
@@ -58,7 +60,8 @@ def play_episodes(
         env_config: Values of its parameters; None changes nothing.
         deterministic: Whether the policy takes its most likely actions rather than samples.
         seed: Seeds the environment and the samples.
-        max_steps: Where to stop when episodes do not end.
+        max_steps: Where to stop when episodes do not end; None is 1,000 steps, 200 where they never do.
+        counted: The episodes of the first so many copies are waited for; None is all.
         state_reset_every: The policy's state is reset every so many steps, as in training; 0 is never.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)
@@ -73,23 +76,25 @@ def play_episodes(
     returns, lengths = torch.zeros(env.num_envs, device=env.device), running.new_zeros(env.num_envs, dtype=torch.int64)
     yield _moment(carry, carry["state"], returns, lengths, running)
 
+    limit = MAX_STEPS if env.episodic else _MAX_STEPS_WITHOUT_END
+
     def noises() -> Noises:
         while True:
             used[:] = [env.noise(1)[0]]
             yield used[0], None if deterministic else policy.noise(1, env.num_envs, generator)[0]
 
-    for _, transition in itertools.islice(stepper.play(carry, cursor, noises()), max_steps):
+    for _, transition in itertools.islice(stepper.play(carry, cursor, noises()), max_steps or limit):
         step, state = transition.step, transition.carry["state"]
         ended = step.terminated | step.truncated
         if env.capturable and bool(ended.any()):  # what the step led to, before the reset
             state, _, _ = env.outcome(carry, policy.env_actions(transition.act.actions), used[0])
-        counted = running if step.valid is None else running & step.valid
-        returns = torch.where(counted, step.episode_returns, returns)
-        lengths = torch.where(counted, step.episode_lengths, lengths)
+        valid = running if step.valid is None else running & step.valid
+        returns = torch.where(valid, step.episode_returns, returns)
+        lengths = torch.where(valid, step.episode_lengths, lengths)
         running = running & ~ended
         env.carry = transition.carry
         yield _moment(carry, state, returns, lengths, running)
-        if not bool(running.any()):
+        if not bool(running[:counted].any()):
             return
         carry = transition.carry
 
