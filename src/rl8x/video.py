@@ -335,13 +335,13 @@ def _side_by_side(tiles: Sequence[Picture], columns: int) -> Picture:
 def _write_gif(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
     """Return the content of a GIF, which repeats itself, and the number of its frames."""
     count = itertools.count()
-    images = _in_few_colours(frame for frame in frames if next(count) >= 0)
+    images = in_few_colours(frame for frame in frames if next(count) >= 0)
     target = io.BytesIO()
     next(images).save(target, "GIF", save_all=True, append_images=images, duration=1000 / rate, loop=0)
     return target.getvalue(), next(count)
 
 
-def _in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
+def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
     """Yield frames as images with a palette, which stays the same as long as it fits: so only changes take space."""
     from PIL import Image
 

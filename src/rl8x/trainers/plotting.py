@@ -40,7 +40,7 @@ def plot_run(tracker: Tracker, metrics: Sequence[str], known: Sequence[str], clo
     """
     named = [{name: name} for name in metrics]
     wanted = [name for group in named or _RETURNS for name in group.values()]
-    found = {name: points for name, points in _histories(tracker, wanted).items() if len(points[0])}
+    found = {name: points for name, points in _histories(tracker, wanted).items() if np.isfinite(points[1]).any()}
     for name in metrics:
         if name not in found:
             hint = did_you_mean(name, known) if name not in known else " It has no value yet."
