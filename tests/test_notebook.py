@@ -17,7 +17,7 @@ IPYTHON = pytest.importorskip("IPython", reason="IPython is not installed, which
 
 # Sizes in the notebook, and what the test makes of them.
 SMALLER = {
-    "num_envs=64": "num_envs=8",
+    "num_envs=64": "num_envs=16",
     "num_eval_envs=32": "num_eval_envs=2",
     "120_000": "1_000",
     "max_steps=100": "max_steps=3",

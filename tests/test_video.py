@@ -139,7 +139,7 @@ def test_what_is_written_above_and_below_says_parameters_and_returns(monkeypatch
 
 
 def test_episodes_follow_each_other_with_other_starts():
-    env = CartPole(2, time_limit=14)
+    env = CartPole(2, time_limit=12)
     made = film(policy_of(env), env, episodes=3, captions=False, deterministic=False)
     assert made.returns.shape == made.lengths.shape == made.finished.shape == (3, 2)
     assert len({*made.lengths[:, 0].tolist(), *made.lengths[:, 1].tolist()}) > 1

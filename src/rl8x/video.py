@@ -140,8 +140,8 @@ def film(
             yield from [camera.frame() if frame is None else frame] * round(_LAST_S * rate / every)
 
     data, count = _WRITERS[suffix.lower()](all_frames(), rate / every)
-    returns, lengths, running = (np.stack([end[field][:shown] for end in ends]) for field in (3, 4, 2))
-    return Film(data, suffix.lower(), count, returns, lengths, ~running)
+    returns, lengths = np.stack([end.returns[:shown] for end in ends]), np.stack([end.lengths[:shown] for end in ends])
+    return Film(data, suffix.lower(), count, returns, lengths, np.stack([~end.running[:shown] for end in ends]))
 
 
 def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
@@ -380,8 +380,7 @@ class _Palette:
     @staticmethod
     def _cubes(colours: NDArray[np.uint8]) -> NDArray[np.uint16]:
         red, green, blue = (colours[..., i].astype(np.uint16) >> 3 for i in range(3))
-        cubes: NDArray[np.uint16] = red << 10 | green << 5 | blue
-        return cubes
+        return (red << 10 | green << 5 | blue).astype(np.uint16)
 
     def image(self, frame: Picture) -> Any:
         """Return a frame in these colours; None where they do not fit."""
@@ -405,7 +404,8 @@ def _write_mp4(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
     count = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "film.mp4"
-        with imageio.get_writer(path, fps=rate, macro_block_size=2, quality=8) as writer:
+        opened: Any = imageio.get_writer(path, fps=rate, macro_block_size=2, quality=8)
+        with opened as writer:
             for frame in frames:
                 writer.append_data(frame)
                 count += 1

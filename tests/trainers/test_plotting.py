@@ -47,9 +47,17 @@ def test_metrics_that_are_named_have_a_panel_each_and_mlflow_is_read(mlruns):
     assert [step for step, _ in steps] == [128, 256, 384, 512]
 
 
-def test_tasks_that_never_end_have_returns_of_horizons():
-    (panel,) = trained(MemoryTracker(), AlgoTrading).plot().axes
+def test_before_an_episode_has_ended_horizons_are_drawn():
+    config = PPOConfig(**SMALL | {"horizon": 2})  # no pole falls in four steps
+    trainer = Trainer(config.build(CartPole), tracker=MemoryTracker(), checkpoints=False)
+    trainer.run(max_steps=2, progress="none")
+    (panel,) = trainer.plot().axes
     assert list(lines(panel)) == ["horizons of the training"]
+
+
+def test_evaluations_in_the_training_environment_are_drawn():
+    (panel,) = trained(MemoryTracker(), AlgoTrading, steps_per_eval=2).plot().axes
+    assert list(lines(panel)) == ["episodes of the training", "evaluations"]
 
 
 def test_what_cannot_be_drawn_is_said():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
-from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, INK, Canvas
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, INK, Canvas, Point
 from rl8x.envs.pictures import CopyState
 
 MIN_POSITION = -1.2
@@ -79,7 +79,10 @@ class _Valley(Env):
         x = float(state["position"])
         angle = math.atan(1.35 * math.cos(3 * x))
         cos, sin = math.cos(angle), math.sin(angle)
-        at = lambda along, up: (x + along * cos - up * sin, _height(x) + along * sin + up * cos)  # noqa: E731
+
+        def at(along: float, up: float) -> Point:
+            return x + along * cos - up * sin, _height(x) + along * sin + up * cos
+
         canvas.box(at(0.0, 0.075), (0.19, 0.065), BLUE, angle=angle)
         canvas.box(at(-0.012, 0.125), (0.1, 0.05), BLUE, angle=angle, strength=0.75)
         for wheel in (-0.055, 0.055):

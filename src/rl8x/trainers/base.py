@@ -272,9 +272,9 @@ class TrainerBase(Generic[AlgorithmT]):
         lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
         copies = copies or max(lists, default=1)
         suffix = ".gif" if path is None else Path(path).suffix
-        config = self.evaluations.runs_config() if env_config is None else env_config
         env = self.make_film_env(copies)
         try:
+            config = self.evaluations.runs_config() if env_config is None else env_config
             film = film_policy(self.algorithm, env, config, copies, suffix=suffix, **options)
         finally:
             env.close()

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 # What one panel shows of returns, where nothing is named; the first line of which a run has any.
 _RETURNS: Final[tuple[dict[str, str], ...]] = (
-    {"episodes of the training": "episodes/returns/mean", "evaluations": "eval/returns/mean"},
-    {"horizons of the training": "returns/mean", "evaluations": "eval/horizon_returns/mean"},
+    {
+        "episodes of the training": "episodes/returns/mean",
+        "evaluations": "eval/returns/mean",
+        "horizons in evaluations": "eval/horizon_returns/mean",
+    },
+    {"horizons of the training": "returns/mean"},
 )
 _WIDTH: Final = 3
 """Panels in a row."""

@@ -193,9 +193,7 @@ class RunState:
     def film_is_due(self) -> bool:
         """Whether a film follows the evaluation after the step that was just made."""
         every: int | None = self.options["evals_per_film"]
-        return (
-            every is not None and self.evaluation_is_due and self.steps // self.options["steps_per_eval"] % every == 0
-        )
+        return every is not None and self.steps % (every * int(self.options["steps_per_eval"])) == 0
 
     @property
     def limit_reached(self) -> int | None:
