@@ -192,8 +192,8 @@ class RunState:
     @property
     def film_is_due(self) -> bool:
         """Whether a film follows the evaluation after the step that was just made."""
-        every: int | None = self.options["evals_per_film"]
-        return every is not None and self.steps % (every * int(self.options["steps_per_eval"])) == 0
+        evals, every = self.options["evals_per_film"], self.options["steps_per_eval"]
+        return evals is not None and every is not None and self.steps % (evals * every) == 0
 
     @property
     def limit_reached(self) -> int | None:
