@@ -18,7 +18,7 @@ import yaml
 
 import rl8x.trainers.trainer
 from benchmarks import learning, learning_envs, report, study_figures
-from rl8x import MemoryTracker, NullTracker, PPOConfig, Trainer
+from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.cli.main import COMMANDS, main
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig
@@ -67,7 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Trainer, "run", small_run)
     monkeypatch.setattr(Study, "__init__", small_study_init)
     monkeypatch.setattr(Study, "run", lambda self, jobs=1: study_run(self))
-    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", MemoryTracker)
+    monkeypatch.setattr(rl8x.trainers.base, "default_tracker", NullTracker)
     monkeypatch.chdir(tmp_path)
 
 
