@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-torch check format fuzz learning study-figures docs docs-serve clean
+.PHONY: demo test test-torch check format fuzz learning study-figures play-figure docs docs-serve clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
@@ -43,6 +43,10 @@ learning: $(STAMP)
 # The study of docs/studies.md: its figures, its table, and screenshots of MLflow's page where there is a Chromium.
 study-figures: $(STAMP)
 	$(BIN)/python -m benchmarks.study_figures
+
+# The film of a policy in README.md and docs/playing.md.
+play-figure: $(STAMP)
+	$(BIN)/python -m benchmarks.play_figure
 
 # The site, into site/: open site/index.html, or `make docs-serve` for its search too, and while pages are written.
 docs: $(STAMP)

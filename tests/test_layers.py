@@ -26,6 +26,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "spaces": set(),
         "importing": set(),
         "distributed": set(),
+        "drawing": set(),
     },
     {"execution": set()},
     {

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import base64
+import functools
+import io
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from PIL import Image, ImageDraw
 
-from rl8x.envs import Acrobot, AlgoTrading, CartPole, GymnasiumEnv, MountainCar, MountainCarContinuous, Pendulum
+from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.policy import Policy
-from rl8x.video import frames, record_video
+from rl8x.rollouts.playing import play_episodes
+from rl8x.video import film, in_few_colours, make_filmed, record_video
 
 
 class Pictures(gymnasium.Env):
@@ -39,50 +45,175 @@ def policy_of(env):
     return Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [4]})
 
 
+def decoded(film):
+    """The frames of a GIF and how long each is shown, in ms."""
+    image = Image.open(io.BytesIO(film.data))
+    found = []
+    for number in range(image.n_frames):
+        image.seek(number)
+        found.append((np.asarray(image.convert("RGB")), image.info["duration"]))
+    return found
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_the_frames_of_one_episode(deterministic):
-    env = GymnasiumEnv(Pictures, 2, render_mode="rgb_array")
-    seen = list(frames(policy_of(env), env, deterministic=deterministic))
-    assert [int(frame[0, 0, 0]) for frame in seen] == [0, 40, 80, 120, 160]
-    assert len(list(frames(policy_of(env), env, max_steps=3))) == 3
+def test_the_frames_of_a_simulators_episode_are_those_before_its_end(deterministic):
+    env = GymnasiumEnv(Pictures, 1, render_mode="rgb_array")
+    made = film(policy_of(env), env, deterministic=deterministic, captions=False)
+    frames = decoded(made)
+    assert [int(frame[0, 0, 0]) for frame, _ in frames] == [0, 40, 80, 120, 160]
+    # 10 a second; the last one stays for a step, which led to what nobody saw, and for a second more.
+    assert [duration for _, duration in frames] == [100, 100, 100, 100, 100 + 100 + 1000]
+    assert (made.returns.tolist(), made.lengths.tolist(), made.finished.tolist()) == ([[5.0]], [[5]], [[True]])
+    assert made.num_frames == 6 + 10
+    short = film(policy_of(env), env, captions=False, max_steps=2)
+    assert (short.lengths.tolist(), short.finished.tolist()) == ([[2]], [[False]])
+
+
+def test_copies_are_side_by_side_and_stay_as_they_were_at_their_end():
+    vector = gymnasium.vector.SyncVectorEnv(
+        [lambda: Pictures("rgb_array"), lambda: Shorter(Pictures("rgb_array"))],
+        autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+    )
+    env = GymnasiumEnv(vector)
+    env.render_mode = "rgb_array"
+    frames = [frame for frame, _ in decoded(film(policy_of(env), env, captions=False))]
+    assert frames[0].shape == (32, 48 + 8 + 48, 3)
+    left, right = ([int(frame[5, column, 0]) for frame in frames] for column in (5, 70))
+    assert left == [0, 40, 80, 120, 160]
+    faded = int(0.4 * 40 + 0.6 * 255)
+    assert right == [0, 40, 40, faded, faded]  # 2 steps: the end is not seen, then it fades
+    assert all((frame[:, 50] == 255).all() for frame in frames)
+
+
+class Shorter(gymnasium.Wrapper):
+    """Ends after two steps."""
+
+    def step(self, action):
+        obs, reward, _, truncated, info = self.env.step(action)
+        return obs, reward, self.env.time == 2, truncated, info
+
+
+def test_a_film_of_an_environment_that_draws_itself_ends_with_the_end():
+    env = CartPole(2)
+    policy = policy_of(env)
+    made = film(policy, env, captions=False, seed=1)
+    *_, end = play_episodes(policy, env, seed=1)
+    assert made.lengths.tolist() == [end.lengths.tolist()]
+    longest = int(end.lengths.argmax())
+    state = {name: value[longest].numpy() for name, value in end.state.items()}
+    parameters = {name: float(value[longest]) for name, value in end.parameters.items()}
+    last = decoded(made)[-1][0]
+    expected = env.picture(state, parameters)
+    shown = last[:, longest * (480 + 8) :][:, :480]
+    assert last.shape == (320, 480 * 2 + 8, 3)
+    assert np.abs(shown.astype(int) - expected).mean() < 1.0  # but for a palette of 256 colours
+
+
+def test_half_of_fifty_frames_a_second_are_left_out_and_the_speed_is_true():
+    env = CartPole(1, time_limit=8)
+    made = film(policy_of(env), env, captions=False)
+    assert made.num_frames == 5 + 25
+    assert decoded(made)[0][1] == 40
+    slow = film(policy_of(env), env, captions=False, fps=5)
+    assert (slow.num_frames, decoded(slow)[0][1]) == (9 + 5, 200)
+
+
+def test_what_is_written_above_and_below_says_parameters_and_returns(monkeypatch):
+    written = []
+    draw = ImageDraw.ImageDraw.text
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw, "text", lambda self, at, text, **how: (written.append(text), draw(self, at, text, **how))
+    )
+    env = CartPole(3, time_limit=2)
+    config = {"length": [0.25, 0.5, 1.0], "gravity": {"uniform": [5.0, 15.0]}}
+    made = film(policy_of(env), env, env_config=config)
+    titles = [text.split(", ") for text in written if "gravity" in text]
+    assert [length for _, length in titles[:3]] == ["length 0.25 m", "length 0.5 m", "length 1 m"]
+    drawn = {float(gravity.removeprefix("gravity ").removesuffix(" m/s^2")) for gravity, _ in titles}
+    assert len(drawn) == 3
+    assert all(5 <= value <= 15 for value in drawn)
+    assert {"step 0", "step 2", "return 0", "return 2"} <= set(written)
+    height, width = decoded(made)[0][0].shape[:2]
+    # (960 - 2 gaps of 8) / 3 = 314 wide, so 209 high, and a line above and below; 249 is made even.
+    assert (height, width) == (250, 3 * 314 + 16)
+
+
+def test_episodes_follow_each_other_with_other_starts():
+    env = CartPole(2, time_limit=12)
+    made = film(policy_of(env), env, episodes=3, captions=False, deterministic=False)
+    assert made.returns.shape == made.lengths.shape == made.finished.shape == (3, 2)
+    assert len({*made.lengths[:, 0].tolist(), *made.lengths[:, 1].tolist()}) > 1
+    assert (made.returns == made.lengths).all()
+
+
+def test_the_first_copies_alone_are_filmed():
+    env = CartPole(8)
+    made = film(policy_of(env), env, shown=2, captions=False)
+    assert made.returns.shape == (1, 2)
+    assert decoded(made)[0][0].shape == (320, 968, 3)
+
+
+def test_flat_colours_keep_their_palette_and_photographs_get_their_own():
+    random = np.random.default_rng(0)
+    noise = [random.integers(0, 256, (40, 60, 3), dtype=np.uint8) for _ in range(12)]
+    images = list(in_few_colours(iter(noise)))
+    for frame, image in zip(noise, images, strict=True):
+        own = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE).convert("RGB")
+        assert (np.asarray(image.convert("RGB")) == np.asarray(own)).all()
+    env = Pendulum(1)
+    states = [{"theta": np.float32(0.3 * i), "theta_dot": np.float32(0)} for i in range(8)]
+    drawn = [env.picture(state, dict.fromkeys(env.parameters, 1.0)) for state in states]
+    images = list(in_few_colours(iter(drawn)))
+    assert len({bytes(image.getpalette()) for image in images}) == 2
+    for frame, image in zip(drawn, images, strict=True):
+        shown = np.asarray(image.convert("RGB")).astype(int)
+        assert np.abs(shown - frame).mean() < 0.2
+        assert (shown[:4] == 255).all()
 
 
 def test_what_renders_nothing_is_refused():
     env = GymnasiumEnv(Pictures, 1)
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
-        next(frames(policy_of(env), env))
-    with pytest.raises(ValueError, match="AlgoTrading cannot be rendered: give it a `render`"):
-        next(frames(policy_of(env), AlgoTrading(1)))
+        film(policy_of(env), env)
+
+    class Plain(CartPole):
+        draw = Env.draw
+
+    with pytest.raises(ValueError, match="Plain cannot be rendered: give it a `draw`"):
+        film(policy_of(Plain(1)), Plain(1))
 
 
-@pytest.mark.parametrize("env_class", [CartPole, Pendulum, MountainCar, MountainCarContinuous, Acrobot])
-def test_the_same_task_that_can_be_rendered_is_named_and_takes_the_policy(env_class):
-    policy = policy_of(env_class(1))
-    with pytest.raises(ValueError, match="cannot be rendered: built-in environments draw nothing") as caught:
-        next(frames(policy, env_class(1)))
-    told = str(caught.value).split("in the same task, ")[1].removesuffix(".")
-    twin = eval(told.replace(', render_mode="rgb_array"', ""))
-    assert twin.observation_space.shape == (1, *policy.observation_space.shape)
-    assert type(twin.single_action_space) is type(policy.action_space)
-    assert np.shape(twin.single_action_space.sample()) == np.shape(policy.action_space.sample())
+def test_the_maker_of_a_simulator_is_asked_for_pictures():
+    maker = functools.partial(GymnasiumEnv, Pictures)
+    assert make_filmed(maker, 2, device="cpu", seed=0).render_mode == "rgb_array"
+    assert make_filmed(Pendulum, 2, device="cpu", seed=0).num_envs == 2
 
 
-@pytest.mark.parametrize("name", ["a/video.gif", "video.mp4"])
-def test_a_file_is_written(name, tmp_path):
+def test_a_film_shows_itself_and_is_saved_under_its_own_ending(tmp_path):
+    made = film(policy_of(Pendulum(1)), Pendulum(1), max_steps=2)
+    shown = made._repr_html_()
+    assert base64.b64decode(shown.split("base64,")[1].split('"')[0]) == made.data
+    assert made.save(tmp_path / "deep" / "a.gif").read_bytes() == made.data
+    with pytest.raises(ValueError, match=r"this film is a \.gif; it cannot be saved as 'a\.mp4'"):
+        made.save(tmp_path / "a.mp4")
+    with pytest.raises(ValueError, match=r"one of \.gif, \.mp4; got '\.avi'"):
+        record_video(policy_of(Pendulum(1)), Pendulum(1), tmp_path / "a.avi")
+    assert len(repr(made)) < 300
+
+
+def test_a_video_is_written(tmp_path):
     imageio = pytest.importorskip("imageio.v2", reason="imageio is not installed: pip install 'rl8x[video]'")
-    if name.endswith("mp4"):
-        pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed: pip install 'rl8x[video]'")
+    pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed: pip install 'rl8x[video]'")
     env = GymnasiumEnv(Pictures, 1, render_mode="rgb_array")
-    path = tmp_path / name
-    assert record_video(policy_of(env), env, path) == 5
-    read = imageio.mimread(path)
-    assert len(read) == 5
+    made = record_video(policy_of(env), env, tmp_path / "video.mp4", captions=False)
+    read = imageio.mimread(tmp_path / "video.mp4")
+    assert len(read) == made.num_frames == 16
     brightness = [int(np.asarray(frame)[..., 0].mean()) for frame in read]
-    assert brightness == pytest.approx([0, 40, 80, 120, 160], abs=6)
+    assert brightness == pytest.approx([0, 40, 80, 120, 160, *[160] * 11], abs=6)
+    assert made._repr_html_().startswith("<video")
 
 
 def test_a_missing_imageio_is_told(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "imageio.v2", None)
-    env = GymnasiumEnv(Pictures, 1, render_mode="rgb_array")
-    with pytest.raises(RuntimeError, match=r"pip install 'rl8x\[video\]'"):
-        record_video(policy_of(env), env, tmp_path / "a.mp4")
+    monkeypatch.setitem(__import__("sys").modules, "imageio_ffmpeg", None)
+    with pytest.raises(ImportError, match=r"pip install 'rl8x\[video\]'"):
+        record_video(policy_of(Pendulum(1)), Pendulum(1), tmp_path / "a.mp4")

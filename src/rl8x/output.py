@@ -67,6 +67,18 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
+def in_notebook() -> bool:
+    """Whether this process runs the cells of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def is_interactive() -> bool:
+    """Whether someone types at this process: Python's or IPython's prompt, or a notebook."""
+    return hasattr(sys, "ps1")
+
+
 def say(text: str, *, err: bool = False) -> None:
     """Print a line to standard output, or to standard error (`err`), if it can be."""
     print(text, file=Unfailing(sys.stderr if err else sys.stdout), flush=True)

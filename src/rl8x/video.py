@@ -1,121 +1,418 @@
-"""Watching a policy: one copy of an environment, rendered frame by frame into a video file."""
+"""Films of episodes: what each copy of an environment shows, side by side, as a GIF or a video.
+
+    film(policy, CartPole(3), env_config={"length": [0.25, 0.5, 1.0]}).save("lengths.gif")
+
+Environments draw themselves (`Env.draw`), simulators that are made with `render_mode="rgb_array"` are asked. A copy
+whose episode has ended fades until the others have. Pillow, which comes with rl8x, writes GIFs; videos need imageio.
+"""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import functools
+import io
 import itertools
-from collections.abc import Iterator
+import math
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from rl8x.envs.base import Env
-from rl8x.execution import Execution
+from rl8x.disk import replace_synced
+from rl8x.envs import Env, GymnasiumEnv
+from rl8x.envs.canvas import BACKGROUND, INK, SIZE, Picture, font, mixed
+from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
 from rl8x.policy import Policy
-from rl8x.rollouts.collector import Collector
+from rl8x.rollouts.playing import Moment, play_episodes
 
-# Built-in environments, and Gymnasium's of the same task, observations and actions
-_TWINS: Final = {
-    "CartPole": "CartPole-v1",
-    "Pendulum": "Pendulum-v1",
-    "MountainCar": "MountainCar-v0",
-    "MountainCarContinuous": "MountainCarContinuous-v0",
-    "Acrobot": "Acrobot-v1",
-}
+_MAX_FPS: Final = 30.0  # above it frames are left out
+_LAST_S: Final = 1.0  # for which the last frame of an episode is shown
+_MAX_WIDTH: Final = 960  # of several copies side by side, where they draw themselves
+_GAP: Final = 8
+_LETTERS: Final = 13
+_LINE: Final = 20
+_PALETTE_ERROR: Final = 0.5  # mean distance of a colour, of 255, with which the palette of an earlier frame still fits
+_MAX_MISFITS: Final = 8  # frames whose colours are new, after which none is expected to fit
+_PAST: Final = 100  # states that `draw` is given
 
 
-def record_video(
+@dataclasses.dataclass(frozen=True)
+class Film:
+    """A film, which a notebook shows.
+
+    Attributes:
+        data: The content of its file.
+        suffix: The ending of its file's name, which says the format.
+        num_frames: How many frames it has.
+        returns: Sums of rewards, `[episodes, copies]`.
+        lengths: Steps, `[episodes, copies]`.
+        finished: Whether the episode came to its end, `[episodes, copies]`.
+    """
+
+    data: bytes = dataclasses.field(repr=False)
+    suffix: str
+    num_frames: int
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    finished: NDArray[np.bool_]
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file, whose name must have the film's ending; missing folders are made."""
+        path = Path(path)
+        if path.suffix.lower() != self.suffix:
+            raise ValueError(f"this film is a {self.suffix}; it cannot be saved as {path.name!r}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_synced(path, self.data)
+        return path
+
+    def _repr_html_(self) -> str:
+        """Show itself in a notebook."""
+        content = base64.b64encode(self.data).decode()
+        if self.suffix == ".gif":
+            return f'<img src="data:image/gif;base64,{content}" alt="{self.num_frames} frames">'
+        return f'<video controls loop autoplay muted src="data:video/mp4;base64,{content}"></video>'
+
+
+def film(
     policy: Policy,
     env: Env,
-    path: str | Path,
+    suffix: str = ".gif",
     *,
-    max_steps: int = 1000,
+    episodes: int = 1,
+    env_config: Mapping[str, Any] | None = None,
+    shown: int | None = None,
+    columns: int | None = None,
+    captions: bool = True,
+    max_steps: int | None = None,
     fps: float | None = None,
     deterministic: bool = True,
     seed: int = 0,
-) -> int:
-    """Play an episode and write what `env.render()` shows of the first copy.
+    state_reset_every: int = 0,
+) -> Film:
+    """Play episodes in every copy of an environment and film them, one after the other.
 
     Args:
         policy: The policy that acts.
-        env: An environment made with `render_mode="rgb_array"`, such as
-            `GymnasiumEnv("CartPole-v1", 1, render_mode="rgb_array")`. It is reset.
-        path: The file; its ending says the format: `.mp4`, or `.gif` where there is no ffmpeg.
-        max_steps: Where to stop when the episode does not end.
-        fps: Frames a second; None is the environment's own, else 30.
-        deterministic: Whether the policy takes its most likely action rather than a sample.
+        env: An environment that draws itself, or one made with `render_mode="rgb_array"`, such as
+            `GymnasiumEnv("LunarLander-v3", 1, render_mode="rgb_array")`. It is reset.
+        suffix: The format, `".gif"` or `".mp4"`.
+        episodes: How many are played in each copy.
+        env_config: Values of the environment's parameters; None changes nothing. Their values in each copy are written
+            above it.
+        shown: The first so many copies are filmed; None is all.
+        columns: Copies in a row of the picture; None finds a number.
+        captions: Whether parameters, steps and returns are written above and below.
+        max_steps: Where to stop when episodes do not end; None is 1,000 steps, 200 where they never do.
+        fps: Steps of the environment a second; None is its own rate, else 30. Above 30 frames are left out.
+        deterministic: Whether the policy takes its most likely actions rather than samples.
         seed: Seeds the environment and the samples.
-
-    Returns:
-        How many frames were written.
+        state_reset_every: As the algorithm has it, for tasks that never end; 0 is never.
 
     Raises:
-        RuntimeError: If imageio is not installed.
-        ValueError: If the environment renders no frames.
+        RuntimeError: If imageio is needed and not installed.
+        ValueError: If there is no such format, or the environment has no pictures.
     """
+    check_format(suffix)
+    check_pictures(env)
+    rate = float(fps or env.metadata.get("render_fps") or _MAX_FPS)
+    every = max(1, math.ceil(rate / _MAX_FPS))
+    ends: list[Moment] = []
+
+    def all_frames() -> Iterator[Picture]:
+        for episode in range(episodes):
+            first_seed = seed + episode * env.num_envs  # copy i of a simulator has the seed + i
+            options: Any = {"deterministic": deterministic, "seed": first_seed, "state_reset_every": state_reset_every}
+            options |= {"max_steps": max_steps, "counted": shown, "env_config": env_config}
+            played = play_episodes(policy, env, **options)
+            camera, frame = Camera(env, shown=shown, columns=columns, captions=captions), None
+            for step, moment in enumerate(played):
+                camera.see(moment)
+                frame = camera.frame() if step % every == 0 else None
+                if frame is not None:
+                    yield frame
+            ends.append(moment)
+            yield from [camera.frame() if frame is None else frame] * round(_LAST_S * rate / every)
+
+    data, count = _WRITERS[suffix.lower()](all_frames(), rate / every)
+    returns, lengths = np.stack([end.returns[:shown] for end in ends]), np.stack([end.lengths[:shown] for end in ends])
+    return Film(data, suffix.lower(), count, returns, lengths, np.stack([~end.running[:shown] for end in ends]))
+
+
+def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
+    """Film episodes into a file, whose ending says the format; options as `film` takes them."""
+    made = film(policy, env, Path(path).suffix, **options)
+    made.save(path)
+    return made
+
+
+def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env:
+    """Make an environment that has pictures: a simulator of Gymnasium's renders arrays.
+
+    Args:
+        maker: What makes it, as algorithms have it.
+        num_envs: Number of copies.
+        **options: `device` and `seed`.
+
+    Raises:
+        ValueError: If it has no pictures.
+    """
+    kind = maker.func if isinstance(maker, functools.partial) else maker
+    if isinstance(kind, type) and issubclass(kind, GymnasiumEnv):
+        options["render_mode"] = "rgb_array"
+    env = maker(num_envs, **options)
     try:
-        import imageio.v2 as imageio
-    except ImportError as error:
-        raise RuntimeError("Writing a video needs imageio. Install it with: pip install 'rl8x[video]'") from error
-    rate = fps or env.metadata.get("render_fps") or 30
-    options: dict[str, Any] = {"duration": 1000 / rate, "loop": 0} if Path(path).suffix == ".gif" else {"fps": rate}
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    count = 0
-    with imageio.get_writer(path, **options) as writer:
-        for frame in frames(policy, env, max_steps=max_steps, deterministic=deterministic, seed=seed):
-            writer.append_data(frame)
-            count += 1
-    return count
+        check_pictures(env)
+    except ValueError:
+        env.close()
+        raise
+    return env
 
 
-def frames(
-    policy: Policy, env: Env, *, max_steps: int = 1000, deterministic: bool = True, seed: int = 0
-) -> Iterator[np.ndarray]:
-    """Play an episode and yield what is seen of the first copy before each action, `[height, width, 3]`, uint8.
-
-    The frame after the last action is not among them, because the copy has begun the next episode by then.
-
-    Args:
-        policy: The policy that acts.
-        env: An environment made with `render_mode="rgb_array"`. It is reset.
-        max_steps: Where to stop when the episode does not end.
-        deterministic: Whether the policy takes its most likely action rather than a sample.
-        seed: Seeds the environment and the samples.
+def check_format(suffix: str) -> None:
+    """Refuse what no film can be written as.
 
     Raises:
-        ValueError: If the environment renders no frames.
+        ValueError: If there is no such format.
+        ImportError: If it needs imageio, which is not installed.
     """
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    collector = Collector(env, policy, generator, Execution("eager", "fp32", policy.device))
-    collector.reset(seed=seed)
-    yield _frame(env)
-    for after in itertools.islice(collector.play(deterministic=deterministic, noise_steps=1), max_steps - 1):
-        if bool(after.step.terminated[0] | after.step.truncated[0]):
-            return
-        yield _frame(env)
+    if suffix.lower() not in _WRITERS:
+        raise ValueError(f"a film is one of {', '.join(_WRITERS)}; got {suffix!r}.")
+    if suffix.lower() != ".gif":
+        try:
+            import imageio.v2  # noqa: F401
+            import imageio_ffmpeg  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                f"a {suffix} needs imageio and ffmpeg: pip install 'rl8x[video]'. A .gif needs nothing."
+            ) from None
 
 
-def _frame(env: Env) -> np.ndarray:
-    """Return the picture of the first copy."""
+def check_pictures(env: Env) -> None:
+    """Raise `ValueError` where an environment has no pictures, and say what would give it some."""
+    name = type(env).__name__
+    if env.draws:
+        return
     if type(env).render is Env.render:
-        raise ValueError(_draws_nothing(type(env).__name__))
-    rendered: Any = env.render() if env.render_mode is not None else None
-    if isinstance(rendered, tuple | list):
-        rendered = rendered[0]
-    frame = rendered.cpu().numpy() if isinstance(rendered, torch.Tensor) else np.asarray(rendered)
-    frame = frame[0] if frame.ndim == 4 else frame
-    if frame.ndim != 3:
-        raise ValueError(
-            f"{type(env).__name__} renders no frames; got {rendered!r:.60}. Make it with render_mode='rgb_array'."
-        )
-    return frame
+        raise ValueError(f"{name} cannot be rendered: give it a `draw`; see docs/playing.md.")
+    if env.render_mode != "rgb_array":
+        raise ValueError(f"{name} renders no frames. Make it with render_mode='rgb_array'.")
 
 
-def _draws_nothing(name: str) -> str:
-    """Say what is possible where an environment has no pictures: Gymnasium's of the same task takes the same policy."""
-    instead = "give it a `render` that returns a picture of each copy, and a `render_mode`"
-    if name in _TWINS:
-        made = f'GymnasiumEnv("{_TWINS[name]}", 1, render_mode="rgb_array")'
-        instead = f"built-in environments draw nothing. Record the policy in the same task, {made}"
-    return f"{name} cannot be rendered: {instead}."
+class Camera:
+    """Takes pictures of all copies of an environment, side by side; those whose episode has ended fade.
+
+    Args:
+        env: The environment.
+        shown: The first so many copies are seen; None is all.
+        columns: Copies in a row; None finds a number.
+        captions: Whether parameters, steps and returns are written above and below.
+    """
+
+    def __init__(self, env: Env, *, shown: int | None, columns: int | None, captions: bool) -> None:
+        self._env, self._captions = env, captions
+        count = min(shown or env.num_envs, env.num_envs)
+        self._copies = range(count)
+        self._columns = min(columns or _columns(count), count)
+        self._size = SIZE
+        if self._columns > 2:
+            width = max(176, (_MAX_WIDTH - _GAP * (self._columns - 1)) // self._columns)
+            self._size = width, round(width * SIZE[1] / SIZE[0])
+        self._pasts: list[deque[CopyState]] = [deque(maxlen=_PAST + 1) for _ in self._copies]
+        self._pictures: list[Picture | None] = [None] * count
+        self._titles: list[str] = []
+        self._parameters: dict[str, NDArray[Any]] = {}
+        self._moment: Moment | None = None
+        self._went_on = np.ones(env.num_envs, dtype=np.bool_)  # the copies whose episode had not ended before
+
+    def see(self, moment: Moment) -> None:
+        """Take note of a moment; a copy whose episode had ended before it stays as it is."""
+        if self._moment is None:
+            self._parameters = on_host(moment.parameters)
+            shown = [name for name in self._env.config if name in self._parameters]
+            self._titles = [_title(self._env, numbers_of(self._parameters, copy), shown) for copy in self._copies]
+        else:
+            self._went_on = self._moment.running
+        self._moment = moment
+        if self._env.draws:
+            states = on_host(moment.state)
+            # Where physics are not pure, the state after an episode's end is the next one's.
+            seen = self._went_on if self._env.capturable else moment.running
+            for copy in (copy for copy in self._copies if seen[copy]):
+                self._pasts[copy].append(copy_of(states, copy))
+
+    def frame(self) -> Picture:
+        """Return the picture of the last moment, `[height, width, 3]`."""
+        moment = self._moment
+        assert moment is not None
+        if self._env.draws:
+            for copy in (copy for copy in self._copies if self._went_on[copy] or self._pictures[copy] is None):
+                *past, state = self._pasts[copy]
+                parameters = numbers_of(self._parameters, copy)
+                self._pictures[copy] = self._env.picture(state, parameters, past, self._size)
+        else:
+            for copy, rendered in zip(self._copies, _renders(self._env), strict=False):
+                if moment.running[copy] or self._pictures[copy] is None:
+                    self._pictures[copy] = rendered
+        return _side_by_side([self._tile(copy, moment) for copy in self._copies], self._columns)
+
+    def _tile(self, copy: int, moment: Moment) -> Picture:
+        """Return the picture of a copy between what is written above and below it."""
+        from PIL import Image, ImageDraw
+
+        picture = self._pictures[copy]
+        assert picture is not None
+        faded = not (moment.running[copy] or self._went_on[copy])
+        if faded:
+            picture = (0.4 * picture + 0.6 * 255).astype(np.uint8)
+        if not self._captions:
+            return picture
+        height, width = picture.shape[:2]
+        titles = [_wrapped(title, width) for title in self._titles]
+        above = _LINE * max(map(len, titles))
+        tile = Image.new("RGB", (width, above + height + _LINE), BACKGROUND)
+        tile.paste(Image.fromarray(picture), (0, above))
+        draw, letters = ImageDraw.Draw(tile), font(_LETTERS)
+        colour = mixed(INK, 0.5) if faded else INK
+        for number, line in enumerate(titles[copy]):
+            draw.text((width / 2, _LINE * (number + 0.5)), line, fill=colour, font=letters, anchor="mm")
+        middle = above + height + _LINE / 2
+        draw.text((6, middle), f"step {moment.lengths[copy]:,}", fill=colour, font=letters, anchor="lm")
+        score = f"return {moment.returns[copy]:,.4g}"
+        draw.text((width - 6, middle), score, fill=colour, font=letters, anchor="rm")
+        return np.asarray(tile)
+
+
+def _columns(copies: int) -> int:
+    """Return how many of so many copies stand in a row: a few in one, more in as many rows as columns."""
+    return copies if copies <= 3 else math.ceil(math.sqrt(copies))
+
+
+def _title(env: Env, parameters: Mapping[str, float], shown: Iterable[str]) -> str:
+    units = {name: parameter.unit for name, parameter in env.parameters.items()}
+    return ", ".join(f"{name} {parameters[name]:.4g} {units[name]}".rstrip() for name in shown)
+
+
+def _wrapped(title: str, width: int) -> list[str]:
+    """Break a title at its commas into lines that are not wider than so many pixels, if that can be."""
+    lines: list[str] = []
+    for part in title.split(", ") if title else []:
+        longer = f"{lines[-1]}, {part}" if lines else part
+        if lines and font(_LETTERS).getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
+
+
+def _renders(env: Env) -> Iterator[Picture]:
+    """Yield what a simulator renders of each copy; of the first alone where it has no more."""
+    rendered: Any = env.render()
+    for each in rendered if isinstance(rendered, tuple | list) else [rendered]:
+        frame = each.cpu().numpy() if isinstance(each, torch.Tensor) else np.asarray(each)
+        if frame.ndim not in (3, 4):
+            raise ValueError(f"{type(env).__name__} renders no frames; got {rendered!r:.60}.")
+        yield from frame if frame.ndim == 4 else [frame]
+
+
+def _side_by_side(tiles: Sequence[Picture], columns: int) -> Picture:
+    """Put pictures of one size in rows, from left to right; the whole has an even width and height, as videos need."""
+    height, width = tiles[0].shape[:2]
+    rows = math.ceil(len(tiles) / columns)
+    shape = rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP
+    whole = np.full((shape[0] + shape[0] % 2, shape[1] + shape[1] % 2, 3), 255, dtype=np.uint8)
+    for number, tile in enumerate(tiles):
+        top, left = number // columns * (height + _GAP), number % columns * (width + _GAP)
+        whole[top : top + height, left : left + width] = tile
+    return whole
+
+
+def _write_gif(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
+    """Return the content of a GIF, which repeats itself, and the number of its frames."""
+    count = itertools.count()
+    images = in_few_colours(frame for frame in frames if next(count) >= 0)
+    target = io.BytesIO()
+    next(images).save(target, "GIF", save_all=True, append_images=images, duration=1000 / rate, loop=0)
+    return target.getvalue(), next(count)
+
+
+def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
+    """Yield frames as images with a palette, which stays the same as long as it fits: so only changes take space."""
+    from PIL import Image
+
+    palette = _Palette(np.zeros((0, 3), np.uint8))
+    misfits = 0
+    for frame in frames:
+        few = None if misfits > _MAX_MISFITS else palette.image(frame)
+        if few is None:
+            few = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
+            misfits += 1
+            if misfits <= _MAX_MISFITS:
+                order = np.argsort(few.histogram()[:256])[::-1]
+                colours = np.array(few.getpalette(), dtype=np.uint8).reshape(-1, 3)
+                palette = _Palette(colours[order[order < len(colours)]])
+        yield few
+
+
+class _Palette:
+    """Colours, and which of them stands for any other: that of the same 32nd of red, green and blue, or the nearest.
+
+    Args:
+        colours: The most frequent first, `[colours, 3]`.
+    """
+
+    def __init__(self, colours: NDArray[np.uint8]) -> None:
+        self.colours = colours
+        if not len(colours):
+            return
+        level = np.arange(32) * 8 + 4
+        cubes = np.stack(np.meshgrid(level, level, level, indexing="ij"), -1).reshape(-1, 3).astype(np.float32)
+        found = colours.astype(np.float32)
+        distances = (found**2).sum(1) - 2 * cubes @ found.T
+        self._nearest = distances.argmin(1).astype(np.uint8)
+        self._nearest[self._cubes(colours[::-1])] = np.arange(len(colours), dtype=np.uint8)[::-1]
+
+    @staticmethod
+    def _cubes(colours: NDArray[np.uint8]) -> NDArray[np.uint16]:
+        red, green, blue = (colours[..., i].astype(np.uint16) >> 3 for i in range(3))
+        return (red << 10 | green << 5 | blue).astype(np.uint16)
+
+    def image(self, frame: Picture) -> Any:
+        """Return a frame in these colours; None where they do not fit."""
+        from PIL import Image
+
+        if not len(self.colours):
+            return None
+        indices = self._nearest[self._cubes(frame)]
+        errors = np.abs(self.colours[indices][::2, ::2].astype(np.int16) - frame[::2, ::2])
+        if errors.mean() > _PALETTE_ERROR:
+            return None
+        image = Image.fromarray(indices, "P")
+        image.putpalette(self.colours.tobytes())
+        return image
+
+
+def _write_mp4(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
+    """Return the content of a video (H.264) and the number of its frames."""
+    import imageio.v2 as imageio
+
+    count = 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "film.mp4"
+        opened: Any = imageio.get_writer(path, fps=rate, macro_block_size=2, quality=8)
+        with opened as writer:
+            for frame in frames:
+                writer.append_data(frame)
+                count += 1
+        return path.read_bytes(), count
+
+
+_WRITERS: Final[dict[str, Callable[[Iterator[Picture], float], tuple[bytes, int]]]] = {
+    ".gif": _write_gif,
+    ".mp4": _write_mp4,
+}

@@ -118,7 +118,7 @@ def test_version(capsys):
     [
         (
             ["trian"],
-            "No such command 'trian'; there are train, resume, study, collect, envs, bench, ui, cache, report, "
+            "No such command 'trian'; there are train, resume, study, play, collect, envs, bench, ui, cache, report, "
             "compare, sync. "
             "Did you mean 'train'?",
         ),

@@ -39,7 +39,7 @@ def test_spaces_and_attributes(name):
         assert vector.observation_space == batch_space(vector.single_observation_space, NUM_ENVS)
         assert vector.action_space == batch_space(vector.single_action_space, NUM_ENVS)
         assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-        assert vector.render_mode is None
+        assert vector.render_mode == "rgb_array"
 
 
 @pytest.mark.parametrize("name", BUILTIN)

@@ -4,7 +4,9 @@ import os
 import pty
 import re
 import struct
+import sys
 import termios
+import types
 
 import pytest
 
@@ -116,3 +118,46 @@ def test_a_second_run_counts_from_its_beginning():
         trainer.run(progress="none", max_steps=2)
         trainer.run(progress="bar", stop_conditions=HitsUpperBound(keys.ENV_STEPS, 160))
         assert " 3/3 [" in [line for line in lines() if "[" in line][-1]
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """What a kernel of Jupyter's looks like from the inside."""
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    return shell
+
+
+def test_a_notebook_has_a_bar_without_asking(notebook):
+    assert ProgressReporter("auto", 10).mode == "bar"
+    assert ProgressReporter("lines", 10).mode == "lines"
+    notebook.config = {}  # IPython in a terminal, whose standard error says what it is
+    assert ProgressReporter("auto", 10).mode == "lines"
+
+
+def test_a_notebooks_bar_follows_what_is_known_of_the_end(notebook, monkeypatch):
+    made = []
+
+    class Bar:
+        """What tqdm has in a notebook, as far as it is used: the total is in a widget too."""
+
+        def __init__(self, **options):
+            self.total, self.steps, self.texts = options["total"], 0, []
+            self.container = types.SimpleNamespace(
+                children=[None, types.SimpleNamespace(max=options["total"] or 1), None]
+            )
+            made.append(self)
+
+        def set_postfix_str(self, text, refresh):
+            self.texts.append(text)
+
+        def update(self):
+            self.steps += 1
+
+    monkeypatch.setattr("tqdm.auto.tqdm", Bar)
+    reporter = ProgressReporter("auto", None)
+    (bar,) = made
+    reporter.update(ROW, None)
+    assert bar.container.children[1].max == 1
+    reporter.update(ROW, 40)
+    assert (bar.total, bar.container.children[1].max, bar.steps) == (40, 40, 2)

@@ -6,27 +6,22 @@ import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.cli.acting import asked_config, check_spaces, in_words, load_acting
 from rl8x.cli.errors import UserError, users_mistakes
-from rl8x.cli.options import find_modules_here
-from rl8x.config import apply_overrides
-from rl8x.envs import Env, env_maker
-from rl8x.envs.parameters import inherited_config, shown_value
+from rl8x.envs import Env
 from rl8x.output import say
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.minari_format import check_new_id, write_minari
 from rl8x.spaces import only_legal, tree_of, where_rows
 from rl8x.trees import first_tensor, flatten_tree
-
-if TYPE_CHECKING:
-    from rl8x.algorithms import GenericAlgorithmBase
 
 _EXAMPLES = """\b
 rl8x collect my-run --transitions 100000
@@ -103,14 +98,10 @@ def collect(
     with users_mistakes():
         count = _whole(transitions)
         target = _new_target(f"{Path(run).name}-{count}" if output is None else None, output, file_format)
-        find_modules_here(trust)
-        algorithm, state = _load(run, auto=auto, trust=trust)
-        maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
-        if maker is None:
-            raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
+        algorithm, maker, trained_config = load_acting(run, env, auto=auto, trust=trust)
         made = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
-        _check_spaces(made, algorithm.policy)
-        config = _env_config(made, _trained_config(state) if env is None else {}, overrides)
+        check_spaces(made, algorithm.policy)
+        config = made.plain_config(asked_config(trained_config, overrides, made.num_envs), copies="--num-envs")
         how["epsilon"] = 1.0 if is_random else how["epsilon"]
         if isinstance(target, Path):
             _make_parent(target)
@@ -120,8 +111,7 @@ def collect(
             found.dataset.save(target)
         else:
             write_minari(target, found.dataset, algorithm_name=type(algorithm).__name__)
-    shown = ", ".join(f"{name} = {shown_value(value)}" for name, value in config.items()) or "the defaults"
-    say(f"env_config  {shown}" + ("" if overrides or env is not None else ", as in the training"))
+    say(f"env_config  {in_words(config)}" + ("" if overrides or env is not None else ", as in the training"))
     mean = f", mean return {found.returns.mean():.4g}" if len(found.returns) else ""
     say(f"wrote       {target}: {found.dataset.size:,} transitions, {len(found.returns):,} whole episodes{mean}")
     return 0
@@ -215,18 +205,6 @@ def _in_order(slots: dict[str, Tensor], transitions: int) -> dict[str, Tensor]:
     return rows
 
 
-def _load(run: str, *, auto: bool, trust: bool) -> tuple[GenericAlgorithmBase[Any], Mapping[str, Any]]:
-    """Build the algorithm of a checkpoint, with the weights that it learned; return its whole saved state too."""
-    from rl8x.checkpoint import find
-    from rl8x.checkpoint.build import build_algorithm
-
-    checkpoint = find(run, auto=auto)
-    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust)
-    state = checkpoint.state["trainer"]["algorithm"]
-    algorithm.load_learned_state(state)
-    return algorithm, state
-
-
 def _new_target(default: str | None, output: str | None, file_format: str) -> Path | str:
     """Return the folder, or the id of Minari's, that the data set is to have, and refuse one that is there."""
     if file_format == "minari":
@@ -239,20 +217,6 @@ def _new_target(default: str | None, output: str | None, file_format: str) -> Pa
     return folder
 
 
-def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `env_config` of the training's next reset, of what moves where it stood; without environment none."""
-    env = state.get("collector", {}).get("env", {})
-    return env.get("present") or env.get("next_config") or env.get("config") or {}
-
-
-def _env_config(env: Env, trained: Mapping[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return what to record under, in plain form: the training's, fitted to so many copies, with what was typed."""
-    config = apply_overrides({"env_config": inherited_config(trained, env.num_envs)}, overrides)
-    if other := [name for name in config if name != "env_config"]:
-        raise UserError(f"only env_config.NAME=VALUE may follow RUN; got {other[0]}={config[other[0]]!r}.")
-    return env.plain_config(config["env_config"] or {}, copies="--num-envs")
-
-
 def _make_parent(folder: Path) -> None:
     """Make the folder that a new folder is to lie in, before anything is recorded for it."""
     try:
@@ -262,12 +226,6 @@ def _make_parent(folder: Path) -> None:
         raise UserError(
             f"nothing can be written to {folder.parent}: {error.strerror}. Give another --output."
         ) from None
-
-
-def _check_spaces(env: Env, policy: Policy) -> None:
-    spaces = (env.single_observation_space, env.single_action_space)
-    if spaces != (policy.observation_space, policy.action_space):
-        raise UserError(f"the policy was trained for other spaces than those of --env: {spaces[0]} and {spaces[1]}.")
 
 
 def _whole(text: str) -> int:

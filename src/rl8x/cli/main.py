@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "train": ("rl8x.cli.train", "Train a policy, from a run file or by options."),
     "resume": ("rl8x.cli.train", "Go on with a run from its last checkpoint."),
     "study": ("rl8x.cli.study", "Train under several configurations, and test in many environments."),
+    "play": ("rl8x.cli.play", "Film a run's policy, or print its returns."),
     "collect": ("rl8x.cli.collect", "Record a data set from what a run's policy does."),
     "export": ("rl8x.cli.export", "Write a run's policy as a program for other runtimes."),
     "envs": ("rl8x.cli.envs", "List the built-in environments, or describe one."),

@@ -56,6 +56,9 @@ class RunConfig:
     algorithm_config: dict[str, Any] = option({}, "Hyperparameters of the algorithm by name.")
     seed: int | None = option(None, "The algorithm's seed, where algorithm_config has none.", low=0)
     steps_per_eval: int | None = option(None, "An evaluation after every so many steps. None: never.", low=1)
+    evals_per_film: int | None = option(
+        None, "A film of an episode, kept with the run, after every so many evaluations. None: never.", low=1
+    )
     max_steps: int | None = option(None, "The run ends after so many steps at the latest. None: no limit.", low=1)
     stop_conditions: Sequence[Any] = option(
         (), "The run ends when one of these is met, such as {hits_upper_bound: [eval/returns/mean, 475]}."
@@ -87,7 +90,7 @@ class RunConfig:
     run_name: str | None = option(None, "Name of the run in MLflow. None: one is made up.")
     progress: str = option(
         "auto",
-        "What is shown while it runs. auto: a bar on a terminal, lines elsewhere.",
+        "What is shown while it runs. auto: a bar on a terminal and in a notebook, lines elsewhere.",
         choices=("auto", "bar", "lines", "none"),
     )
 
@@ -224,7 +227,7 @@ class RunConfig:
         return trainer.run(**self._run_options(), progress=progress)
 
     def _run_options(self) -> dict[str, Any]:
-        names = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
+        names = ("env_config", "eval_env_config", "steps_per_eval", "evals_per_film", "max_steps")
         return {**{name: getattr(self, name) for name in names}, "stop_conditions": self.conditions()}
 
     def make_tracker(self) -> Any:

@@ -8,6 +8,7 @@ Acrobot-v1), with what does not change within a step computed once.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import gymnasium.spaces as spaces
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas, Point
+from rl8x.envs.pictures import CopyState
 
 MAX_SPEED_1 = 4 * math.pi
 MAX_SPEED_2 = 9 * math.pi
@@ -121,6 +124,7 @@ class Acrobot(Env):
     default_time_limit = 500
     terminates = True
     reset_noise = 4
+    render_fps = 15.0
 
     def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
         """Start hanging down, each number of `physics`, `[num_envs, 4]`, uniform in +-0.1."""
@@ -148,3 +152,30 @@ class Acrobot(Env):
         """Return cos and sin of theta_1 and theta_2, and their velocities, `[num_envs, 6]`."""
         theta_1, theta_2, speed_1, speed_2 = state["physics"].unbind(-1)
         return torch.stack((theta_1.cos(), theta_1.sin(), theta_2.cos(), theta_2.sin(), speed_1, speed_2), dim=-1)
+
+    def draw(
+        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
+    ) -> None:
+        """Draw the links, the trail of the tip, and the height to reach, which has a meaning for links of 1 m."""
+        length = parameters["link_length_1"]
+        unit = max(1.0, (length + 1.0) / 2)
+        canvas.view((-2.15 * unit, 2.15 * unit), (-2.15 * unit, 2.15 * unit))
+        (left, right), _ = canvas.span
+        if abs(length - 1.0) < 1e-3:
+            canvas.line([(left, 1.0), (right, 1.0)], 0.025, GREEN)
+        tips = [_joints(before, length)[1] for before in past[-20:]]
+        for age, tip in enumerate(reversed(tips), start=1):
+            canvas.circle(tip, 0.06 * unit, ORANGE, strength=round(0.5 * 0.88**age, 3))
+        middle, tip = _joints(state, length)
+        canvas.line([(0.0, 0.0), middle], 0.17 * unit, BLUE)
+        canvas.line([middle, tip], 0.17 * unit, ORANGE)
+        for joint in ((0.0, 0.0), middle):
+            canvas.circle(joint, 0.1 * unit, INK)
+            canvas.circle(joint, 0.045 * unit, FAINT)
+
+
+def _joints(state: CopyState, length: float) -> tuple[Point, Point]:
+    """Return where the inner link of a length ends, and the outer one of 1 m."""
+    theta_1, theta_2 = map(float, state["physics"][:2])
+    middle = length * math.sin(theta_1), -length * math.cos(theta_1)
+    return middle, (middle[0] + math.sin(theta_1 + theta_2), middle[1] - math.cos(theta_1 + theta_2))

@@ -6,6 +6,7 @@ Source: the example of rl8 1.0, with its price model `y (1 + km) (1 + kc sin(f t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, Canvas
+from rl8x.envs.pictures import CopyState
 
 HOLD, BUY, SELL = 0, 1, 2
 PERCENT = 100.0
+_SHOWN_STEPS = 80
 
 
 class AlgoTrading(Env):
@@ -79,3 +83,30 @@ class AlgoTrading(Env):
             "change": PERCENT * state["change"].unsqueeze(-1),
             "invested": state["invested"],
         }
+
+    def draw(
+        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
+    ) -> None:
+        """Draw the course of the price, green where the asset was held, and that of the portfolio."""
+        states = [*past, state][-_SHOWN_STEPS:]
+        held = np.array([int(each["invested"]) for each in states])
+        changes = np.array([float(each["change"]) for each in states])
+        fees = np.abs(np.diff(held, prepend=held[0])) * math.log1p(-parameters["fee"])
+        changes[0] = fees[0] = 0.0  # both courses begin where the window does
+        price, portfolio = np.cumsum(changes), np.cumsum(held * changes + fees)
+        low, high = min(price.min(), portfolio.min(), -0.05), max(price.max(), portfolio.max(), 0.05)
+        unit = high - low
+        canvas.view((-2.0, _SHOWN_STEPS + 10.0), (low - 0.1 * unit, high + 0.2 * unit), stretch=True)
+        canvas.line([(-2.0, 0.0), (_SHOWN_STEPS + 10.0, 0.0)], 0.006 * unit, FAINT)
+        canvas.line(list(enumerate(portfolio.tolist())), 0.014 * unit, BLUE)
+        for i in range(1, len(states)):
+            canvas.line([(i - 1, price[i - 1]), (i, price[i])], 0.018 * unit, GREEN if held[i] else GREY)
+        now = len(states) - 1
+        canvas.circle((now, float(portfolio[-1])), 0.02 * unit, BLUE)
+        canvas.circle((now, float(price[-1])), 0.027 * unit, GREEN if held[-1] else GREY)
+        top = high + 0.1 * unit
+        canvas.text((0.0, top), "price, held", 0.06 * unit, GREEN, anchor="lm")
+        canvas.text((22.0, top), "not held", 0.06 * unit, GREY, anchor="lm")
+        canvas.text(
+            (40.0, top), f"portfolio {PERCENT * math.expm1(portfolio[-1]):+.1f}%", 0.06 * unit, BLUE, anchor="lm"
+        )

@@ -25,6 +25,7 @@ from torch import Tensor
 from rl8x.envs.moving import MovesParameters
 from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
+from rl8x.envs.pictures import DrawsItself
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
 from rl8x.spaces import tree_of
 from rl8x.trees import tree_map
@@ -35,7 +36,7 @@ MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
-class Env(ShowsParameters, MovesParameters, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset."""
 
     default_time_limit: ClassVar[int | None] = None
@@ -58,7 +59,7 @@ class Env(ShowsParameters, MovesParameters, gymnasium.vector.VectorEnv[Any, Any,
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
-    not_traced: ClassVar[tuple[str, ...]] = ("carry", "generator", "_next_config", "_movers")
+    not_traced: ClassVar[tuple[str, ...]] = ("carry", "generator", "metadata", "render_mode", "_next_config", "_movers")
     """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
 
     carry: Carry | None = None
@@ -100,6 +101,7 @@ class Env(ShowsParameters, MovesParameters, gymnasium.vector.VectorEnv[Any, Any,
         self._movers = {}
         self._config = self._resolve({})
         self._next_config = None
+        self.offer_pictures()
 
     @property
     def params(self) -> dict[str, Any]:
@@ -182,8 +184,8 @@ class Env(ShowsParameters, MovesParameters, gymnasium.vector.VectorEnv[Any, Any,
         Returns:
             The next carry and what the step led to. Tensors may be shared between the two, so change neither in place.
         """
-        parameters, step_noise = carry["parameters"], self._columns(noise, 0, self.step_noise)
-        state, rewards, terminated = self.transition(carry["state"], actions, parameters, step_noise)
+        parameters = carry["parameters"]
+        state, rewards, terminated = self.outcome(carry, actions, noise)
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         sources = carry.get("sources", {})
         carry = carry | {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
@@ -199,6 +201,10 @@ class Env(ShowsParameters, MovesParameters, gymnasium.vector.VectorEnv[Any, Any,
             carry = self._reset_where(done, carry, noise)
             obs = self.observe(carry["state"], carry["parameters"])
         return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics, sources)
+
+    def outcome(self, carry: Carry, actions: Actions, noise: Tensor) -> Outcome:
+        """Return what `transition` does in the next step, before any reset; arguments as `advance` takes them."""
+        return self.transition(carry["state"], actions, carry["parameters"], self._columns(noise, 0, self.step_noise))
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
         """Return the parameters of episodes that start now, `[num_envs]` each, from noise `[num_envs, noise_width]`."""

@@ -11,6 +11,7 @@ problems"; the equations are those of gymnasium/envs/classic_control/cartpole.py
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
+from rl8x.envs.canvas import BLUE, FAINT, GREY, INK, ORANGE, Canvas
+from rl8x.envs.pictures import CopyState
 
 X_LIMIT_M = 2.4
 THETA_LIMIT_RAD = 12 * 2 * math.pi / 360
@@ -66,10 +69,43 @@ class _OnCart(Env):
 
     parameters = PARAMETERS
     reset_noise = 4
+    render_fps = 50.0
 
     def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
         """Start near the upright rest position, each number of `physics`, `[num_envs, 4]`, uniform in +-0.05."""
         return {"physics": noise * (2 * START_SPREAD) - START_SPREAD}
+
+    def draw(
+        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
+    ) -> None:
+        """Draw cart and pole on their track; beyond the track's ends the view goes with the cart."""
+        x, _, theta, _ = map(float, state["physics"])
+        length = 2 * parameters["length"]
+        heavy, thick = (_thickness(parameters[name], PARAMETERS[name]) for name in ("masscart", "masspole"))
+        width, height = 0.66 * heavy, 0.36 * heavy
+        shift = x - max(-X_LIMIT_M, min(X_LIMIT_M, x))
+        lowest = -0.9 if self.terminates else -max(1.6, 1.15 * length)
+        canvas.view((shift - 2.9, shift + 2.9), (lowest, max(2.95, height + 0.1 + 1.15 * length)))
+        (left, right), (bottom, _) = canvas.span
+        canvas.box(((left + right) / 2, (bottom - 0.13) / 2), (right - left, -0.13 - bottom), FAINT, strength=0.55)
+        canvas.line([(left, -0.13), (right, -0.13)], 0.025, GREY)
+        for tick in range(math.floor(left), math.ceil(right) + 1):
+            canvas.line([(tick, -0.13), (tick, -0.2)], 0.02, GREY)
+        for end in (-X_LIMIT_M, X_LIMIT_M) if self.terminates else ():
+            canvas.line([(end, -0.13), (end, 0.07)], 0.05, GREY)
+        for wheel in (-0.3, 0.3):
+            canvas.circle((x + wheel * width, 0.0), 0.12, INK)
+            canvas.circle((x + wheel * width, 0.0), 0.045, FAINT)
+        canvas.box((x, 0.05 + height / 2), (width, height), BLUE)
+        pivot = x, 0.05 + 0.8 * height
+        tip = pivot[0] + length * math.sin(theta), pivot[1] + length * math.cos(theta)
+        canvas.line([pivot, tip], 0.11 * thick, ORANGE)
+        canvas.circle(pivot, 0.045, INK)
+
+
+def _thickness(value: float, parameter: Parameter) -> float:
+    """Return how thick a body is drawn, by its mass: 1 at the default."""
+    return min(1.7, max(0.6, float((value / parameter.default) ** (1 / 3))))
 
 
 class CartPole(_OnCart):

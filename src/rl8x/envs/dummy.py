@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
+from rl8x.envs.canvas import BLUE, GREEN, GREY, Canvas
+from rl8x.envs.pictures import CopyState
 
 
 class _Dummy(Env):
@@ -32,6 +36,20 @@ class _Dummy(Env):
         """Change the position by `[num_envs]`; the reward is minus its new distance from 0."""
         position = state["position"] + change
         return {"position": position}, -position.abs(), torch.zeros_like(position, dtype=torch.bool)
+
+    def draw(
+        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
+    ) -> None:
+        """Draw the position and its trail on a line, with 0 marked."""
+        position = float(state["position"])
+        far = 1.1 * max(1.0, parameters["bounds"], abs(position))
+        canvas.view((-far, far), (-1.0, 1.0), stretch=True)
+        canvas.line([(-far, 0.0), (far, 0.0)], 0.012, GREY)
+        canvas.line([(0.0, -0.18), (0.0, 0.18)], 0.03, GREEN)
+        for age, before in enumerate(reversed(past[-12:]), start=1):
+            canvas.circle((float(before["position"]), 0.0), 0.06, BLUE, strength=round(0.5 * 0.8**age, 3))
+        canvas.circle((position, 0.0), 0.075, BLUE)
+        canvas.text((position, 0.22), f"{position:.4g}", 0.13)
 
 
 class DiscreteDummy(_Dummy):

@@ -7,6 +7,8 @@ MountainCarContinuous-v0). Positions and velocities have no unit there; a veloci
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import gymnasium.spaces as spaces
@@ -15,6 +17,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, GREY, INK, Canvas, Point
+from rl8x.envs.pictures import CopyState
 
 MIN_POSITION = -1.2
 MAX_POSITION = 0.6
@@ -58,6 +62,37 @@ class _Valley(Env):
     def arrived(self, state: State, parameters: Parameters) -> Tensor:
         """Return whether a car is at the flag, and fast enough, bool `[num_envs]`."""
         return (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
+
+    def draw(
+        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
+    ) -> None:
+        """Draw the valley, the flag and the car."""
+        canvas.view((MIN_POSITION - 0.07, MAX_POSITION + 0.07), (0.0, 1.3))
+        (left, right), (bottom, _) = canvas.span
+        grid = [left + (right - left) * i / 120 for i in range(121)]
+        ground = [(x, _height(x)) for x in grid]
+        canvas.polygon([*ground, (right, bottom), (left, bottom)], FAINT, strength=0.55)
+        canvas.line(ground, 0.012, GREY)
+        foot = self.goal_position, _height(self.goal_position)
+        canvas.line([foot, (foot[0], foot[1] + 0.22)], 0.012, INK)
+        canvas.polygon([(foot[0], foot[1] + y) for y in (0.12, 0.22)] + [(foot[0] + 0.12, foot[1] + 0.17)], GREEN)
+        x = float(state["position"])
+        angle = math.atan(1.35 * math.cos(3 * x))
+        cos, sin = math.cos(angle), math.sin(angle)
+
+        def at(along: float, up: float) -> Point:
+            return x + along * cos - up * sin, _height(x) + along * sin + up * cos
+
+        canvas.box(at(0.0, 0.075), (0.19, 0.065), BLUE, angle=angle)
+        canvas.box(at(-0.012, 0.125), (0.1, 0.05), BLUE, angle=angle, strength=0.75)
+        for wheel in (-0.055, 0.055):
+            canvas.circle(at(wheel, 0.034), 0.034, INK)
+            canvas.circle(at(wheel, 0.034), 0.013, FAINT)
+
+
+def _height(position: float) -> float:
+    """Return the height of the slope, whose pull `drive` has: its steepness is in proportion to cos(3 position)."""
+    return 0.45 * math.sin(3 * position) + 0.55
 
 
 class MountainCar(_Valley):

@@ -6,6 +6,7 @@ Source: the equations are those of gymnasium/envs/classic_control/pendulum.py (G
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import gymnasium.spaces as spaces
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import Env, Observation, Outcome, Parameter, Parameters, State
+from rl8x.envs.canvas import BLUE, FAINT, GREEN, INK, ORANGE, Canvas
+from rl8x.envs.pictures import CopyState
 
 MAX_SPEED = 8.0
 MAX_TORQUE = 2.0
@@ -38,6 +41,7 @@ class Pendulum(Env):
     }
     default_time_limit = 200
     reset_noise = 2
+    render_fps = 20.0
 
     def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
         """Start at any angle, theta uniform in +-pi, with theta_dot uniform in +-1, `[num_envs]` each."""
@@ -66,3 +70,25 @@ class Pendulum(Env):
         """Return cos(theta), sin(theta) and theta_dot, `[num_envs, 3]`."""
         theta = state["theta"]
         return torch.stack((theta.cos(), theta.sin(), state["theta_dot"]), dim=-1)
+
+    def draw(
+        self, canvas: Canvas, state: CopyState, parameters: Mapping[str, float], past: Sequence[CopyState]
+    ) -> None:
+        """Draw the rod with its trail, and a mark at the upper rest position."""
+        length, mass = parameters["l"], parameters["m"]
+        unit = max(1.0, length)
+        canvas.view((-1.35 * unit, 1.35 * unit), (-1.35 * unit, 1.35 * unit))
+        around = [(length * math.sin(i * math.pi / 48), length * math.cos(i * math.pi / 48)) for i in range(97)]
+        canvas.line(around, 0.012 * unit, FAINT)
+        canvas.line([(0.0, length + 0.12 * unit), (0.0, length + 0.24 * unit)], 0.04 * unit, GREEN)
+        for age, before in enumerate(reversed(past[-10:]), start=1):
+            canvas.line([(0.0, 0.0), _tip(before, length)], 0.035 * unit, ORANGE, strength=round(0.4 * 0.75**age, 3))
+        tip = _tip(state, length)
+        canvas.line([(0.0, 0.0), tip], 0.1 * unit, ORANGE)
+        canvas.circle(tip, 0.13 * unit * min(1.7, max(0.6, mass ** (1 / 3))), BLUE)
+        canvas.circle((0.0, 0.0), 0.06 * unit, INK)
+
+
+def _tip(state: CopyState, length: float) -> tuple[float, float]:
+    theta = float(state["theta"])
+    return -length * math.sin(theta), length * math.cos(theta)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from rl8x import keys
+from rl8x import drawing, keys
 from rl8x.disk import replace_synced
+from rl8x.drawing import DARK, LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted
-from rl8x.studies import drawing, page, statistics
-from rl8x.studies.drawing import DARK, LIGHT, Drawing, Theme
+from rl8x.studies import page, statistics
 from rl8x.studies.find import find_runs, plain_name
 from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name
-from rl8x.studies.statistics import Array, Curve, Estimate
+from rl8x.studies.statistics import Array, Estimate
 from rl8x.studies.summary import in_words
 from rl8x.studies.terminal import in_blocks, shortened
 from rl8x.tracking.database_runs import Points, RunRecord
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 PAGE: Final = "compare.html"
 _CURVE: Final = ("steps", "mean", "low", "high")
-_MAX_NAMED: Final = 24  # lines of single runs that a legend names
 
 
 class Track(NamedTuple):
@@ -317,19 +316,10 @@ def _notes(
 def draw_curves(comparison: Comparison, metric: str, theme: Theme) -> Figure:
     """Draw the learning curves of a metric, one for each group."""
     curves = comparison.curves(metric)
-    figure = drawing.new_figure(8.4, 4.6 + 0.13 * min(len(curves), _MAX_NAMED))
+    figure = drawing.new_figure(8.4, 4.6 + 0.13 * min(len(curves), drawing.MAX_NAMED))
     panel = figure.subplots()
-    shade_alone = len(curves) > _MAX_NAMED
-    for number, (label, curve) in enumerate(curves.items()):
-        if shade_alone:
-            panel.plot(curve.steps, curve.mean, color=theme.colours[0], linewidth=0.9, alpha=0.35)
-        else:
-            drawing.draw_line(panel, curve, drawing.wrapped(label, 60), number, theme)
-    panel.set_xlabel(comparison.clock)
-    panel.set_ylabel(metric)
-    panel.grid(True, alpha=0.6)
-    drawing.short_ticks(panel)
-    if not shade_alone:
+    drawing.draw_curves(panel, curves, comparison.clock, metric, theme)
+    if len(curves) <= drawing.MAX_NAMED:
         drawing.draw_legend(figure, panel, len(curves))
     return figure
 

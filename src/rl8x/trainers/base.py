@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import psutil
 
@@ -24,12 +24,18 @@ from rl8x.trainers import non_finite
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics
 from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_group
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
+from rl8x.trainers.films import film_policy, make_film_env
 from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_metrics, policy_at
 from rl8x.trainers.non_finite import OnNonFinite
+from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.ranks import begin, warn_of_other_number
 from rl8x.trainers.record import Record, default_tracker
 from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
 from rl8x.trainers.statistics import EvalStats, Timer
+from rl8x.video import Film
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _log = logger(__name__)
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
@@ -271,6 +277,54 @@ class TrainerBase(Generic[AlgorithmT]):
         self.record.log(tracked | spent, trains=False)
         self._evaluated |= tracked | spent
         return EvalStats(own | spent)
+
+    def play(
+        self,
+        path: str | Path | None = None,
+        *,
+        copies: int | None = None,
+        env_config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Film:
+        """Film the present policy, in an environment of its own; a notebook shows what is returned.
+
+        Args:
+            path: A file to write too, whose ending says the format; None makes a GIF.
+            copies: Copies side by side; None are as many as a list in `env_config` has values, else one.
+            env_config: Values for the environment's parameters; None are those under which the run evaluates.
+            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions`, as
+                `rl8x.video.film` takes them.
+
+        Raises:
+            ValueError: If the environment has no pictures or cannot be made again, or an option is not legal.
+        """
+        lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
+        copies = copies or max(lists, default=1)
+        suffix = ".gif" if path is None else Path(path).suffix
+        env = self.make_film_env(copies)
+        try:
+            config = self.evaluations.runs_config() if env_config is None else env_config
+            film = film_policy(self.algorithm, env, config, copies, suffix=suffix, **options)
+        finally:
+            env.close()
+        if path is not None:
+            film.save(path)
+        return film
+
+    def make_film_env(self, copies: int) -> Env:
+        """Make an environment for films of so many copies, as `play` does."""
+        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
+
+    def plot(self, *metrics: str) -> Figure:
+        """Draw what the run has logged so far; a notebook shows the figure.
+
+        Args:
+            *metrics: A panel for each; none are the returns of training and evaluations.
+
+        Raises:
+            ValueError: If the tracker keeps no metrics, or has none of these so far.
+        """
+        return plot_run(self.tracker, metrics, sorted(self.metric_names), self.algorithm.clock)
 
     def save(self) -> Path | None:
         """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.

@@ -64,7 +64,7 @@ class Evaluations:
             RuntimeError: If there is no environment, or it is not at a reset.
         """
         if self._evaluator is not None:
-            config = self._runs_config() if env_config is None else self._plain(env_config)
+            config = self.runs_config() if env_config is None else self._plain(env_config)
             training = self._algorithm.env
             return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
         trained, env_config = self._trained, self.env_config if env_config is None else env_config
@@ -160,7 +160,7 @@ class Evaluations:
         if env_config is None or self._env is None:
             return None
         plain = self._plain(env_config)
-        return None if plain == self._runs_config() else config_name(plain)
+        return None if plain == self.runs_config() else config_name(plain)
 
     def _plain(
         self, env_config: Mapping[str, Any], called: str = "env_config", training: Mapping[str, Any] | None = None
@@ -182,7 +182,7 @@ class Evaluations:
                 )
         return plain
 
-    def _runs_config(self) -> dict[str, object]:
+    def runs_config(self) -> dict[str, object]:
         """Return what the run evaluates under, in plain form: its own config for that, else what training has."""
         if self.env_config is not None:
             return self._plain(self.env_config)

@@ -1,16 +1,17 @@
-"""What a user sees while a run goes on: a bar on a terminal, lines now and then elsewhere, nothing on request."""
+"""What a user sees while a run goes on: a bar on a terminal and in a notebook, else lines now and then, or nothing."""
 
 from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from tqdm import tqdm
+from tqdm import TqdmWarning, tqdm
 
 from rl8x import keys
-from rl8x.output import Unfailing, short
+from rl8x.output import Unfailing, in_notebook, short
 
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
@@ -27,7 +28,7 @@ class ProgressReporter:
     """Shows the state of a run; where that cannot be shown, the run goes on without.
 
     Args:
-        mode: `"auto"` is a bar where standard error is a terminal and lines elsewhere.
+        mode: `"auto"` is a bar where standard error is a terminal or a notebook's, and lines elsewhere.
         total_steps: Steps after which the run ends at the latest; None where nothing says so.
         clock: The counter that is shown beside the steps.
 
@@ -40,13 +41,15 @@ class ProgressReporter:
             raise ValueError(f"`progress` must be one of {', '.join(map(repr, PROGRESS_CHOICES))}; got {mode!r}.")
         self._stream = Unfailing(sys.stderr)
         if mode == "auto":
-            mode = "bar" if self._stream.isatty() else "lines"
+            mode = "bar" if self._stream.isatty() or in_notebook() else "lines"
         self.mode = mode
         self._clock = clock
         self._bar: Any = None
         if mode == "bar":
             form = _form(total_steps)
-            self._bar = tqdm(total=total_steps, bar_format=form, dynamic_ncols=True, smoothing=0.1, file=self._stream)
+            self._bar = _bar_class()(
+                total=total_steps, bar_format=form, dynamic_ncols=True, smoothing=0.1, file=self._stream
+            )
         self._last_line = time.monotonic()
         self._episode_return: float | None = None
 
@@ -54,12 +57,17 @@ class ProgressReporter:
         """Show one row, and how far it is to the `total_steps` by which the run ends, as far as is known by now."""
         self._episode_return = stats.get(_EPISODE_RETURN, self._episode_return)
         if self._bar is not None:
-            self._bar.total, self._bar.bar_format = total_steps, _form(total_steps)
+            self._set_total(total_steps)
             self._bar.set_postfix_str(describe(stats, self._episode_return, self._clock), refresh=False)
             self._bar.update()
         elif self.mode == "lines" and time.monotonic() - self._last_line >= _SECONDS_PER_LINE:
             self._last_line = time.monotonic()
             self.say(f"step {stats[keys.STEPS]:,.0f}, {describe(stats, self._episode_return, self._clock)}")
+
+    def _set_total(self, total_steps: int | None) -> None:
+        if self._bar.total != total_steps and hasattr(self._bar, "container"):  # a notebook's has it a second time
+            self._bar.container.children[1].max = total_steps or 1
+        self._bar.total, self._bar.bar_format = total_steps, _form(total_steps)
 
     def say(self, message: str) -> None:
         """Print a message without tearing the bar."""
@@ -72,6 +80,16 @@ class ProgressReporter:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
+
+
+def _bar_class() -> type[tqdm[Any]]:
+    """Return a notebook's own bar where there is one (ipywidgets), else that of a terminal."""
+    if not in_notebook():
+        return tqdm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets the other one does well
+        from tqdm.auto import tqdm as shown
+    return shown
 
 
 def _form(total_steps: int | None) -> str:

@@ -28,6 +28,7 @@ from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.importing import runs_code, texts
+from rl8x.output import is_interactive
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import beside
@@ -291,6 +292,8 @@ class Record:
         saved = [] if directory is None else listed(directory)
         if directory is None or not saved or self.run is None:
             return lines
+        if status == "KILLED" and is_interactive():
+            lines.append("to go on in this session: call run() of this trainer again")
         finished = status == "FINISHED"
         limit = self.run.limit_reached if finished else None
         met = finished and (bool(self.run.met) or limit is None)

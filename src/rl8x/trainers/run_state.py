@@ -28,7 +28,7 @@ from rl8x.trainers.statistics import TrainStats
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
 # How a checkpoint has an `env_config` that is a function: by its name.
 _FUNCTION: Final = "function()"
-OPTIONS: Final = ("env_config", "eval_env_config", "steps_per_eval", "max_steps")
+OPTIONS: Final = ("env_config", "eval_env_config", "steps_per_eval", "evals_per_film", "max_steps")
 RUN_OPTIONS: Final = (*OPTIONS, "stop_conditions")
 
 
@@ -36,8 +36,7 @@ class RunState:
     """The options and conditions of a run, and how far it has come.
 
     Args:
-        options: `env_config`, `eval_env_config`, `steps_per_eval`, `max_steps` and `stop_conditions` as `run()` takes
-            them; `...` is None, or what `saved` has.
+        options: `OPTIONS` and `stop_conditions` as `run()` takes them; `...` is None, or what `saved` has.
         saved: `state_dict()` of a run to go on with; None begins one.
         trust: Whether conditions that `saved` names may import any module.
 
@@ -73,10 +72,12 @@ class RunState:
         self._steps_before = 0
         self._counters_before: Mapping[str, int] = {}
         self._bounded: Mapping[str, int] = {}
-        for name in ("steps_per_eval", "max_steps"):
+        for name in ("steps_per_eval", "evals_per_film", "max_steps"):
             value = self.options[name]
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"`{name}` must be a whole number, at least 1, or None; got {value!r}.")
+        if self.options["evals_per_film"] is not None and self.options["steps_per_eval"] is None:
+            raise ValueError("`evals_per_film` counts the evaluations of the run: give `steps_per_eval` too.")
 
     # -- before it begins
 
@@ -141,7 +142,7 @@ class RunState:
     @property
     def params(self) -> dict[str, Any]:
         """The options as the tracked run shows them; each value of a configuration has a param of its own."""
-        shown = {f"run.{name}": self.options[name] for name in ("steps_per_eval", "max_steps")}
+        shown = {f"run.{name}": self.options[name] for name in ("steps_per_eval", "evals_per_film", "max_steps")}
         return {**shown, "run.stop_conditions": [repr(condition) for condition in self.conditions]}
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,6 +188,12 @@ class RunState:
         """Whether an evaluation comes after the step that was just made."""
         every: int | None = self.options["steps_per_eval"]
         return every is not None and self.steps % every == 0
+
+    @property
+    def film_is_due(self) -> bool:
+        """Whether a film follows the evaluation after the step that was just made."""
+        evals, every = self.options["evals_per_film"], self.options["steps_per_eval"]
+        return evals is not None and every is not None and self.steps % (evals * every) == 0
 
     @property
     def limit_reached(self) -> int | None:

@@ -30,6 +30,7 @@ from rl8x.tracking.secrets import hide
 from rl8x.trainers import non_finite
 from rl8x.trainers.base import AlgorithmT, TrainerBase
 from rl8x.trainers.callbacks import returned_metrics
+from rl8x.trainers.films import log_film
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, check_alike, from_first, pooled_row
@@ -58,7 +59,12 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
         while True:
-            yield self.step()
+            try:
+                stats = self.step()
+            except KeyboardInterrupt:
+                self.record.close("KILLED", "interrupted", self._eval_row)
+                raise
+            yield stats
 
     def _step(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
         """Collect, learn, and track the row; then act on what was not finite."""
@@ -137,6 +143,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         env_config: AnyEnvConfig | EllipsisType | None = ...,
         eval_env_config: Mapping[str, Any] | EllipsisType | None = ...,
         steps_per_eval: int | EllipsisType | None = ...,
+        evals_per_film: int | EllipsisType | None = ...,
         stop_conditions: StopConditions | Condition | EllipsisType | None = ...,
         max_steps: int | EllipsisType | None = ...,
         progress: Progress = "auto",
@@ -161,9 +168,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 of copies take evenly spaced ones.
             steps_per_eval: An evaluation after every so many steps; None is never. Where the training environment is
                 used, it must be a multiple of `horizons_per_env_reset`.
+            evals_per_film: After every so many evaluations an episode is filmed, under what evaluations play under, and
+                kept as the artifact `films/step-....gif`; None is never.
             stop_conditions: The run stops when any of these is met. Without one it goes on until interrupted.
             max_steps: The run stops after so many steps, those before a resume among them; None sets no limit.
-            progress: `"auto"` (a bar on a terminal, lines elsewhere), `"bar"`, `"lines"` or `"none"`.
+            progress: `"auto"` (a bar on a terminal and in a notebook, lines elsewhere), `"bar"`, `"lines"` or `"none"`.
 
         Returns:
             The last row, with `stop_reason` set.
@@ -176,6 +185,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             "env_config": env_config,
             "eval_env_config": eval_env_config,
             "steps_per_eval": steps_per_eval,
+            "evals_per_film": evals_per_film,
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
@@ -203,6 +213,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         run.steps += 1
                         if run.evaluation_is_due:
                             row |= self.eval() | self.state
+                        if run.film_is_due:
+                            log_film(self.tracker, self.play(), self.state)
                         stats = self._finish_row(row)
                         evaluation = self._eval_row
                         run.judge(stats, evaluation)
@@ -301,6 +313,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
         plain_configs = self.evaluations.plain_configs(env_config, eval_config, self.known)
+        if run.options["evals_per_film"] is not None:
+            self.make_film_env(1).close()  # what cannot be filmed is told before the first step
         run.start(self, plain_configs, known=self.metric_names, measured=self._declared)
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()

@@ -6,21 +6,24 @@ their own. Matplotlib is imported when the first figure is drawn.
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-
-from rl8x.studies.statistics import Curve
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_LINES: Final = 8
+MAX_NAMED: Final = 24
+"""Curves of single runs that a legend names."""
 _DPI: Final = 144
+_DPI_SHOWN: Final = 100
 
 
 class Theme(NamedTuple):
@@ -39,6 +42,15 @@ LIGHT: Final = Theme("light", "#ffffff", "#1f2328", "#d8dde3", _OKABE_ITO)
 DARK: Final = Theme("dark", "#15181d", "#e3e6ea", "#3a4048", _OKABE_ITO_DARK)
 _STYLES: Final[tuple[Any, ...]] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 _MARKERS: Final = "osD^vPX*"
+
+
+class Curve(NamedTuple):
+    """A mean with its interval, at steps, each `[points]`; of a single curve the interval is NaN."""
+
+    steps: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
 
 
 class Drawing(NamedTuple):
@@ -118,10 +130,23 @@ def _style(theme: Theme) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make an empty figure, in inches."""
+    """Make an empty figure, in inches, which a notebook shows."""
+    return _shown_figure()(figsize=(width, height), layout="constrained")
+
+
+@functools.cache
+def _shown_figure() -> type[Figure]:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class ShownFigure(Figure):
+        """A figure that shows itself in a notebook, whether or not that uses matplotlib otherwise."""
+
+        def _repr_png_(self) -> bytes:
+            target = io.BytesIO()
+            self.savefig(target, format="png", dpi=_DPI_SHOWN)
+            return target.getvalue()
+
+    return ShownFigure
 
 
 def wrapped(label: str, width: int = 30) -> str:
@@ -150,6 +175,45 @@ def draw_line(panel: Axes, curve: Curve, label: str, colour: int, theme: Theme, 
     panel.plot(curve.steps, curve.mean, linestyle=style, color=shade, label=label, marker=mark, markersize=4)
     if np.isfinite(curve.low).any():
         panel.fill_between(curve.steps, curve.low, curve.high, color=shade, alpha=0.2, linewidth=0)
+
+
+def draw_curves(panel: Axes, curves: Mapping[str, Curve], clock: str, metric: str, theme: Theme) -> None:
+    """Draw learning curves by their labels; of very many all in one shade.
+
+    Args:
+        panel: What is drawn on.
+        curves: The curves.
+        clock: What their steps count.
+        metric: What they show.
+        theme: Colours.
+    """
+    for number, (label, curve) in enumerate(curves.items()):
+        if len(curves) > MAX_NAMED:
+            panel.plot(curve.steps, curve.mean, color=theme.colours[0], linewidth=0.9, alpha=0.35)
+        else:
+            draw_line(panel, curve, wrapped(label, 60), number, theme)
+    panel.set_xlabel(clock)
+    panel.set_ylabel(metric)
+    panel.grid(True, alpha=0.6)
+    short_ticks(panel)
+
+
+def draw_panels(
+    panels: Sequence[Mapping[str, Curve]], metrics: Sequence[str], clock: str, theme: Theme, *, width: int
+) -> Figure:
+    """Draw a panel of learning curves for each metric, so many in a row; arguments as `draw_curves` takes them."""
+    columns = min(width, len(panels))
+    rows = -(-len(panels) // columns)
+    with _style(theme):
+        figure = new_figure(7.2 if columns == 1 else 4.2 * columns, 3.9 if columns == 1 else 3.2 * rows)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for panel, curves, metric in zip(grid.flat, panels, metrics, strict=False):
+            draw_curves(panel, curves, clock, metric, theme)
+        for panel in grid.flat[len(panels) :]:
+            panel.set_visible(False)
+        if len(panels) == 1:
+            draw_legend(figure, grid[0, 0], len(panels[0]))
+    return figure
 
 
 def draw_legend(figure: Figure, panel: Axes, count: int) -> None:

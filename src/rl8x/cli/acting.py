@@ -1,0 +1,83 @@
+"""What `rl8x collect` and `play` share: the policy of a run in an environment, under the physics that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rl8x.cli.errors import UserError
+from rl8x.cli.options import find_modules_here
+from rl8x.config import apply_overrides
+from rl8x.envs import Env, env_maker
+from rl8x.envs.parameters import inherited_config, shown_value
+from rl8x.policy import Policy
+
+if TYPE_CHECKING:
+    from rl8x.algorithms import GenericAlgorithmBase
+
+
+class Acting(NamedTuple):
+    """Who acts where.
+
+    Attributes:
+        algorithm: That of the run, with the weights that it learned.
+        maker: What makes the environment.
+        trained_config: The `env_config` of the training's next reset, of what moves where it stood; empty in another
+            environment than the training's.
+    """
+
+    algorithm: GenericAlgorithmBase[Any]
+    maker: Callable[..., Env]
+    trained_config: Mapping[str, Any]
+
+
+def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting:
+    """Build the algorithm of a run's checkpoint, and find what makes the environment that it is to act in.
+
+    Args:
+        run: The run's name or ID, the path of its checkpoints, or of one.
+        env: The environment; None is the training's.
+        auto: Take the newest good checkpoint where the one that is meant is damaged.
+        trust: Whether modules that the checkpoint names may be imported.
+
+    Raises:
+        UserError: If nothing says in which environment.
+        CheckpointError: If there is no such checkpoint, or it does not say how to build the algorithm.
+    """
+    from rl8x.checkpoint import find
+    from rl8x.checkpoint.build import build_algorithm
+
+    find_modules_here(trust)
+    checkpoint = find(run, auto=auto)
+    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust)
+    state = checkpoint.state["trainer"]["algorithm"]
+    algorithm.load_learned_state(state)
+    maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
+    if maker is None:
+        raise UserError(f"{run} does not say in which environment: give it by --env, as in --env CartPole.")
+    return Acting(algorithm, maker, _trained_config(state) if env is None else {})
+
+
+def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    env = state.get("collector", {}).get("env", {})
+    return env.get("present") or env.get("next_config") or env.get("config") or {}
+
+
+def check_spaces(env: Env, policy: Policy) -> None:
+    """Refuse an environment of other spaces than the policy's."""
+    spaces = (env.single_observation_space, env.single_action_space)
+    if spaces != (policy.observation_space, policy.action_space):
+        raise UserError(f"the policy was trained for other spaces than those of --env: {spaces[0]} and {spaces[1]}.")
+
+
+def asked_config(trained: Mapping[str, Any], overrides: Sequence[str], num_envs: int) -> dict[str, Any]:
+    """Return what to act under: the training's config, fitted to so many copies, with what was typed."""
+    config = apply_overrides({"env_config": inherited_config(trained, num_envs)}, overrides)
+    if other := [name for name in config if name != "env_config"]:
+        raise UserError(f"only env_config.NAME=VALUE may follow RUN; got {other[0]}={config[other[0]]!r}.")
+    return dict(config["env_config"] or {})
+
+
+def in_words(config: Mapping[str, Any]) -> str:
+    """Write an `env_config` in plain form in a line."""
+    return ", ".join(f"{name} = {shown_value(value)}" for name, value in config.items()) or "the defaults"

@@ -1,0 +1,186 @@
+"""`rl8x play`: what the policy of a checkpoint does, as a film or as returns."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from rl8x.cli.acting import Acting, asked_config, check_spaces, in_words, load_acting
+from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.config import apply_overrides, parse_value
+from rl8x.envs import Env
+from rl8x.output import counted, say, table
+from rl8x.rollouts.playing import play_episodes
+from rl8x.video import check_format, film, make_filmed
+
+_EXAMPLES = """\b
+rl8x play my-run
+rl8x play my-run --out films/my-run.gif
+rl8x play runs/000040-step-400 env_config.length=0.4 --episodes 3 --out short-pole.mp4
+rl8x play my-run --grid length=0.25,0.5,1 --grid force_mag=5,10,20 --out physics.gif
+rl8x play my-run --env-config "length: {uniform: [0.2, 2]}" --copies 9 --out random.gif
+"""
+_EPISODES: Final = 10  # without a film
+
+
+@click.command("play", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
+@click.argument("run")
+@click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]...")
+@click.option("--out", metavar="FILE", help="Write a film: a .gif, or a .mp4 (extra `video`).")
+@click.option(
+    "--episodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Episodes of each copy, in a film one after the other. [default: 1 in a film, else 10]",
+)
+@click.option(
+    "--env-config",
+    metavar="MAPPING",
+    help="Values of the environment's parameters; a list has one for each copy. [default: as in training]",
+)
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="NAME=V1,V2,...",
+    help="A copy for each value, side by side; a second one makes rows, one above the other.",
+)
+@click.option("--copies", type=click.IntRange(min=1), metavar="N", help="Copies side by side, where nothing else says.")
+@click.option("--sample", is_flag=True, help="Sample actions rather than take the most likely ones.")
+@click.option("--env", metavar="ENV", help="Play in this environment. [default: the one that was trained in]")
+@click.option(
+    "--max-steps",
+    type=click.IntRange(min=1),
+    help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]",
+)
+@click.option("--fps", type=click.FloatRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the environment and the actions.")
+@click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
+@click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")
+def play(
+    run: str,
+    overrides: tuple[str, ...],
+    out: str | None,
+    episodes: int | None,
+    env_config: str | None,
+    grid: tuple[str, ...],
+    copies: int | None,
+    sample: bool,
+    env: str | None,
+    fps: float | None,
+    auto: bool,
+    trust: bool,
+    **how: Any,
+) -> int:
+    """Play episodes with the policy of RUN: its name or ID in MLflow, the path of its checkpoints, or of one of them.
+
+    Without --out the returns are printed. Built-in environments draw themselves, as do your own that have a `draw`;
+    Gymnasium's render. Several copies with different physics are one picture, with the values written above each.
+
+    It plays under the env_config of the training, of which env_config.NAME=VALUE changes one parameter; --env-config
+    replaces all of it.
+    """
+    with users_mistakes():
+        if out is not None:
+            check_format(Path(out).suffix)
+        words = [*([] if env_config is None else [f"env_config={env_config}"]), *overrides]
+        axes = [_axis(text) for text in grid]
+        crossed = _crossed(axes)
+        number = _copies(words, crossed, copies)
+        acting = load_acting(run, env, auto=auto, trust=trust)
+        how |= {"deterministic": not sample, "state_reset_every": acting.algorithm.state_reset_every}
+        if out is not None:
+            made = make_filmed(acting.maker, number, device=acting.algorithm.device, seed=how["seed"])
+            config = _config(acting, made, words, crossed)
+            columns = len(axes[0][1]) if len(axes) > 1 else None
+            options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
+            shown = film(acting.algorithm.policy, made, Path(out).suffix, env_config=config, **options)
+            made.close()
+            returns, lengths, finished = (each.T for each in (shown.returns, shown.lengths, shown.finished))
+            shown.save(out)
+        else:
+            config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
+    same = {name: value for name, value in config.items() if not isinstance(value, list)}
+    asked = words or grid or env is not None
+    say(f"env_config  {in_words(same if number > 1 else config)}" + ("" if asked else ", as in the training"))
+    say(_report(config, returns, lengths, finished))
+    if out is not None:
+        say(f"wrote       {out}: {shown.num_frames:,} frames, {len(shown.data) / 1e6:.2g} MB")
+    return 0
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    """Read an option --grid."""
+    name, equals, values = text.partition("=")
+    found = [parse_value(value) for value in values.split(",") if value.strip()]
+    if not name or not equals or not found:
+        raise UserError(f"--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got {text!r}.")
+    return name.strip(), found
+
+
+def _crossed(axes: Sequence[tuple[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the values of each copy, of every combination of two lists at most, the first one's changing fastest."""
+    names = [name for name, _ in axes]
+    if len(axes) > 2 or len(set(names)) < len(names):
+        raise UserError(f"--grid may be given once or twice, for different parameters; got {', '.join(names)}.")
+    rows = list(itertools.product(*(values for _, values in reversed(axes))))
+    return {name: [row[-1 - i] for row in rows] for i, name in enumerate(names)}
+
+
+def _copies(words: Sequence[str], crossed: Mapping[str, list[Any]], asked: int | None) -> int:
+    """Return how many copies there are to be: as many as a grid or a typed list has values."""
+    typed = apply_overrides({}, words).get("env_config")
+    typed = typed if isinstance(typed, Mapping) else {}
+    lists = {**crossed, **{name: value for name, value in typed.items() if isinstance(value, list)}}
+    sizes = {name: len(value) for name, value in lists.items()} | ({} if asked is None else {"--copies": asked})
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} for {size}" for name, size in sizes.items())
+        raise UserError(f"values must be for the same number of copies; got {listed}.")
+    return next(iter(sizes.values()), 1)
+
+
+def _config(
+    acting: Acting, env: Env, words: Sequence[str], crossed: Mapping[str, list[Any]], each: int = 1
+) -> dict[str, Any]:
+    """Return the `env_config` in plain form, a list's values for `each` copies."""
+    check_spaces(env, acting.algorithm.policy)
+    config = asked_config(acting.trained_config, words, env.num_envs // each) | dict(crossed)
+    if each > 1:
+        config = {name: np.repeat(v, each).tolist() if isinstance(v, list) else v for name, v in config.items()}
+    return env.plain_config(config, copies="--copies")
+
+
+def _play(
+    acting: Acting, words: Sequence[str], crossed: Mapping[str, list[Any]], copies: int, episodes: int, how: Any
+) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Play all episodes at once; returns config, returns, lengths and whether they ended, `[copies, episodes]`."""
+    env = acting.maker(copies * episodes, device=acting.algorithm.device, seed=how["seed"])
+    config = _config(acting, env, words, crossed, episodes)
+    last = deque(play_episodes(acting.algorithm.policy, env, env_config=config, **how), maxlen=1).pop()
+    env.close()
+    config = {name: value[::episodes] if isinstance(value, list) else value for name, value in config.items()}
+    played = (each.reshape(copies, episodes) for each in (last.returns, last.lengths, ~last.running))
+    return (config, *played)  # type: ignore[return-value]
+
+
+def _report(config: Mapping[str, Any], returns: NDArray[Any], lengths: NDArray[Any], finished: NDArray[Any]) -> str:
+    """Say how the episodes went, `[copies, episodes]` each: a line, or a table of the copies."""
+    copies, episodes = returns.shape
+    cut = int((~finished).sum())
+    note = f"\n{counted(cut, 'episode', 'episodes')} of {finished.size} had not ended: see --max-steps" if cut else ""
+    if copies == 1:
+        shown = ", ".join(f"{value:.4g}" for value in returns[0, :20]) + (", ..." if episodes > 20 else "")
+        mean = f", mean {returns.mean():.4g}" if episodes > 1 else ""
+        return f"returns     {shown}{mean}; {lengths.mean():,.4g} steps{' on average' * (episodes > 1)}{note}"
+    varied = [name for name, value in config.items() if isinstance(value, list)]
+    rows = [["copy", *varied, "mean return", "lowest", "highest", "steps"]]
+    for copy in range(copies):
+        numbers = [returns[copy].mean(), returns[copy].min(), returns[copy].max(), lengths[copy].mean()]
+        rows.append([str(copy), *(f"{config[name][copy]:g}" for name in varied), *(f"{n:.4g}" for n in numbers)])
+    return table(rows) + note

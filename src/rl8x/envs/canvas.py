@@ -1,0 +1,128 @@
+"""What environments draw themselves on: shapes in the units of their physics, with smooth edges, without a window.
+
+Everything is drawn three times as large as the picture, which then is the mean of 3 x 3 points. Pillow is imported when
+the first picture is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl8x.drawing import LIGHT
+
+Point = tuple[float, float]
+Picture = NDArray[np.uint8]
+"""`[height, width, 3]`, red, green and blue."""
+
+SIZE: Final = (480, 320)
+"""Width and height of a picture, in pixels."""
+
+BACKGROUND, INK, FAINT = LIGHT.background, LIGHT.text, LIGHT.faint
+BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY = LIGHT.colours[:7]
+_FINER: Final = 3
+
+
+class Canvas:
+    """A picture in the making.
+
+    Points are in the units of `view`, y upwards; widths and radii too, in those of y.
+
+    Args:
+        width: Of the picture, in pixels.
+        height: Of the picture, in pixels.
+    """
+
+    def __init__(self, width: int = SIZE[0], height: int = SIZE[1]) -> None:
+        from PIL import Image, ImageDraw
+
+        self._size = width * _FINER, height * _FINER
+        self._image = Image.new("RGB", self._size, BACKGROUND)
+        self._draw = ImageDraw.Draw(self._image)
+        self.view((-1.0, 1.0), (-1.0, 1.0))
+
+    def view(self, x: Point, y: Point, *, stretch: bool = False) -> None:
+        """Choose what is seen: at least from `x[0]` to `x[1]` and from `y[0]` to `y[1]`, in the middle.
+
+        A unit of x is as long as one of y, unless both are to `stretch` over the whole picture.
+        """
+        scales = [size / max(high - low, 1e-9) for size, (low, high) in zip(self._size, (x, y), strict=True)]
+        self._scales = scales if stretch else [min(scales)] * 2
+        self._middle = (x[0] + x[1]) / 2, (y[0] + y[1]) / 2
+
+    @property
+    def span(self) -> tuple[Point, Point]:
+        """What is seen of x and of y, from the lowest to the highest."""
+        halves = [size / scale / 2 for size, scale in zip(self._size, self._scales, strict=True)]
+        return tuple((middle - half, middle + half) for middle, half in zip(self._middle, halves, strict=True))  # type: ignore[return-value]
+
+    def polygon(self, points: Iterable[Point], colour: str, *, strength: float = 1.0) -> None:
+        """Fill a polygon; `strength` in [0, 1] mixes the colour with the background."""
+        self._draw.polygon([self._at(point) for point in points], fill=mixed(colour, strength))
+
+    def box(self, centre: Point, size: Point, colour: str, *, angle: float = 0.0, strength: float = 1.0) -> None:
+        """Fill a rectangle of a width and a height, turned by an angle in rad."""
+        cos, sin = math.cos(angle), math.sin(angle)
+        corners = [(i * size[0] / 2, j * size[1] / 2) for i, j in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+        turned = [(centre[0] + a * cos - b * sin, centre[1] + a * sin + b * cos) for a, b in corners]
+        self.polygon(turned, colour, strength=strength)
+
+    def circle(self, centre: Point, radius: float, colour: str, *, strength: float = 1.0) -> None:
+        """Fill a circle."""
+        self._disc(self._at(centre), radius * self._scales[1], mixed(colour, strength))
+
+    def line(self, points: Iterable[Point], width: float, colour: str, *, strength: float = 1.0) -> None:
+        """Draw a line through points, with round ends and corners."""
+        at, thick, fill = [self._at(point) for point in points], width * self._scales[1], mixed(colour, strength)
+        if len(at) > 1:
+            self._draw.line(at, fill=fill, width=max(1, round(thick)), joint="curve")
+        for end in (at[0], at[-1]) if at else ():
+            self._disc(end, thick / 2, fill)
+
+    def text(self, at: Point, text: str, size: float, colour: str = INK, *, anchor: str = "mm") -> None:
+        """Write a text.
+
+        Args:
+            at: Where its anchor is.
+            text: What is written.
+            size: Of the letters, in the units of y.
+            colour: Of the letters.
+            anchor: Pillow's: left, middle or right (`l`, `m`, `r`), and top, middle or baseline (`t`, `m`, `s`).
+        """
+        letters = font(max(1, round(size * self._scales[1])))
+        self._draw.text(self._at(at), text, fill=colour, font=letters, anchor=anchor)
+
+    def picture(self) -> Picture:
+        """Return what was drawn so far."""
+        return np.asarray(self._image.reduce(_FINER))
+
+    def _at(self, point: Point) -> Point:
+        x, y = ((each - middle) * scale for each, middle, scale in zip(point, self._middle, self._scales, strict=True))
+        return self._size[0] / 2 + x, self._size[1] / 2 - y
+
+    def _disc(self, at: Point, radius: float, fill: str) -> None:
+        self._draw.ellipse((at[0] - radius, at[1] - radius, at[0] + radius, at[1] + radius), fill=fill)
+
+
+@functools.cache
+def font(size: int) -> Any:
+    """Return Pillow's own font at a height in pixels."""
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
+
+
+@functools.cache
+def mixed(colour: str, strength: float, other: str = BACKGROUND) -> str:
+    """Mix a colour, `#rrggbb`, with another: the share of the first is `strength`."""
+    pairs = zip(_parts(colour), _parts(other), strict=True)
+    return "#" + "".join(f"{round(strength * one + (1 - strength) * two):02x}" for one, two in pairs)
+
+
+def _parts(colour: str) -> Sequence[int]:
+    return bytes.fromhex(colour.removeprefix("#"))

@@ -1,0 +1,104 @@
+"""Whole episodes of a policy, one in each copy of an environment, for those who want to look."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl8x.envs.base import Carry, Env
+from rl8x.execution import Execution
+from rl8x.policy import Policy
+from rl8x.rollouts.step import Cursor, Noises, Stepper
+from rl8x.trees import first_tensor
+
+MAX_STEPS = 1000
+_MAX_STEPS_WITHOUT_END = 200
+
+
+class Moment(NamedTuple):
+    """All copies at one time; of a copy whose episode has ended, state and parameters are another's.
+
+    Attributes:
+        state: As the environment's `initial_state` has it, `[num_envs, ...]` each; where an episode ends, the state
+            before the reset, if the environment's physics are pure functions.
+        parameters: Those of the episode, `[num_envs]` each.
+        running: Whether the first episode of a copy goes on, `[num_envs]`.
+        returns: Sum of its rewards so far, `[num_envs]`.
+        lengths: Its steps so far, `[num_envs]`.
+    """
+
+    state: Mapping[str, Tensor]
+    parameters: Mapping[str, Tensor]
+    running: NDArray[np.bool_]
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+
+
+@torch.no_grad()
+def play_episodes(
+    policy: Policy,
+    env: Env,
+    *,
+    env_config: Mapping[str, Any] | None = None,
+    deterministic: bool = True,
+    seed: int = 0,
+    max_steps: int | None = None,
+    counted: int | None = None,
+    state_reset_every: int = 0,
+) -> Iterator[Moment]:
+    """Play an episode in each copy, and yield the copies before the first action and after each.
+
+    Args:
+        policy: The policy that acts.
+        env: The environment, which is reset.
+        env_config: Values of its parameters; None changes nothing.
+        deterministic: Whether the policy takes its most likely actions rather than samples.
+        seed: Seeds the environment and the samples.
+        max_steps: Where to stop when episodes do not end; None is 1,000 steps, 200 where they never do.
+        counted: The episodes of the first so many copies are waited for; None is all.
+        state_reset_every: The policy's state is reset every so many steps, as in training; 0 is never.
+    """
+    generator = torch.Generator(policy.device).manual_seed(seed)
+    obs, _ = env.reset(seed=seed, config=env_config)
+    starts = torch.ones(env.num_envs, dtype=torch.bool, device=first_tensor(obs).device)
+    cursor = Cursor(obs, starts, policy.initial_state(env.num_envs))
+    execution = Execution("eager", "fp32", policy.device)
+    stepper = Stepper(policy, env, execution, state_reset_every=state_reset_every)
+    carry, used = env.carry, list[Tensor]()
+    assert carry is not None
+    running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    returns, lengths = torch.zeros(env.num_envs, device=env.device), running.new_zeros(env.num_envs, dtype=torch.int64)
+    yield _moment(carry, carry["state"], returns, lengths, running)
+
+    limit = MAX_STEPS if env.episodic else _MAX_STEPS_WITHOUT_END
+
+    def noises() -> Noises:
+        while True:
+            used[:] = [env.noise(1)[0]]
+            yield used[0], None if deterministic else policy.noise(1, env.num_envs, generator)[0]
+
+    for _, transition in itertools.islice(stepper.play(carry, cursor, noises()), max_steps or limit):
+        step, state = transition.step, transition.carry["state"]
+        ended = step.terminated | step.truncated
+        if env.capturable and bool(ended.any()):  # what the step led to, before the reset
+            state, _, _ = env.outcome(carry, policy.env_actions(transition.act.actions), used[0])
+        valid = running if step.valid is None else running & step.valid
+        returns = torch.where(valid, step.episode_returns, returns)
+        lengths = torch.where(valid, step.episode_lengths, lengths)
+        running = running & ~ended
+        env.carry = transition.carry
+        yield _moment(carry, state, returns, lengths, running)
+        if not bool(running[:counted].any()):
+            return
+        carry = transition.carry
+
+
+def _moment(carry: Carry, state: Mapping[str, Tensor], returns: Tensor, lengths: Tensor, running: Tensor) -> Moment:
+    counts = (each.cpu().numpy() for each in (running, returns.double(), lengths))
+    return Moment(state, carry["parameters"], *counts)

@@ -1,0 +1,72 @@
+"""A trainer's films: its policy at play, in an environment that the training never touches."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl8x import keys
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config
+from rl8x.tracking import Tracker
+from rl8x.video import Film, check_pictures, film, make_filmed
+
+FOLDER = "films"
+"""Where a run's artifacts have its films."""
+
+
+def make_film_env(algorithm: GenericAlgorithmBase[Any], evaluated: Env | None, copies: int) -> Env:
+    """Make an environment to film in, as the training's was made; else one like that of the evaluations.
+
+    Args:
+        algorithm: What is trained.
+        evaluated: What evaluations play in; None where there is none.
+        copies: How many copies are wanted; what can only be copied has as many as it has.
+
+    Raises:
+        ValueError: If none can be made, or it has no pictures.
+    """
+    if algorithm.env_factory is not None:
+        return make_filmed(algorithm.env_factory, copies, device=algorithm.device, seed=algorithm.seed)
+    known = algorithm.env if evaluated is None else evaluated
+    if known is None:
+        raise ValueError("there is nothing to film: the algorithm trains without an environment. Give an `eval_env`.")
+    check_pictures(known)
+    twin = known.another(seed=algorithm.seed)
+    if twin is None:
+        raise ValueError(
+            f"{type(known).__name__} can neither be copied nor made again, to film in. Build the algorithm from a "
+            "class or a factory."
+        )
+    return twin
+
+
+def film_policy(
+    algorithm: GenericAlgorithmBase[Any], env: Env, env_config: Mapping[str, Any], copies: int, **options: Any
+) -> Film:
+    """Film the present policy.
+
+    Args:
+        algorithm: What is trained.
+        env: As `make_film_env` made it.
+        env_config: What to play under, in any form that a reset takes; what moves stands as in the training.
+        copies: How many copies are seen.
+        **options: As `rl8x.video.film` takes them.
+    """
+    config = inherited_config(env_config, copies)
+    if env.num_envs != copies:  # one that was copied may have more than are seen
+        rows = [i % copies for i in range(env.num_envs)]
+        config = {name: [v[i] for i in rows] if isinstance(v, list) else v for name, v in config.items()}
+    env.imitate_config(config, algorithm.env)
+    reset_every = algorithm.state_reset_every
+    return film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, **options)
+
+
+def log_film(tracker: Tracker, made: Film, counters: Mapping[str, int]) -> None:
+    """Keep a film as an artifact, named after the step of the trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = made.save(Path(folder) / f"step-{counters[keys.STEPS]:08d}{made.suffix}")
+        tracker.log_artifact(path, FOLDER)

@@ -1,0 +1,159 @@
+"""`rl8x play`: what the policy of a checkpoint does, filmed or in numbers, and one line for what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rl8x.cli.main import main
+from rl8x.envs import CartPole
+from rl8x.rollouts.playing import play_episodes
+
+SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs of CartPole, of CartPole with a memory and random physics, of Gymnasium's, and of a data set."""
+    folder = tmp_path_factory.mktemp("play")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, env, *words in (
+            ("runs", "CartPole", "model_config.hidden_sizes=[8]"),
+            (
+                "memory",
+                "CartPole",
+                "model=gru",
+                "model_config.hidden_size=8",
+                "seq_len=2",
+                "env_config={length: {uniform: [0.2, 0.3]}, gravity: 12.0}",
+            ),
+            ("trading", "AlgoTrading", "model_config.hidden_sizes=[8]"),
+        ):
+            fixed = ["--max-steps", "1", "--eval-env", "false", f"checkpoints.directory={name}", "seed=1"]
+            assert main(["train", env, *words, *SMALL, *fixed]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def policy(run):
+    from rl8x.checkpoint import load_algorithm
+
+    return load_algorithm(run).policy
+
+
+def played(run, env, **options):
+    *_, last = play_episodes(policy(run), env, **options)
+    return last
+
+
+def test_without_a_file_the_returns_are_printed(here, capsys):
+    assert main(["play", str(here / "runs"), "--episodes", "3"]) == 0
+    out = capsys.readouterr().out
+    returns = played(here / "runs", CartPole(3, seed=0), env_config={}).returns
+    shown = ", ".join(f"{value:.4g}" for value in returns)
+    assert out.splitlines() == [
+        "env_config  the defaults, as in the training",
+        f"returns     {shown}, mean {returns.mean():.4g}; {returns.mean():.4g} steps on average",
+    ]
+    assert list(Path().iterdir()) == []
+
+
+def test_it_plays_under_the_env_config_of_the_training_or_another(here, capsys):
+    run = str(here / "memory")
+    for words, shown, config in (
+        (
+            [],
+            "gravity = 12.0, length = Uniform(0.2, 0.3), as in the training",
+            {"gravity": 12.0, "length": {"uniform": [0.2, 0.3]}},
+        ),
+        (["env_config.length=0.7"], "gravity = 12.0, length = 0.7\n", {"gravity": 12.0, "length": 0.7}),
+        (["--env-config", "{length: 0.7}"], "length = 0.7\n", {"length": 0.7}),
+        (["--env-config", "{}"], "the defaults\n", {}),
+        (["--env", "CartPole"], "the defaults\n", {}),
+    ):
+        capsys.readouterr()
+        assert main(["play", run, "--episodes", "2", *words]) == 0
+        out = capsys.readouterr().out
+        assert f"env_config  {shown}" in out
+        returns = played(here / "memory", CartPole(2, seed=0), env_config=config).returns
+        assert f"returns     {returns[0]:.4g}, {returns[1]:.4g}, mean" in out
+
+
+def test_a_grid_is_one_picture_and_a_row_of_the_table_for_each_copy(here, capsys):
+    words = ["--grid", "length=0.25,0.5,1", "--grid", "force_mag=5,20", "--out", "deep/grid.gif", "--max-steps", "6"]
+    assert main(["play", str(here / "runs"), *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in lines[2:8]] == [
+        ["0.25", "5"], ["0.5", "5"], ["1", "5"], ["0.25", "20"], ["0.5", "20"], ["1", "20"],
+    ]  # fmt: skip
+    assert lines[8] == "6 episodes of 6 had not ended: see --max-steps"
+    assert lines[9].startswith("wrote       deep/grid.gif: ")
+    image = Image.open("deep/grid.gif")
+    assert image.size == (958, 2 * (209 + 40) + 8)
+    config = {"length": [0.25, 0.5, 1.0] * 2, "force_mag": [5.0] * 3 + [20.0] * 3}
+    last = played(here / "runs", CartPole(6, seed=0), env_config=config, max_steps=6)
+    assert [float(line.split()[3]) for line in lines[2:8]] == last.returns.tolist()
+
+
+def test_the_table_is_the_same_without_a_film_but_over_more_episodes(here, capsys):
+    assert main(["play", str(here / "runs"), "env_config.length=[0.2, 1]", "--episodes", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    config = {"length": [0.2] * 4 + [1.0] * 4}
+    returns = played(here / "runs", CartPole(8, seed=0), env_config=config).returns.reshape(2, 4)
+    for line, own in zip(lines[2:], returns, strict=True):
+        assert [float(cell) for cell in line.split()[2:5]] == pytest.approx(
+            [own.mean(), own.min(), own.max()], rel=1e-3
+        )
+
+
+def test_masks_and_tasks_that_never_end_are_filmed_and_samples_differ(here, capsys):
+    for words in ([], ["--sample"]):
+        assert main(["play", str(here / "trading"), "--max-steps", "4", "--copies", "2", *words, "--out", "a.gif"]) == 0
+        assert Image.open("a.gif").n_frames >= 4
+    assert "2 episodes of 2 had not ended" in capsys.readouterr().out
+
+
+def test_gymnasiums_environments_render(here, capsys, monkeypatch):
+    pytest.importorskip("pygame", reason="pygame is not installed, by which Gymnasium draws CartPole")
+    fixed = ["--max-steps", "1", "--eval-env", "false", "checkpoints.directory=gym", "model_config.hidden_sizes=[8]"]
+    assert main(["train", "CartPole-v1", *SMALL, *fixed]) == 0
+    assert main(["play", "gym", "--max-steps", "3", "--copies", "2", "--out", "gym.gif"]) == 0
+    image = np.asarray(Image.open("gym.gif").convert("RGB"))
+    assert image.shape == (400 + 20, 600 * 2 + 8, 3)
+
+
+def test_what_cannot_be_played_is_one_line(here, capsys):
+    run = str(here / "runs")
+    for words, message in (
+        (["nothing"], "there is no run 'nothing'"),
+        ([run, "--out", "a.avi"], "a film is one of .gif, .mp4; got '.avi'"),
+        ([run, "env_config.lenght=1"], "no parameter 'lenght'"),
+        ([run, "lr=1"], "only env_config.NAME=VALUE may follow RUN; got lr=1"),
+        ([run, "--grid", "length"], "--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got 'length'"),
+        ([run, "--grid", "length=1", "--grid", "length=2"], "--grid may be given once or twice, for different"),
+        ([run, "--grid", "length=1,2", "--copies", "3"], "the same number of copies; got length for 2, --copies for 3"),
+        ([run, "--grid", "length=1,2", "env_config.gravity=[1, 2, 3]"], "got length for 2, gravity for 3"),
+        ([run, "--env", "Pendulum"], "the policy was trained for other spaces"),
+        ([run, "--episodes", "0"], "0 is not in the range"),
+    ):
+        capsys.readouterr()
+        assert main(["play", *words]) == 2, words
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_weights_are_those_of_the_checkpoint(here):
+    one, two = policy(here / "runs"), policy(here / "runs")
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
