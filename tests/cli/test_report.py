@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.studies.synthetic import SUPPORTS, evaluations, write_study
 
+from rl8x import drawing
 from rl8x.cli.main import main
-from rl8x.studies import drawing
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import MLflowStore, Point, RunSpec
 

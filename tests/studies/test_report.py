@@ -10,8 +10,9 @@ from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 from tests.studies.synthetic import SUPPORTS, evaluations, write_study
 
-from rl8x.studies import axes, drawing, figures
-from rl8x.studies.drawing import DARK, LIGHT
+from rl8x import drawing
+from rl8x.drawing import DARK, LIGHT
+from rl8x.studies import axes, figures
 from rl8x.studies.evaluations import read_evaluations
 from rl8x.studies.report import make_report, report
 from rl8x.studies.summary import HEADINGS, in_terminal, summarize, to_frame

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from rl8x import keys
+from rl8x import drawing, keys
 from rl8x.disk import replace_synced
+from rl8x.drawing import DARK, LIGHT, Curve, Drawing, Theme
 from rl8x.names import did_you_mean
 from rl8x.output import counted
-from rl8x.studies import drawing, page, statistics
-from rl8x.studies.drawing import DARK, LIGHT, Drawing, Theme
+from rl8x.studies import page, statistics
 from rl8x.studies.find import find_runs, plain_name
 from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name
-from rl8x.studies.statistics import Array, Curve, Estimate
+from rl8x.studies.statistics import Array, Estimate
 from rl8x.studies.summary import in_words
 from rl8x.studies.terminal import in_blocks, shortened
 from rl8x.tracking.database_runs import Points, RunRecord

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from rl8x.drawing import Curve, Theme, draw_legend, draw_line, labelled, new_figure, short_ticks, wrapped
 from rl8x.studies import statistics
 from rl8x.studies.axes import Axis, along, over_two
-from rl8x.studies.drawing import Theme, draw_legend, draw_line, labelled, new_figure, short_ticks, wrapped
 from rl8x.studies.evaluations import Evaluations, Group, Supports
-from rl8x.studies.statistics import Curve
 from rl8x.studies.summary import HEADINGS, Summary
 from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED
 

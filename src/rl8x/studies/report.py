@@ -11,10 +11,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rl8x import drawing
 from rl8x.disk import replace_synced
-from rl8x.studies import drawing, figures, page
+from rl8x.drawing import DARK, LIGHT, MAX_LINES, Drawing
+from rl8x.studies import figures, page
 from rl8x.studies.axes import Axis, along, chosen_axes, main_pair
-from rl8x.studies.drawing import DARK, LIGHT, MAX_LINES, Drawing
 from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
 from rl8x.studies.figures import MAX_PANELS, chosen
 from rl8x.studies.find import find_study, log_report, parent_run, plain_name

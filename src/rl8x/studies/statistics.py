@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rl8x.drawing import Curve
+
 Array = NDArray[np.float64]
 Over = Literal["policies", "cells"]
 
@@ -176,15 +178,6 @@ def percentile_interval(values: Array, level: float = 0.95) -> tuple[Array, Arra
         raise ValueError(f"`level` must be in (0, 1); got {level}.")
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return np.asarray(low), np.asarray(high)
-
-
-class Curve(NamedTuple):
-    """A mean over seeds with its interval, at common steps, each `[points]`."""
-
-    steps: Array
-    mean: Array
-    low: Array
-    high: Array
 
 
 def mean_curve(

@@ -12,15 +12,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-
-from rl8x.studies.statistics import Curve
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_LINES: Final = 8
+Array = NDArray[np.float64]
 _DPI: Final = 144
+
+
+class Curve(NamedTuple):
+    """A line with a band, such as a mean over seeds with its interval, each `[points]`; of no band low is NaN."""
+
+    steps: Array
+    mean: Array
+    low: Array
+    high: Array
 
 
 class Theme(NamedTuple):
@@ -42,7 +51,7 @@ _MARKERS: Final = "osD^vPX*"
 
 
 class Drawing(NamedTuple):
-    """A figure of a report.
+    """A figure.
 
     Attributes:
         name: Of its file, without the ending.
