@@ -68,7 +68,7 @@ def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
     run = {"steps_per_eval": 2, "max_steps": 3, "stop_conditions": [solved, lambda row: False]}
     configs = {"env_config": {"length": Uniform(0.25, 1.0)}, "eval_env_config": {"gravity": 5.0, "length": 1.0}}
     note = trained(run=run | configs, num_eval_envs=2).tracker.description.split("\n\n")
-    assert note[1].startswith("Until `HitsUpperBound('eval/returns/mean', 1000000000.0)` or `<function ")
+    assert note[1].startswith("Until `HitsUpperBound('eval/returns/mean', 1000000000.0)` or `test_a_description")
     end = (
         "evaluated after every 2 steps; under `length=Uniform(0.25, 1.0)`; evaluated under `gravity=5.0`, `length=1.0`."
     )

@@ -31,7 +31,8 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers.config_params import PlainConfig, config_params, training_config
-from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, labels, run_file
+from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, labels, run_file, task_name
+from rl8x.trainers.progress import counter_name
 from rl8x.trainers.results import Results
 from rl8x.trainers.resume import REMADE, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState, function_form, function_name
@@ -190,6 +191,10 @@ class Record:
         if row:
             self.tracker.set_tags({"rl8x.result": str(self._results)})
             self.tracker.log_metrics(row, self.algorithm.counters[self.algorithm.clock])
+        series = {name: course.points for name, course in self._results.courses.items()}
+        if isinstance(self.tracker, MLflowTracker) and any(len(points) > 1 for points in series.values()):
+            title = f"{type(self.algorithm).__name__} on {task_name(self.algorithm)}"
+            self.tracker.log_curves(series, title, counter_name(self.algorithm.clock))
 
     # -- params
 
