@@ -209,8 +209,8 @@ def test_what_the_disk_refused_is_said_to_be_lost(mlruns, monkeypatch):
     full = lambda trainer, stats: monkeypatch.setattr(Spool, "_write", lambda spool, line: False)  # noqa: E731
     trainer = make(trainer={"tracker": tracker(), "checkpoints": False, "callbacks": [full]})
     run(trainer, max_steps=3)
-    # Two rows and what the run came to, its tag, the picture, the reason, tags, the description, and perhaps the tags of
-    # the script, which come when they come.
+    # Two rows and what the run came to, its tag, the picture, the reason, tags, the description, and perhaps the tags
+    # of the script, which come when they come.
     lost, waits = trainer.ending[:2]
     words = r"run spool-\w+ has lost 3 rows and [56] other entries: neither the disk nor sqlite:\S+ took them"
     assert re.fullmatch(words, lost)
