@@ -37,7 +37,7 @@ def test_the_last_and_the_best_are_logged_once_at_the_end(name):
     assert {row.step for row in tracker.rows if "final/eval/returns/mean" in row.metrics} == {end}
 
 
-def test_a_run_that_fails_has_results_and_one_that_never_stepped_has_none():
+def test_a_run_that_fails_has_a_result_but_no_metrics_of_its_end_and_one_that_never_stepped_has_none():
     def fail(trainer, stats):
         if trainer.state["algorithm/steps"] == 2:
             raise RuntimeError("no more")
@@ -45,7 +45,9 @@ def test_a_run_that_fails_has_results_and_one_that_never_stepped_has_none():
     trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker(), callbacks=[fail])
     with pytest.raises(RuntimeError):
         trainer.run(progress="none", max_steps=9)
-    assert len(trainer.tracker.history("final/episodes/returns/mean")) == 1
+    last = trainer.tracker.history("episodes/returns/mean")[-1][1]
+    assert trainer.tracker.tags["rl8x.result"].startswith(f"episodes/returns {last:.4g}, best ")
+    assert not [name for row in trainer.tracker.rows for name in row.metrics if name.startswith("final/")]
     empty = MemoryTracker()
     Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=empty).close()
     assert empty.rows == []

@@ -179,17 +179,18 @@ class Record:
             self.tracker.set_tags({"rl8x.stop_reason": stop_reason})
         self.tracker.set_tags(self.algorithm.tags)
         if not self._only_adds:
-            self._log_results()
+            self._log_results(finished=status == "FINISHED")
             ended = describe_ending(self.algorithm, status, stop_reason, evaluation, self._results)
             calls = self._calls(finished=status == "FINISHED")
             self.tracker.describe(describe(self.algorithm, self.run, calls, ended))
         self.tracker.finish(status)
 
-    def _log_results(self) -> None:
-        """Log what the run has come to, once it ends."""
+    def _log_results(self, *, finished: bool) -> None:
+        """Log what the run has come to; metrics only at its end, as one that goes on has those of its whole."""
         row = self._results.row
         if row:
             self.tracker.set_tags({"rl8x.result": str(self._results)})
+        if row and finished:
             self.tracker.log_metrics(row, self.algorithm.counters[self.algorithm.clock])
         series = {name: course.points for name, course in self._results.courses.items()}
         if isinstance(self.tracker, MLflowTracker) and any(len(points) > 1 for points in series.values()):
