@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-torch check format fuzz learning study-figures play-figure docs docs-serve clean
+.PHONY: demo test test-torch check format fuzz learning study-figures play-figure docs docs-serve package clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
@@ -55,8 +55,24 @@ docs: $(STAMP)
 docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
+# A wheel and an sdist in dist/, and the demo of the sdist by an installed wheel, in a folder outside of the repository.
+package:
+	rm -rf dist
+	$(PYTHON) -m venv --clear .venv-package
+	.venv-package/bin/python -m pip install --quiet build twine
+	.venv-package/bin/python -m build
+	.venv-package/bin/python -m twine check --strict dist/*
+	set -e; away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
+	$(PYTHON) -m venv "$$away/venv"; \
+	"$$away/venv/bin/python" -m pip install --quiet torch==2.13.0; \
+	"$$away/venv/bin/python" -m pip install --quiet -c constraints.txt dist/*.whl; \
+	tar -xzf dist/*.tar.gz -C "$$away" --strip-components=1; \
+	rm -rf "$$away/src"; cd "$$away"; unset PYTHONPATH; \
+	venv/bin/rl8x doctor; \
+	venv/bin/rl8x train -f examples/demo.yaml
+
 clean:
-	rm -rf .venv .venv-torch-* site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf dist site .venv .venv-package .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch first and by itself: any other package that asks for torch would choose the build.
 $(STAMP): constraints.txt pyproject.toml

@@ -143,6 +143,13 @@ def no_secrets(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """Draw no learning curves at the end of each run, unless a test is marked with `draws_curves`."""
+    if "draws_curves" not in request.keywords:
+        monkeypatch.setattr("rl8x.tracking.store.draw_curves", lambda *args: None)
+
+
+@pytest.fixture(autouse=True)
 def mlflow_in_process(request, monkeypatch):
     """Let trackers talk to MLflow in this process, unless a test is marked with `store_process`."""
     if "store_process" not in request.keywords:

@@ -22,6 +22,7 @@ LAYERS: list[dict[str, set[str]]] = [
         "segments": set(),
         "output": set(),
         "disk": set(),
+        "drawing": set(),
         "plain_yaml": set(),
         "spaces": set(),
         "importing": set(),

@@ -22,8 +22,18 @@ if TYPE_CHECKING:
 MAX_LINES: Final = 8
 MAX_NAMED: Final = 24
 """Curves of single runs that a legend names."""
+Array = NDArray[np.float64]
 _DPI: Final = 144
 _DPI_SHOWN: Final = 100
+
+
+class Curve(NamedTuple):
+    """A line with a band, such as a mean over seeds with its interval, each `[points]`; of no band low is NaN."""
+
+    steps: Array
+    mean: Array
+    low: Array
+    high: Array
 
 
 class Theme(NamedTuple):
@@ -44,17 +54,8 @@ _STYLES: Final[tuple[Any, ...]] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1,
 _MARKERS: Final = "osD^vPX*"
 
 
-class Curve(NamedTuple):
-    """A mean with its interval, at steps, each `[points]`; of a single curve the interval is NaN."""
-
-    steps: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-
-
 class Drawing(NamedTuple):
-    """A figure of a report.
+    """A figure.
 
     Attributes:
         name: Of its file, without the ending.

@@ -64,6 +64,7 @@ class FakeStore:
             "tags": {},
             "texts": {},
             "files": {},
+            "curves": [],
             "status": "RUNNING",
             "end_time": None,
         }
@@ -124,6 +125,15 @@ class FakeStore:
             raise StoreDownError("no credentials")
         name = path.name if to is None else f"{to}/{path.name}"
         self._run(run_id)["files"][name] = path.read_text()
+
+    def log_curves(self, run_id, series, title, clock):
+        self._enter("log_curves")
+        self._run(run_id)["curves"].append((series, title, clock))
+
+    def start_time(self, run_id):
+        self._enter("start_time")
+        self._run(run_id)
+        return 1000
 
     def log_text(self, run_id, text, name):
         self._enter("log_text")

@@ -465,3 +465,64 @@ def test_an_artifact_that_was_set_aside_is_sent_when_it_can_be(spool, store, tmp
     assert store.run["files"] == {"policy.txt": "weights"}
     assert not spool.rejected
     assert list((spool.folder / "files").iterdir()) == []
+
+
+# -- what a page shows beside metrics and params
+
+CURVES = {"op": "curves", "series": {"returns/mean": [[0, 1.0], [8, 2.0]]}, "title": "PPO", "clock": "env steps"}
+SAMPLE = {"op": "system", "t": 63_500, "m": {"system/cpu_utilization_percentage": 12.5}}
+
+
+def test_learning_curves_and_samples_wait_for_a_store_that_is_away(spool, store):
+    store.down = True
+    for op in (row(0), SAMPLE, CURVES, {"op": "finish", "status": "FINISHED", "t": 70_000}):
+        spool.append(op)
+    sender = Sender(spool, store)
+    with pytest.raises(StoreDownError):
+        sender.send_some()
+    assert spool.pending
+    assert store.runs == {}
+    store.down = False
+    sender.send_all()
+    assert store.run["curves"] == [(CURVES["series"], "PPO", "env steps")]
+    # The run began at 1,000 ms: a sample's step is the seconds since.
+    sample = Point("system/cpu_utilization_percentage", 12.5, 63_500, 62)
+    assert store.run["points"] == {Point("a", 0.0, 1000, 0), sample}
+
+
+def test_samples_of_a_resumed_run_are_all_sent(spool, store):
+    spool.append(SAMPLE)
+    send(spool, store)
+    spool.append({"op": "resume", "t": 64_000, "repeats": True, "keeps_status": False})
+    for seconds in (1, 2):
+        spool.append({**SAMPLE, "t": SAMPLE["t"] + 1000 * seconds})
+    send(spool, store)
+    assert sorted(point.step for point in store.run["points"]) == [62, 63, 64]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        {**CURVES, "series": 3},
+        {"op": "curves"},
+        {**SAMPLE, "t": "soon"},
+        {**SAMPLE, "m": {"system/x": "much"}},
+        {"op": "system", "t": 1},
+    ],
+)
+def test_what_is_odd_among_them_is_set_aside_and_the_rest_arrives(spool, store, op):
+    for each in (op, row(1), {"op": "finish", "status": "FINISHED", "t": 5}):
+        spool.append(each)
+    send(spool, store)
+    assert [entry["op"] for entry in spool.rejected.entries] == [op["op"]]
+    assert store.run["status"] == "FINISHED"
+    assert len(store.run["points"]) == 1
+
+
+def test_the_picture_of_a_run_that_went_on_elsewhere_stays(spool, store):
+    spool.append(row(1))
+    send(spool, store)
+    store.run.update(status="FINISHED", end_time=10**9)
+    spool.append(CURVES)
+    send(spool, store, late=True)
+    assert store.run["curves"] == []

@@ -1,16 +1,19 @@
 import functools
+import re
+import shlex
 
 import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from rl8x.algorithms import PPOConfig
+from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound
 from rl8x.config import RunConfig, load_run_file
 from rl8x.envs import CartPole, CartPoleInfinite, GymnasiumEnv
 from rl8x.models import MLPModel
 from rl8x.randomization import Uniform
-from rl8x.tracking import MemoryTracker
+from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 from rl8x.trainers.description import command
 
@@ -45,14 +48,104 @@ def test_a_description_says_what_ran_how_it_ended_and_how_to_go_on(tmp_path, mon
     trainer = trained(algorithm={"seed": 3, "lr": 0.01}, run={"steps_per_eval": 1}, num_eval_envs=2, checkpoints="kept")
     mean, std = (trainer.tracker.history(f"eval/returns/{name}")[-1][1] for name in ("mean", "std"))
     returns = f"{mean:.4g} ± {std:.3g}"
+    step, best = max(trainer.tracker.history("eval/returns/mean"), key=lambda point: (point[1], -point[0]))
     assert trainer.tracker.description.split("\n\n") == [
-        "**PPO on `CartPole`**: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
+        "**PPO on `CartPole`**, model `mlp`: num_envs `4`, horizon `4`, seed `3`, device `cpu`, "
         "model_config `{'hidden_sizes': [8]}`, lr `0.01`",
-        f"Stopped after 2 steps, 32 env steps: `max_steps=2`. Last evaluation: `eval/returns` {returns}.",
-        "`/bin/train.py 'two words' --tracking-uri 'https://me:***@host'`",
-        f"To go on with it: `rl8x resume {tmp_path}/kept`",
+        "Until `max_steps=2`; evaluated after every step.",
+        f"Stopped after 2 steps, 32 env steps: `max_steps=2`. Last evaluation: `eval/returns` {returns}. "
+        f"Best `eval/returns/mean`: {best:.4g}, at {step} env steps.",
+        "Command: `/bin/train.py 'two words' --tracking-uri 'https://me:***@host'`",
+        f"To train on: `Trainer.resume('{tmp_path}/kept', tracker=...).run(max_steps=N)`",
+        f"To take its policy elsewhere: `rl8x export {tmp_path}/kept --format pt2`",
+        f"To watch it play: `rl8x play {tmp_path}/kept`",
     ]
     assert "secret" not in trainer.tracker.tags["rl8x.command"]
+
+
+def test_a_description_says_when_a_run_stops_and_what_it_trains_under(tmp_path):
+    solved = HitsUpperBound("eval/returns/mean", 1e9)
+    run = {"steps_per_eval": 2, "max_steps": 3, "stop_conditions": [solved, lambda row: False]}
+    configs = {"env_config": {"length": Uniform(0.25, 1.0)}, "eval_env_config": {"gravity": 5.0, "length": 1.0}}
+    note = trained(run=run | configs, num_eval_envs=2).tracker.description.split("\n\n")
+    assert note[1].startswith("Until `HitsUpperBound('eval/returns/mean', 1000000000.0)` or `test_a_description")
+    end = (
+        "evaluated after every 2 steps; under `length=Uniform(0.25, 1.0)`; evaluated under `gravity=5.0`, `length=1.0`."
+    )
+    assert note[1].endswith(f"or `max_steps=3`; {end}")
+    assert not [line for line in note if line.startswith("To ")]  # it is not saved
+
+    (plan,) = [line for line in steered().tracker.description.split("\n\n") if line.startswith("Until")]
+    assert plan == "Until `max_steps=2`; under the function `tests.trainers.test_description.narrower`."
+
+
+def narrower(known):
+    return {"length": 0.5}
+
+
+def steered():
+    return trained(run={"env_config": narrower})
+
+
+@pytest.mark.parametrize(
+    ("run", "calls"),
+    [
+        ({"max_steps": 1}, "To train on: `rl8x resume {} --max-steps N`"),
+        (
+            {"stop_conditions": [HitsUpperBound("env/steps", 16)]},
+            "To train on: `rl8x resume {} --stop CONDITION`",
+        ),
+        (
+            {"max_steps": 1, "env_config": narrower},
+            "To train on: `Trainer.resume('{}').run(max_steps=N, env_config=...)`",
+        ),
+    ],
+)
+def test_the_commands_in_a_description_are_those_that_work(mlflow_client, tmp_path, monkeypatch, run, calls):
+    seen = []
+    tracker = MLflowTracker()
+    tracker.describe = seen.append
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, checkpoints=tmp_path / "a folder")
+    trainer.run(progress="none", **run)
+    folder = str(tmp_path / "a folder")
+    shown = folder if "Trainer" in calls else f"'{folder}'"
+    started, ended = (text.split("\n\n") for text in seen)
+    assert ended[-3:] == [
+        calls.format(shown),
+        f"To take its policy elsewhere: `rl8x export '{folder}' --format pt2`",
+        f"To watch it play: `rl8x play '{folder}'`",
+    ]
+    begun = calls.replace("To train on", "To go on with it").replace("max_steps=N, ", "")
+    assert started[-3] == begun.replace(" --max-steps N", "").replace(" --stop CONDITION", "").format(shown)
+    if "`rl8x" in calls:
+        words = shlex.split(ended[-3].split("`")[1].replace("N`", "`").replace("CONDITION", "'wall_time: 1s'"))
+        assert main([*("2" if word == "N" else word for word in words[1:]), "--progress", "none"]) == 0
+
+
+def test_of_many_hyperparameters_a_description_has_the_first(monkeypatch):
+    from rl8x.trainers import description
+
+    monkeypatch.setattr(description, "_MAX_CONFIGURATION", 50)
+    head, *_ = trained().tracker.description.split("\n\n")
+    assert re.fullmatch(r".*: num_envs `4`, horizon `4`, seed `\d+`, device `cpu` and 1 more", head)
+
+
+def test_tags_tell_runs_apart():
+    trainer = trained(run={"steps_per_eval": 1}, num_eval_envs=2)
+    (last, best) = (trainer.tracker.history(f"{name}/eval/returns/mean") for name in ("final", "best"))
+    labels = {name: trainer.tracker.tags[f"rl8x.{name}"] for name in ("task", "algorithm", "model", "result")}
+    assert labels == {
+        "task": "CartPole",
+        "algorithm": "PPO",
+        "model": "mlp",
+        "result": f"eval/returns {last[0][1]:.4g}, best {best[0][1]:.4g}",
+    }
+    other = trained(functools.partial(GymnasiumEnv, "CartPole-v1"), algorithm={"model": Wide}).tracker.tags
+    assert [other["rl8x.task"], other["rl8x.model"]] == ["CartPole-v1", "Wide"]
+
+
+class Wide(MLPModel):
+    pass
 
 
 def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
@@ -93,7 +186,7 @@ def test_what_a_failure_says_is_shown_as_it_is():
         Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=tracker, callbacks=[fail]).run(progress="none")
     (line,) = [line for line in tracker.description.split("\n\n") if line.startswith("Failed")]
     assert line.startswith("Failed after 1 steps, 16 env steps: ```RuntimeError: a `b` ``c`` # <img src=x> *d*eee")
-    assert line.endswith("e ...```.")
+    assert re.search(r"e \.\.\.```\. Best `returns/mean`: \d+, at 16 env steps\.$", line)
     assert len(tracker.description) < 3000
 
 

@@ -131,7 +131,8 @@ def test_rows_that_an_outage_kept_back_are_counted_and_the_command_sends_them(
     assert steps_in(mlflow_client, run_id) == [1, 2]
     name = mlflow_client.get_run(run_id).info.run_name
     store = f"sqlite:///{mlruns}/mlflow.db"
-    assert lines[1] == f"3 rows of run {name} did not reach {store} (no answer)"  # steps 3 and 4, one evaluation
+    # Steps 3 and 4, one evaluation, and what the run came to.
+    assert lines[1] == f"4 rows of run {name} did not reach {store} (no answer)"
     folder = f"{spool_dir or 'mlruns/spool'}/{trainer.tracker.spool_folder.name}"
     assert lines[2] == f"to send what waits in {folder}: rl8x sync" + (f" {folder}" if spool_dir else "")
     assert lines[3].startswith("to train on: rl8x resume ")
@@ -189,7 +190,7 @@ def test_a_database_that_takes_nothing_is_not_said_to_have_the_run(spoil, mend, 
     spoil(mlruns / "mlflow.db")
     trainer = make(trainer={"tracker": tracker()})
     run(trainer, max_steps=3)
-    assert re.fullmatch(rf"3 rows of run spool-\w+ did not reach sqlite:.*{reason}.*", trainer.ending[0])
+    assert re.fullmatch(rf"4 rows of run spool-\w+ did not reach sqlite:.*{reason}.*", trainer.ending[0])
     assert trainer.ending[1].endswith(": rl8x sync")
     assert command(trainer.ending[2])[1] == f"mlruns/checkpoints/{trainer.tracker.spool_folder.name}"
     assert main(["sync"]) == 1
@@ -208,9 +209,10 @@ def test_what_the_disk_refused_is_said_to_be_lost(mlruns, monkeypatch):
     full = lambda trainer, stats: monkeypatch.setattr(Spool, "_write", lambda spool, line: False)  # noqa: E731
     trainer = make(trainer={"tracker": tracker(), "checkpoints": False, "callbacks": [full]})
     run(trainer, max_steps=3)
-    # Two rows, the reason, tags, the description, and perhaps the tags of the script, which come when they come.
+    # Two rows and what the run came to, its tag, the picture, the reason, tags, the description, and perhaps the tags
+    # of the script, which come when they come.
     lost, waits = trainer.ending[:2]
-    words = r"run spool-\w+ has lost 2 rows and [34] other entries: neither the disk nor sqlite:\S+ took them"
+    words = r"run spool-\w+ has lost 3 rows and [56] other entries: neither the disk nor sqlite:\S+ took them"
     assert re.fullmatch(words, lost)
     assert re.fullmatch(r"1 row of run spool-\w+ did not reach .* \(no answer\)", waits)
 
@@ -254,7 +256,7 @@ def test_the_exit_code_says_that_rows_are_lost_and_sync_keeps_the_status(mlruns,
     lost, kept, sends = capsys.readouterr().out.splitlines()[-4:-1]
     num_lost, num_kept = (int(re.search(r"(\d+) rows", line)[1]) for line in (lost, kept))
     assert "has lost" in lost
-    assert num_lost + num_kept == 12
+    assert num_lost + num_kept == 13  # what the run came to is the last
     monkeypatch.setattr(Spool, "_write", write)
     assert main(command(sends)) == 0
     [run] = mlflow_client.search_runs([mlflow_client.get_experiment_by_name("rl8x").experiment_id])

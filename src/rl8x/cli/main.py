@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from rl8x._version import __version__
+from rl8x.cli.completion import VARIABLE, Completed
 from rl8x.cli.errors import UserError, report, show_bug
 from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
@@ -37,6 +39,8 @@ COMMANDS: Final = {
     "report": ("rl8x.cli.report", "Statistics, figures and a page of a study."),
     "compare": ("rl8x.cli.compare", "Compare runs: params, metrics, learning curves."),
     "sync": ("rl8x.cli.tracking", "Send rows to MLflow that an outage kept back."),
+    "doctor": ("rl8x.cli.doctor", "Versions, devices, what is installed, and what is missing for which feature."),
+    "completion": ("rl8x.cli.completion", "Print the script by which a shell completes commands and names."),
 }
 
 # Words of a command after which nothing is tracked
@@ -62,10 +66,20 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             known = f"there are {', '.join(COMMANDS)}.{did_you_mean(cmd_name, COMMANDS)}"
             raise click.UsageError(f"No such command {cmd_name!r}; {known}", ctx)
+        if os.environ.get(VARIABLE) and cmd_name != "completion":
+            return Completed(cmd_name, lambda: self._imported(cmd_name))
+        return self._imported(cmd_name)
+
+    def _imported(self, cmd_name: str) -> click.Command:
         module = COMMANDS[cmd_name][0]
         with contextlib.nullcontext() if module in sys.modules else importing_much():
             command: click.Command = getattr(importlib.import_module(module), cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands without importing them."""
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -88,6 +88,9 @@ class RunConfig:
     )
     experiment_name: str | None = option(None, "MLflow experiment. None: the tracker's default.")
     run_name: str | None = option(None, "Name of the run in MLflow. None: one is made up.")
+    system_metrics: bool = option(
+        False, "Whether processors, memory and GPUs are sampled every 10 seconds, as metrics system/... of the run."
+    )
     progress: str = option(
         "auto",
         "What is shown while it runs. auto: a bar on a terminal and in a notebook, lines elsewhere.",
@@ -238,7 +241,9 @@ class RunConfig:
             return NullTracker()
         from rl8x.tracking import MLflowTracker
 
-        chosen = {name: getattr(self, name) for name in ("experiment_name", "run_name", "tracking_uri")}
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in ("experiment_name", "run_name", "tracking_uri")}
+        if self.system_metrics:
+            chosen["system_metrics"] = True
         return MLflowTracker(**{name: value for name, value in chosen.items() if value is not None})
 
 

@@ -149,6 +149,7 @@ def _tracker(job: Mapping[str, Any]) -> Tracker:
         run_key=made["run_key"],
         finish_timeout_s=_PATIENCE_S,
         outage_timeout_s=_PATIENCE_S / 10,
+        curves=False,  # the study draws its own
         thinning=Thinning(Path(job["folder"]) / "rows.jsonl"),
     )
 

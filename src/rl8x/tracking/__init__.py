@@ -9,7 +9,7 @@ files that stand after it here:
     spool, ops_file, kept_files, rejected, spool_files  a run on the disk
     store_process, store_server, store, logged_models   MLflow, in a process of its own
     database, database_runs, location                   where runs are kept
-    thinning, tables                                    what of a run a store's pages show
+    thinning, tables, curves, system_metrics            what of a run a store's pages show
     policy_model                                        a policy as MLflow loads it
     memory, names, locks, secrets, protocol             what the others share
 """

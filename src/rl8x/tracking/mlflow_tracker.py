@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import socket
@@ -13,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import cast
 
+from rl8x.tracking.curves import Series
 from rl8x.tracking.location import (
     Location,
     beside,
@@ -26,13 +26,22 @@ from rl8x.tracking.location import (
 from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
 from rl8x.tracking.protocol import Status, TrackingError, check_status
-from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, check_run_exists, reopened, user_run_id
+from rl8x.tracking.runs import (
+    HANDLE_PREFIX,
+    Whereabouts,
+    add_source_tags,
+    check_installed,
+    check_run_exists,
+    reopened,
+    user_run_id,
+)
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op, params_op, tags_op
 from rl8x.tracking.store import DEFAULT_EXPERIMENT, MLflowStore
 from rl8x.tracking.store_process import StoreProcess
+from rl8x.tracking.system_metrics import SystemSampler, is_asked_for
 from rl8x.tracking.thinning import Thinning
 from rl8x.tracking.writer import Writer
 
@@ -57,6 +66,9 @@ class MLflowTracker:
         params: Params for each run that is started.
         run_key: The run's own key, such as `uuid.uuid4().hex`: a run that was begun under it, in whichever process, is
             gone on with instead of beginning another.
+        system_metrics: Whether processors, memory and GPUs are sampled, as `system/...`; None is what MLflow's
+            variable `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING` says.
+        curves: Whether the run gets a picture of its learning curves.
         thinning: Which rows are sent, and where all are kept, as the artifact of that name; None sends all.
         finish_timeout_s: Seconds that `finish` waits at most until all has arrived; a minute more where the store has
             not answered yet, since MLflow is being imported and the database made.
@@ -78,6 +90,8 @@ class MLflowTracker:
     _: KW_ONLY
     params: Mapping[str, object] | None = None
     run_key: str | None = None
+    system_metrics: bool | None = None
+    curves: bool = True
     thinning: Thinning | None = None
     finish_timeout_s: float = 30.0
     outage_timeout_s: float = 5.0
@@ -135,7 +149,7 @@ class MLflowTracker:
 
     def check(self) -> None:
         """Raise `TrackingError` where the store cannot be used, before `start()`; touches nothing."""
-        _check_installed()
+        check_installed()
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
             try:
@@ -163,7 +177,7 @@ class MLflowTracker:
         """
         if self._writer is not None:
             raise RuntimeError("this tracker has a run already; call finish() before the next start()")
-        _check_installed()
+        check_installed()
         self._pid = os.getpid()
         self._outage = ""
         self._metric_names = NameTable("metric")
@@ -197,8 +211,9 @@ class MLflowTracker:
             finish_timeout_s=self.finish_timeout_s,
             outage_timeout_s=self.outage_timeout_s,
             interval_s=self.interval_s,
-            prepare=(lambda: _add_source_tags(spool, process, own_tags)) if begins and spool.header["owns"] else None,
+            prepare=(lambda: add_source_tags(spool, process, own_tags)) if begins and spool.header["owns"] else None,
             release=process.close,
+            sampler=SystemSampler() if is_asked_for(self.system_metrics, owns=spool.header["owns"]) else None,
         )
         if self.thinning is not None:
             self.thinning.begin(repeats=resume is not None and repeats)
@@ -414,6 +429,11 @@ class MLflowTracker:
         """Keep a text as an artifact; raises `TrackingError` where its name leads out of the run's artifacts."""
         self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
 
+    def log_curves(self, series: Series, title: str, clock: str) -> None:
+        """Have learning curves drawn, by the process that talks to MLflow, and kept as an artifact."""
+        if self.curves:
+            self._append({"op": "curves", "series": series, "title": title, "clock": clock})
+
     def _running(self) -> Spool:
         if self._writer is None or self._spool is None:
             raise RuntimeError("the tracker has no run; call start() first")
@@ -431,14 +451,3 @@ class MLflowTracker:
         """
         self._last_time = max(self._last_time + 1, time.time_ns() // 1_000_000)
         return self._last_time
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("mlflow") is None:
-        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
-
-
-def _add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:
-    """Add tags with the script and commit of the run. Takes seconds: it is called in the writer's thread."""
-    tags = {name: text for name, text in store.source_tags().items() if name not in taken}
-    spool.append({"op": "tags", "tags": tags})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.util
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store_process import StoreProcess
 
 HANDLE_PREFIX = "spool-"
 _BUSY_WAIT_S = 30.0  # how long a run that is gone on with waits for `rl8x sync` to be through with its spool
@@ -211,3 +213,15 @@ def shown_path(path: Path) -> str:
     with contextlib.suppress(ValueError, FileNotFoundError):  # it lies elsewhere, or the directory was removed
         return str(path.relative_to(Path.cwd()))
     return str(path)
+
+
+def check_installed() -> None:
+    """Raise `TrackingError` where MLflow is not installed."""
+    if importlib.util.find_spec("mlflow") is None:
+        raise TrackingError("MLflowTracker needs mlflow, which is not installed: pip install 'mlflow>=3.13,<4'")
+
+
+def add_source_tags(spool: Spool, store: StoreProcess, taken: set[str]) -> None:
+    """Add tags with the script and commit of the run. Takes seconds: it is called in the writer's thread."""
+    tags = {name: text for name, text in store.source_tags().items() if name not in taken}
+    spool.append({"op": "tags", "tags": tags})

@@ -239,7 +239,7 @@ class Sender:
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
-        check = self.run.check if op["op"] in ("text", *_WITH_FILE) else None
+        check = self.run.check if op["op"] in ("text", "curves", *_WITH_FILE) else None
         self._attempt(op, lambda: changes.update(action(op) or {}), check)
         return changes
 
@@ -297,6 +297,16 @@ class Sender:
         if not isinstance(op["text"], str) or not isinstance(op["to"], str):
             raise TypeError("a text and its name must be str")
         self.store.log_text(self.run.id, op["text"], artifact_name(op["to"]))
+
+    def _apply_curves(self, op: Op) -> None:
+        if not self.run.is_over:  # what is there may have more of them
+            self.store.log_curves(self.run.id, dict(op["series"]), str(op["title"]), str(op["clock"]))
+
+    def _apply_system(self, op: Op) -> None:
+        """Log a sample of the machine, at the seconds since the run began: MLflow's page draws them over time."""
+        time = metric_step(op["t"], "time")
+        step = max(0, time - self.run.start_time) // 1000
+        self.store.log_points(self.run.id, [Point(str(name), float(op["m"][name]), time, step) for name in op["m"]])
 
     def _apply_artifact(self, op: Op) -> None:
         to = None if op["to"] is None else artifact_name(op["to"])

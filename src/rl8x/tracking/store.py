@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rl8x.output import described
+from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.database import ArtifactFolders, DatabaseFile, ensure_database
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import log_model
@@ -275,6 +277,19 @@ class MLflowStore:
         self._find_artifacts(run_id)
         run = self._run(run_id)
         return self._named(self._call(log_model, self._client, run, Path(path), about, extra_time_s=120))
+
+    def log_curves(self, run_id: str, series: Series, title: str, clock: str) -> None:
+        """Draw learning curves, as `draw_curves` does, and keep them among the run's artifacts."""
+        picture = draw_curves(series, title, clock)
+        if picture is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / CURVES_FILE
+                path.write_bytes(picture)
+                self.log_artifact(run_id, path, None)
+
+    def start_time(self, run_id: str) -> int:
+        """Read when a run began, in milliseconds since 1970."""
+        return int(self._run(run_id).info.start_time or 0)
 
     def _find_artifacts(self, run_id: str) -> None:
         """Check that a run's artifacts go to the store's own folder, and that no folder is made elsewhere."""

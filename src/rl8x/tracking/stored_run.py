@@ -48,6 +48,14 @@ class StoredRun:
         self._fresh = fresh
         self._late = late
         self._name_tries = 0
+        self._start_time: int | None = None
+
+    @property
+    def start_time(self) -> int:
+        """When the run began, in milliseconds since 1970; asks the store once."""
+        if self._start_time is None:
+            self._start_time = self.store.start_time(self.id)
+        return self._start_time
 
     @property
     def id(self) -> str:

@@ -26,7 +26,18 @@ _log = logger(__name__)
 
 _DENSE: Final = 128
 # What a run is looked at for, and what may be left out where there is no room for all.
-_FIRST: Final = ("eval/", "test/", "result/", "best/", "episodes/returns/", "env/", "algorithm/", "env_config/")
+_FIRST: Final = (
+    "eval/",
+    "test/",
+    "result/",
+    "best/",
+    "final/",
+    "best_step/",
+    "episodes/returns/",
+    "env/",
+    "algorithm/",
+    "env_config/",
+)
 _LAST: Final = ("profiling/", "memory/", "rewards/", "episodes/info/")
 # Keys that are kept free for more important ones, which may come later: an evaluation's come after many rows.
 _KEPT_FREE: Final = (0, 12, 24)

@@ -37,8 +37,8 @@ _FIRST: Final = ("eval/returns/mean", "eval/horizon_returns/mean", "episodes/ret
 _FIRST_SECTION: Final = "mean returns"
 _WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metrics whose names have no `/`
 # Sections by the beginning of their names; "" is every other, such as a callback's metrics.
-_SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards")
-_FOLDED: Final = ("coefficients", "profiling", "memory", "env", "algorithm")
+_SHOWN: Final = ("", "losses", "monitors", "eval", "episodes", "returns", "rewards", "final", "best")
+_FOLDED: Final = ("best_step", "coefficients", "profiling", "memory", "env", "algorithm")
 
 
 def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> list[str]:

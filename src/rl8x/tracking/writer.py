@@ -20,6 +20,7 @@ from rl8x.tracking.runs import Whereabouts
 from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.store import StoreDownError, in_words, quiet_thread
+from rl8x.tracking.system_metrics import SystemSampler
 
 _log = logger(__name__)
 
@@ -121,6 +122,7 @@ class Writer:
         finish_timeout_s: Seconds that `finish` waits at most; a minute more where the store has not been tried yet.
         outage_timeout_s: Seconds that `finish` waits for a store that is down.
         interval_s: Seconds between two looks at the spool: rows are gathered into few requests.
+        sampler: Measures the machine, while the run goes on; None does not.
         prepare: Called once in the thread before anything is sent, for slow work such as importing mlflow.
         release: Called in the thread when all is over.
     """
@@ -133,6 +135,7 @@ class Writer:
     finish_timeout_s: float = 30.0
     outage_timeout_s: float = 5.0
     interval_s: float = 1.0
+    sampler: SystemSampler | None = None
     prepare: Callable[[], None] | None = None
     release: Callable[[], None] = lambda: None
 
@@ -266,9 +269,23 @@ class Writer:
         end = time.monotonic() + wait_s
         while True:
             self._spool.look_after()
+            self._sample()
             left = end - time.monotonic()
             if left <= 0 or self._wake.wait(min(left, self.interval_s)):
                 return
+
+    def _sample(self) -> None:
+        """Add a sample of the machine to the spool, where one is due."""
+        if self.sampler is None or self._ended:
+            return
+        try:
+            measured = self.sampler.sample()
+        except Exception:  # a system that does not say all: training goes on, without samples
+            _log.debug("tracking: no system metrics", exc_info=True)
+            self.sampler = None
+            return
+        if measured:
+            self.append({"op": "system", "t": time.time_ns() // 1_000_000, "m": measured})
 
     def _send(self) -> float:
         """Send all that is pending; returns how long to wait before the next look."""

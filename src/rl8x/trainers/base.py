@@ -201,7 +201,7 @@ class TrainerBase(Generic[AlgorithmT]):
             self.evaluations.env_config = self._saved_run["options"]["eval_env_config"]
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
-        self.record.resume(handle_for(metadata["run"], self.tracker), origin.tags)
+        self.record.resume(handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}))
 
     def _load_rank(self, state: Mapping[str, Any]) -> None:
         """Take over what a checkpoint's state has of this rank; a rank that it does not have joins the first one's."""

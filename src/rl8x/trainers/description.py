@@ -10,16 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rl8x import algorithms, keys
+from rl8x import algorithms, keys, models
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint.build import default_of
 from rl8x.envs import GymnasiumEnv, registry
+from rl8x.envs.parameters import shown_value
 from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, is_gymnasium_id
 from rl8x.tracking.secrets import hide, hide_in_words
 from rl8x.trainers.progress import counter_name
+from rl8x.trainers.results import Results
+from rl8x.trainers.run_state import RunState, function_name
 
 RUN_FILE: Final = "run.yaml"
 _MAX_LENGTH: Final = 600  # of one text in a description: MLflow cuts the whole at 8000
+_MAX_CONFIGURATION: Final = 2000
 _ALWAYS: Final = ("num_envs", "horizon", "seed")
 _ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupted"}
 
@@ -31,18 +35,57 @@ def command() -> str:
     return shlex.join(["rl8x" if ours else program, *hide_in_words(words)])
 
 
-def describe(algorithm: GenericAlgorithmBase[Any], resume_command: str | None, ending: str | None = None) -> str:
-    """Describe a run in Markdown: what is trained and how, how it ended if it has, and how to go on if it is saved."""
-    env = "" if algorithm.env is None else f" on {_code(type(algorithm.env).__name__)}"
-    shown = ", ".join(f"{name} {_code(value)}" for name, value in _hyperparameters(algorithm).items())
-    lines = [f"**{type(algorithm).__name__}{env}**: {shown}"]
-    if ending is not None:
-        lines.append(ending)
+def describe(
+    algorithm: GenericAlgorithmBase[Any], run: RunState | None, calls: Mapping[str, str], ending: str | None = None
+) -> str:
+    """Describe a run in Markdown.
+
+    Args:
+        algorithm: What is trained.
+        run: Until when, how and under what; None in a loop over `step()`.
+        calls: What can be done with the run, and the command or call for each.
+        ending: How it ended; None while it goes on.
+    """
+    model = f", model {_code(model_name(algorithm))}"
+    lines = [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
+    plan = "" if run is None else _plan(run)
+    lines += [each for each in (plan, ending) if each]
     if "".join(sys.argv[:1]) not in ("", "-c"):
-        lines.append(_code(command()))
-    if resume_command is not None:
-        lines.append(f"To go on with it: {_code(resume_command)}")
+        lines.append(f"Command: {_code(command())}")
+    lines += [f"{what[0].upper()}{what[1:]}: {_code(call)}" for what, call in calls.items()]
     return "\n\n".join(lines)
+
+
+def labels(algorithm: GenericAlgorithmBase[Any]) -> dict[str, str]:
+    """Return tags that tell runs apart in MLflow's list of them."""
+    named = {"task": task_name(algorithm), "algorithm": type(algorithm).__name__, "model": model_name(algorithm)}
+    return {f"rl8x.{name}": value for name, value in named.items()}
+
+
+def task_name(algorithm: GenericAlgorithmBase[Any]) -> str:
+    """Name what is trained on: a Gymnasium id, the class of an environment, or the data set."""
+    if algorithm.env is not None:
+        return str(algorithm.env.params.get("id", type(algorithm.env).__name__))
+    dataset = getattr(algorithm.config, "dataset", None)
+    return dataset if isinstance(dataset, str) else "data set"
+
+
+def model_name(algorithm: GenericAlgorithmBase[Any]) -> str:
+    """Name the policy's model as a config does, by its class where it is none of rl8x's."""
+    cls = type(algorithm.policy.model)
+    return next((name for name, known in models.BUILTIN.items() if known is cls), cls.__name__)
+
+
+def _configuration(algorithm: GenericAlgorithmBase[Any]) -> str:
+    """Write the size of the run and what was set to something other than its default, as far as there is room."""
+    given = _hyperparameters(algorithm)
+    parts: list[str] = []
+    for name, value in given.items():
+        parts.append(f"{name} {_code(value)}")
+        if sum(map(len, parts)) > _MAX_CONFIGURATION:
+            rest = len(given) - len(parts)
+            return ", ".join(parts) + (f" and {rest} more" if rest else "")
+    return ", ".join(parts)
 
 
 def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
@@ -56,10 +99,34 @@ def _hyperparameters(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
     return {name: value.__name__ if isinstance(value, type) else value for name, value in shown.items()}
 
 
+def _plan(run: RunState) -> str:
+    """Say in Markdown when a run stops, when it is evaluated, and under what it trains and is evaluated."""
+    ends = [_code(repr(condition)) for condition in run.conditions]
+    if run.options["max_steps"] is not None:
+        ends.append(_code(f"max_steps={run.options['max_steps']}"))
+    parts = [f"until {' or '.join(ends)}"] if ends else []
+    every = run.options["steps_per_eval"]
+    if every is not None:
+        parts.append(f"evaluated after every {'step' if every == 1 else f'{every:,} steps'}")
+    for name, what in (("env_config", "under"), ("eval_env_config", "evaluated under")):
+        config, function = run.plain[name], function_name(run.plain[name])
+        if function is not None:
+            parts.append(f"{what} the function {_code(function)}")
+        elif config:
+            values = (_code(f"{parameter}={shown_value(value)}") for parameter, value in config.items())
+            parts.append(f"{what} {', '.join(values)}")
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
 def describe_ending(
-    algorithm: GenericAlgorithmBase[Any], status: str, stop_reason: str | None, evaluation: Mapping[str, float]
+    algorithm: GenericAlgorithmBase[Any],
+    status: str,
+    stop_reason: str | None,
+    evaluation: Mapping[str, float],
+    results: Results,
 ) -> str:
-    """Say in Markdown how a run ended, why, and what its last evaluation measured."""
+    """Say in Markdown how a run ended, why, what its last evaluation measured, and what was the best."""
     counters, clock = algorithm.counters, algorithm.clock
     reason = "" if stop_reason is None else f": {_code(stop_reason)}"
     count = f"{counters[clock]:,} {counter_name(clock)}"
@@ -68,6 +135,9 @@ def describe_ending(
         mean, std = (evaluation.get(f"{keys.EVAL_PREFIX}{name}/{part}") for part in ("mean", "std"))
         if mean is not None and std is not None:
             lines.append(f"Last evaluation: {_code(f'{keys.EVAL_PREFIX}{name}')} {mean:.4g} ± {std:.3g}.")
+    if results.headline is not None:
+        name, course = results.headline
+        lines.append(f"Best {_code(name)}: {course.best:.4g}, at {course.best_step:,} {counter_name(clock)}.")
     return " ".join(lines)
 
 

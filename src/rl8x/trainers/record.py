@@ -19,14 +19,12 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
-from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike, listed
 from rl8x.checkpoint.build import describe_algorithm, names_in
 from rl8x.checkpoint.ranks import RANKS, gathered
 from rl8x.conditions.spec import kinds_in
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.importing import runs_code, texts
 from rl8x.output import is_interactive
 from rl8x.plain_yaml import dump_run
@@ -35,12 +33,14 @@ from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data
-from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, run_file
+from rl8x.trainers.config_params import PlainConfig, config_params, training_config
+from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, labels, run_file, task_name
+from rl8x.trainers.progress import counter_name
 from rl8x.trainers.restart import job
+from rl8x.trainers.results import Results
 from rl8x.trainers.resume import REMADE, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState, function_form, function_name
 
-PlainConfig = Mapping[str, object]
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 
 
@@ -84,6 +84,7 @@ class Record:
         self._eval_env = eval_env
         self._steered_by: str | None = None
         self._handle: str | None = None
+        self._results = Results()
         self._repeats = False
         self._only_adds = False
         self._resume_tags: dict[str, str] = {}
@@ -101,8 +102,15 @@ class Record:
 
     # -- the tracked run
 
-    def resume(self, handle: str | None, tags: Mapping[str, str]) -> None:
-        """Go on with another process's tracked run, whose last rows may come again; without a handle begin one."""
+    def resume(self, handle: str | None, tags: Mapping[str, str], results: Mapping[str, Any]) -> None:
+        """Go on with another process's tracked run, whose last rows may come again; without a handle begin one.
+
+        Args:
+            handle: The run's.
+            tags: What is noted of going on.
+            results: What it had come to, as it was saved.
+        """
+        self._results.load_state_dict(results)
         self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
 
     def prepare(self, run: RunState, *, callbacks: bool) -> None:
@@ -114,7 +122,7 @@ class Record:
         elif not (callbacks or self._steered_by):
             options = {**self.options, **run.plain, "stop_conditions": run.specs}
             self._whole_file = run_file(self.algorithm, self.build, options)
-        config = _training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
+        config = training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
@@ -133,7 +141,12 @@ class Record:
         self._logged = {name: value for name, value in self.params.items() if known or not name.startswith(_CONFIGS)}
         self.tracker.start(
             params=self._logged,
-            tags={"rl8x.version": __version__, "rl8x.command": command(), **self._resume_tags},
+            tags={
+                "rl8x.version": __version__,
+                "rl8x.command": command(),
+                **labels(self.algorithm),
+                **self._resume_tags,
+            },
             resume=self._handle,
             repeats=self._repeats,
             keeps_status=self._only_adds,
@@ -141,15 +154,17 @@ class Record:
         self._handle, self._repeats = self.tracker.resume_handle, False
         self.is_open = True
         if not self._only_adds:
-            self.tracker.describe(describe(self.algorithm, self._resume_command))
+            self.tracker.describe(describe(self.algorithm, self.run, self._calls(finished=False)))
         if fresh and self._whole_file is not None:
             self.tracker.log_text(dump_run(self._whole_file), RUN_FILE)
 
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
         """Log a row at the algorithm's clock; `trains` as `open` takes it."""
         self.open(trains=trains)
-        begin = time.perf_counter()
-        self.tracker.log_metrics(row, self.algorithm.counters[self.algorithm.clock])
+        begin, step = time.perf_counter(), self.algorithm.counters[self.algorithm.clock]
+        self.tracker.log_metrics(row, step)
+        if not self._only_adds:
+            self._results.take(row, step)
         self.log_ms = (time.perf_counter() - begin) * 1e3
 
     def log_failure(self, trace: str) -> None:
@@ -168,9 +183,23 @@ class Record:
             self.tracker.set_tags({"rl8x.stop_reason": stop_reason})
         self.tracker.set_tags(self.algorithm.tags)
         if not self._only_adds:
-            ended = describe_ending(self.algorithm, status, stop_reason, evaluation)
-            self.tracker.describe(describe(self.algorithm, self._resume_command, ended))
+            self._log_results(finished=status == "FINISHED")
+            ended = describe_ending(self.algorithm, status, stop_reason, evaluation, self._results)
+            calls = self._calls(finished=status == "FINISHED")
+            self.tracker.describe(describe(self.algorithm, self.run, calls, ended))
         self.tracker.finish(status)
+
+    def _log_results(self, *, finished: bool) -> None:
+        """Log what the run has come to; metrics only at its end, as one that goes on has those of its whole."""
+        row = self._results.row
+        if row:
+            self.tracker.set_tags({"rl8x.result": str(self._results)})
+        if row and finished:
+            self.tracker.log_metrics(row, self.algorithm.counters[self.algorithm.clock])
+        series = {name: course.points for name, course in self._results.courses.items()}
+        if isinstance(self.tracker, MLflowTracker) and any(len(points) > 1 for points in series.values()):
+            title = f"{type(self.algorithm).__name__} on {task_name(self.algorithm)}"
+            self.tracker.log_curves(series, title, counter_name(self.algorithm.clock))
 
     # -- params
 
@@ -189,7 +218,7 @@ class Record:
             **algorithm.params,
             **together,
             **({} if self.run is None else self.run.params),
-            **_config_params(env, self._eval_env, config, eval_config, self._steered_by),
+            **config_params(env, self._eval_env, config, eval_config, self._steered_by),
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
@@ -253,6 +282,7 @@ class Record:
             "run": run_state,
             "best": manager.best,
             **({RANKS: others} if others else {}),
+            "results": self._results.state_dict(),
         }
         manager.save(counters[keys.STEPS], metadata, all_state, is_best=is_best)
 
@@ -294,29 +324,52 @@ class Record:
             return lines
         if status == "KILLED" and is_interactive():
             lines.append("to go on in this session: call run() of this trainer again")
-        finished = status == "FINISHED"
+        finished, word = status == "FINISHED", None if where is None else where.resume_word
         limit = self.run.limit_reached if finished else None
-        met = finished and (bool(self.run.met) or limit is None)
         what = "to train on" if finished else f"to go on from step {saved[-1].name.split('-')[-1]}"
-        folder, to_give = shown_path(directory.absolute()), self._to_give()
-        asks, steered = None in self.run.specs, self._steered_by is not None
-        if to_give or asks or steered or any(name.startswith("__main__.") for name in self._names()):
-            to_give += ["trust=True"] * (not self._is_found)
-            options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
-            options += ["env_config=..."] * steered
-            call = f"Trainer.resume({', '.join([repr(folder), *to_give])}).run({', '.join(options)})"
-        else:
-            word = None if where is None else where.resume_word
-            call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
-            call += " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
+        call = self._call(shown_path(directory.absolute()), word, finished=finished)
         lines.append(f"{what}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}"))
         return lines
 
-    @property
-    def _resume_command(self) -> str | None:
-        """The command that goes on with the run, also where its store is not at hand; None where nothing is saved."""
+    def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
+        """Write what goes on with the run: a command where one can, else a call; capitals stand for what to fill in.
+
+        Args:
+            folder: The folder of its checkpoints.
+            word: What finds the run in its store; None where the folder is to be given.
+            finished: Whether it has come to its end, so that it must be told when to stop.
+        """
+        limit = self.run.limit_reached if finished and self.run is not None else None
+        met = finished and self.run is not None and (bool(self.run.met) or limit is None)
+        steered, to_give = self._steered_by is not None, self._to_give()
+        if self._needs_script:
+            to_give += ["trust=True"] * (not self._is_found)
+            asks = self.run is not None and None in self.run.specs
+            options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
+            options += ["env_config=..."] * steered
+            return f"Trainer.resume({', '.join([repr(folder), *to_give])}).run({', '.join(options)})"
+        call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
+        return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
+
+    def _calls(self, *, finished: bool) -> dict[str, str]:
+        """Say what can be done with the run, also where its store is not at hand; nothing where nothing is saved."""
         directory = self.checkpoints.directory
-        return None if directory is None else f"{self._command()} {shlex.quote(str(directory.absolute()))}"
+        if directory is None or not (self.run is not None or listed(directory)):
+            return {}
+        folder = str(directory.absolute())
+        calls = {"to train on" if finished else "to go on with it": self._call(folder, None, finished=finished)}
+        if not (self._to_give("algorithm") or any(name.startswith("__main__.") for name in names_in(self.build))):
+            calls["to take its policy elsewhere"] = f"rl8x export {shlex.quote(folder)} --format pt2"
+            if self.algorithm.env is not None or self._eval_env is not None:
+                calls["to watch it play"] = f"rl8x play {shlex.quote(folder)}"
+        return calls
+
+    @property
+    def _needs_script(self) -> bool:
+        """Whether going on needs what no command line can give."""
+        asks = self.run is not None and None in self.run.specs
+        by_hand = bool(self._to_give()) or asks or self._steered_by is not None
+        return by_hand or any(name.startswith("__main__.") for name in self._names())
 
     def _command(self, *, in_store: bool = False) -> str:
         """Write the command but for the run's name; `--trust` runs code, or uses a store that only the folder names."""
@@ -340,56 +393,14 @@ class Record:
         conditions = [] if self.run is None else self.run.specs
         return [*names_in(self.build), *texts(parts), *kinds_in(conditions)]
 
-    def _to_give(self) -> list[str]:
-        """List what a resume cannot take from a checkpoint."""
+    def _to_give(self, *parts: str) -> list[str]:
+        """List what a resume cannot take from a checkpoint, of all parts or of some."""
         missing = {
             "algorithm": self.run_file is None and bool(self.build["problems"]),
             "tracker": kind_of(self.tracker) not in REMADE,
             "eval_env": self.options["eval_env"] == "given",
         }
-        return [f"{name}=..." for name, is_missing in missing.items() if is_missing]
-
-
-def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
-    """Return what the next step trains under, with a run's `env_config`, in plain form; None without environment."""
-    if not isinstance(algorithm, OnlineAlgorithm):
-        return None
-    if not algorithm.reset_is_due():
-        return algorithm.env.config
-    return algorithm.env.next_config if given is None else given
-
-
-def _config_params(
-    env: Env | None,
-    eval_env: Env | None,
-    config: PlainConfig,
-    eval_config: PlainConfig | None,
-    steered_by: str | None,
-) -> dict[str, Any]:
-    """Name the value of each parameter of the environment, and those of evaluations where they are others.
-
-    Without training environment `config` is what the evaluation environment came with; without `eval_config`
-    evaluations are under `config` too. Where a function sets the values again and again, its name stands for all.
-    """
-    trained = {} if env is None else _in_force(env, config)
-    params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
-    if steered_by is not None:
-        trained, params = {}, {"env_config": f"function {steered_by}"}
-    played = env if eval_env is None else eval_env
-    if played is None:
-        return params
-    inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
-    played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
-    for name, value in played_under.items():
-        if name in (eval_config or {}) or value != trained.get(name):
-            params[f"eval_env_config.{name}"] = shown_value(value)
-    params["num_eval_envs"] = played.num_envs
-    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
-    return params
-
-
-def _in_force(env: Env, config: PlainConfig) -> dict[str, object]:
-    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}
+        return [f"{name}=..." for name in parts or missing if missing[name]]
 
 
 def default_tracker() -> Tracker:

@@ -1,0 +1,307 @@
+"""`rl8x doctor`: what is installed, on what machine, and what is missing for which feature."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rl8x._version import __version__
+from rl8x.output import described, say, table
+
+# What the extras of the package are for.
+FEATURES: Final = {
+    "video": "films of episodes",
+    "export": "policies as ONNX and safetensors",
+    "studies": "searches, and studies on a cluster",
+    "mujoco": "Gymnasium's MuJoCo tasks",
+    "envpool": "EnvPool's tasks",
+    "vmas": "VMAS's tasks",
+    "brax": "Brax's tasks",
+    "mjlab": "mjlab's tasks",
+    "hdf5": "data sets in HDF5",
+    "minari": "Minari's data sets",
+    "docs": "building the documentation",
+}
+_FOR_DEVELOPERS: Final = "dev"
+# Distributions whose module has another name.
+_MODULES: Final = {"PyYAML": "yaml"}
+_IMPORT_S: Final = 180.0
+_COMPILER_S: Final = 60.0
+# Runs in a process of its own: a broken package may end it, or never come back.
+_PROBE: Final = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    print(json.dumps([name, "begins"]), flush=True)
+    try:
+        importlib.import_module(name)
+        error = None
+    except BaseException as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    print(json.dumps([name, error]), flush=True)
+try:
+    import torch
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    told = {"threads": torch.get_num_threads(), "cuda": torch.version.cuda or torch.version.hip}
+    told["gpus"] = [f"cuda:{index} {gpu.name}, {gpu.total_memory / 1e9:.0f} GB" for index, gpu in enumerate(gpus)]
+    told["mps"] = torch.backends.mps.is_available()
+    print(json.dumps(["", told]), flush=True)
+except BaseException:
+    pass
+"""
+_PROGRAM: Final = '#include <cmath>\n#include <vector>\nextern "C" double root(double x) { return std::sqrt(x); }\n'
+
+
+@click.command("doctor")
+def doctor() -> int:
+    """Print versions, devices, threads, compiler, cache and store, and what is missing for which feature.
+
+    The exit code is 1 where something is broken without which nothing trains.
+    """
+    broken: list[str] = []
+    requirements = _requirements()
+    modules = [_MODULES.get(each.name, each.name) for each in requirements.get("", [])] or ["torch", "mlflow"]
+    probed, told = _probe(modules)
+    sections: dict[str, Callable[[], list[str]]] = {
+        "rl8x": lambda: [f"{__version__}, in {Path(__file__).parents[1]}"],
+        "python": lambda: [f"{platform.python_version()}, {sys.executable}", platform.platform()],
+        "packages": lambda: _packages(requirements.get("", []), probed, broken),
+        "devices": lambda: _devices(told),
+        "threads": lambda: _threads(told),
+        "compiler": _compiler,
+        "cache": _cache,
+        "tracking": lambda: _tracking(broken),
+    }
+    for name, lines in sections.items():
+        for number, line in enumerate(_told(lines)):
+            say(f"{name if number == 0 else '':<10}{line}")
+    say("")
+    for line in _told(lambda: _features(requirements)):
+        say(line)
+    say("")
+    for line in broken:
+        say(f"broken: {_hidden(line)}")
+    say("something essential is broken" if broken else "everything essential works")
+    return 1 if broken else 0
+
+
+def _told(lines: Callable[[], list[str]]) -> list[str]:
+    """Return what there is to say of one thing; what cannot be found out does not hide the rest."""
+    try:
+        return [_hidden(line) for line in lines()]
+    except Exception as error:  # whatever is odd on this machine
+        return [f"cannot be found out: {' '.join(_hidden(described(error)).split()):.200}"]
+
+
+def _hidden(text: str) -> str:
+    """Take secrets out of a text; where what finds them cannot be imported, neither could what has some."""
+    try:
+        from rl8x.tracking.secrets import hide
+    except Exception:  # numpy is broken
+        return text
+    return hide(text)
+
+
+# -- packages
+
+
+def _requirements() -> dict[str, list[Any]]:
+    """Return what the package needs, by extra; "" is what it always needs. Empty where that is not known.
+
+    A source tree that is on the path without being installed has no metadata.
+    """
+    found: dict[str, list[Any]] = {}
+    with contextlib.suppress(Exception):
+        from packaging.requirements import Requirement
+
+        about = importlib.metadata.metadata("rl8x")
+        extras = ["", *(about.get_all("Provides-Extra") or [])]
+        for requirement in map(Requirement, importlib.metadata.requires("rl8x") or []):
+            for extra in extras:
+                if _applies(requirement, extra) and not (extra and _applies(requirement, "")):
+                    found.setdefault(extra, []).append(requirement)
+    return found
+
+
+def _applies(requirement: Any, extra: str) -> bool:
+    return requirement.marker is None or bool(requirement.marker.evaluate({"extra": extra}))
+
+
+def _fault(requirement: Any) -> str | None:
+    """Say what is wrong with an installed distribution: it is missing or of another version; None where nothing is."""
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{version}, but {requirement.specifier} is needed"
+    return next((f"{each.name} {fault}" for each in _of_extras(requirement) if (fault := _fault(each))), None)
+
+
+def _of_extras(requirement: Any) -> Iterator[Any]:
+    """Yield what an installed distribution needs for the extras that a requirement names."""
+    from packaging.requirements import Requirement
+
+    for needed in map(Requirement, importlib.metadata.requires(requirement.name) or []):
+        if any(_applies(needed, extra) and not _applies(needed, "") for extra in requirement.extras):
+            yield needed
+
+
+def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
+    """Import modules in another process; returns an error, or None, for each, and what torch says of the machine."""
+    # It finds the same packages, and nothing of the working directory.
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, *modules], capture_output=True, text=True, timeout=_IMPORT_S, env=environment
+        )
+        output, end = done.stdout, f"ends Python (exit status {done.returncode})"
+    except subprocess.TimeoutExpired as expired:
+        output, end = (expired.stdout or b"").decode(), f"is not imported within {_IMPORT_S:.0f} s"
+    found: dict[str, str | None] = {}
+    told: dict[str, Any] = {}
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError, TypeError):  # what a package prints by itself
+            name, said = json.loads(line)
+            if name == "":
+                told = said
+            elif name in modules:
+                found[name] = end if said == "begins" else said
+    return {name: found.get(name, "not reached, as another package ended Python") for name in modules}, told
+
+
+def _packages(requirements: list[Any], probed: dict[str, str | None], broken: list[str]) -> list[str]:
+    """Say which version of each essential package is there; what is not as needed is appended to `broken`."""
+    lines = []
+    for requirement in requirements:
+        error = _fault(requirement) or probed.get(_MODULES.get(requirement.name, requirement.name))
+        if error is None:
+            lines.append(f"{requirement.name} {importlib.metadata.version(requirement.name)}")
+        else:
+            said = f"{requirement.name}: {' '.join(error.split()):.200}"
+            lines.append(said)
+            broken.append(f"{said}; {_install([requirement])}")
+    if not requirements:
+        for name, error in probed.items():
+            lines.append(f"{name} {'works' if error is None else error}")
+            broken += [f"{name}: {error}; pip install {name}"] if error is not None else []
+        lines.append("rl8x is not installed, only found: what else it needs is not known")
+    return lines
+
+
+def _install(requirements: list[Any]) -> str:
+    """Write the command that installs what is missing."""
+    names = []
+    for requirement in requirements:
+        requirement.marker = None
+        names.append(shlex.quote(str(requirement)))
+    return f"pip install {' '.join(names)}"
+
+
+def _features(requirements: dict[str, list[Any]]) -> list[str]:
+    """Say of each extra what it is for, whether it is installed, and else how to install it."""
+    rows: list[tuple[str, ...]] = [("extra", "for", "")]
+    for extra, needed in requirements.items():
+        if extra in ("", _FOR_DEVELOPERS):
+            continue
+        missing = [requirement for requirement in needed if _fault(requirement) is not None]
+        rows.append((extra, FEATURES.get(extra, ""), _install(missing) if missing else "installed"))
+    return table(rows).splitlines() if len(rows) > 1 else ["what is missing for which feature is not known"]
+
+
+# -- the machine
+
+
+def _devices(told: dict[str, Any]) -> list[str]:
+    import psutil
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = psutil.virtual_memory()
+    free = f"{memory.total / 1e9:.1f} GB memory, {memory.available / 1e9:.1f} free"
+    lines = [f"cpu, {allowed} of {os.cpu_count()} processors ({platform.machine()}), {free}"]
+    lines += told.get("gpus", [])
+    if told and not told["gpus"]:
+        lines.append("no GPU that torch can use" + ("" if told["cuda"] else ": this build of torch is for CPUs"))
+    return lines + ["mps (Apple)"] * bool(told.get("mps"))
+
+
+def _threads(told: dict[str, Any]) -> list[str]:
+    given = ", ".join(
+        f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ
+    )
+    said = f"torch takes {told['threads']}" if told else "torch does not say"
+    return [f"{said}{f', by {given}' if given else ''}; num_threads sets another number"]
+
+
+def _compiler() -> list[str]:
+    """Compile a shared library as programs are: `execution="compile"` needs that; without it runs are eager."""
+    name = os.environ.get("CXX", "g++")
+    words = [*shlex.split(name), "-O2", "-shared", "-fPIC", "-std=c++17"]
+    lacking = 'without it runs are eager and execution="compile" is refused'
+    if shutil.which(words[0]) is None:
+        return [f"{words[0]} is not there: {lacking}; install g++ (Debian: apt install g++), or set CXX"]
+    with tempfile.TemporaryDirectory(prefix="rl8x-doctor-") as folder:
+        source = Path(folder) / "program.cpp"
+        source.write_text(_PROGRAM)
+        command = [*words, str(source), "-o", str(source.with_suffix(".so"))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_S)
+    version = subprocess.run([words[0], "--version"], capture_output=True, text=True, timeout=_COMPILER_S).stdout
+    first = (version.splitlines() or [words[0]])[0]
+    if done.returncode:
+        return [f"{first} does not compile ({' '.join(done.stderr.split()):.120}): {lacking}"]
+    return [f'{first}, for execution="compile" on the CPU']
+
+
+def _cache() -> list[str]:
+    """Say where compiled programs are kept; the folder is read without what imports torch."""
+    import platformdirs
+
+    given = os.environ.get("RL8X_CACHE_DIR")
+    folder = Path(given or platformdirs.user_cache_dir("rl8x", appauthor=False))
+    if not folder.is_dir():
+        return [f"{folder}, not made yet"]
+    files = [path for path in folder.iterdir() if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 1e6
+    programs = sum(path.suffix == ".so" for path in files)
+    note = "" if os.access(folder, os.W_OK | os.X_OK) else ", not writable: each run compiles for itself"
+    return [f"{folder}, {programs} programs, {size:.1f} MB{note} (`rl8x cache`)"]
+
+
+def _tracking(broken: list[str]) -> list[str]:
+    """Say where runs go from here, and what waits to be sent; a store that cannot be used is appended to `broken`."""
+    from rl8x.tracking import MLflowTracker, TrackingError
+    from rl8x.tracking.location import locate, mlruns_dir
+    from rl8x.tracking.spool_files import OPS
+
+    try:
+        location = locate()
+        MLflowTracker().check()
+    except TrackingError as error:
+        broken.append(f"tracking: {error}")
+        return [str(error)]
+    database, note = location.database, ""
+    if database is not None:
+        size = f", {database.stat().st_size / 1e6:.1f} MB" if database.exists() else ", not made yet"
+        note = f"{size}, {shutil.disk_usage(_existing(database)).free / 1e9:.1f} GB free on its disk"
+    waiting = len([*(mlruns_dir() / "spool").glob(f"*/{OPS}")])
+    lines = [f"{location.shown}{note}"]
+    return lines + ([f"{waiting} runs have not arrived, or go on: `rl8x sync`"] if waiting else [])
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path

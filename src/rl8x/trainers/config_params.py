@@ -1,0 +1,55 @@
+"""What a run says of the configurations of its environments: the value of each parameter, as a param."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.algorithms.online import OnlineAlgorithm
+from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config, shown_value
+
+PlainConfig = Mapping[str, object]
+
+
+def training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
+    """Return what the next step trains under, with a run's `env_config`, in plain form; None without environment."""
+    if not isinstance(algorithm, OnlineAlgorithm):
+        return None
+    if not algorithm.reset_is_due():
+        return algorithm.env.config
+    return algorithm.env.next_config if given is None else given
+
+
+def config_params(
+    env: Env | None,
+    eval_env: Env | None,
+    config: PlainConfig,
+    eval_config: PlainConfig | None,
+    steered_by: str | None,
+) -> dict[str, Any]:
+    """Name the value of each parameter of the environment, and those of evaluations where they are others.
+
+    Without training environment `config` is what the evaluation environment came with; without `eval_config`
+    evaluations are under `config` too. Where a function sets the values again and again, its name stands for all.
+    """
+    trained = {} if env is None else _in_force(env, config)
+    params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
+    if steered_by is not None:
+        trained, params = {}, {"env_config": f"function {steered_by}"}
+    played = env if eval_env is None else eval_env
+    if played is None:
+        return params
+    inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
+    played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
+    for name, value in played_under.items():
+        if name in (eval_config or {}) or value != trained.get(name):
+            params[f"eval_env_config.{name}"] = shown_value(value)
+    params["num_eval_envs"] = played.num_envs
+    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
+    return params
+
+
+def _in_force(env: Env, config: PlainConfig) -> dict[str, object]:
+    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}

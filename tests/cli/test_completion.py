@@ -1,0 +1,105 @@
+"""What a shell is offered, asked as its script asks, and that it is quick."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rl8x.cli.completion import algorithm_names, environments
+from rl8x.cli.main import COMMANDS, main, rl8x
+from rl8x.config.run import algorithm_configs
+from rl8x.envs import registry
+from rl8x.tracking.location import locate
+from rl8x.tracking.store import MLflowStore, RunSpec
+
+
+def asked(line, monkeypatch, capsys):
+    """Return what bash is offered at the end of a line, each with its type."""
+    words = line.split(" ")
+    monkeypatch.setenv("_RL8X_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    with pytest.raises(SystemExit) as end:
+        rl8x.main([], "rl8x")
+    assert end.value.code == 0
+    return capsys.readouterr().out.split()
+
+
+def test_what_is_offered_without_imports_is_what_there_is():
+    assert environments() == list(registry.BUILTIN)
+    assert sorted(algorithm_names()) == sorted(algorithm_configs())
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("rl8x re", ["plain,resume", "plain,report"]),
+        ("rl8x train Cart", ["plain,CartPole", "plain,CartPoleInfinite"]),
+        ("rl8x train --lr 1e-3 --algorithm s", ["plain,sac"]),
+        ("rl8x train CartPole --algorithm FastS", ["plain,FastSAC"]),
+        ("rl8x train -f exam", ["file,exam"]),
+        ("rl8x envs Pend", ["plain,Pendulum"]),
+        ("rl8x completion z", ["plain,zsh"]),
+        ("rl8x compare nothing-is-cal", ["file,nothing-is-cal"]),
+        ("rl8x train CartPole --resume a", ["plain,auto"]),
+        ("rl8x cache --cl", ["plain,--clear"]),
+        ("rl8x train CartPole --steps-per", ["plain,--steps-per-eval"]),
+    ],
+)
+def test_what_is_offered(line, offered, mlruns, monkeypatch, capsys):
+    assert asked(line, monkeypatch, capsys) == offered
+
+
+def test_runs_are_offered_by_name(mlruns, monkeypatch, capsys):
+    store = MLflowStore(locate())
+    for number, name in enumerate(("calm-ant", "calm-bee", "odd-cat")):
+        run = store.create_run(RunSpec(str(number), "e", None, name, 1000))
+    store.delete_run(run)
+    for line in ("rl8x resume ", "rl8x compare calm-ant ", "rl8x play "):
+        if line.split()[1] in COMMANDS:
+            assert asked(line, monkeypatch, capsys) == ["plain,calm-ant", "plain,calm-bee"]
+    assert asked("rl8x resume calm-b", monkeypatch, capsys) == ["plain,calm-bee"]
+    (mlruns / "mlflow.db").write_bytes(b"no database")
+    assert asked("rl8x resume calm-b", monkeypatch, capsys) == ["file,calm-b"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_what_click_makes_for_the_shell(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"_RL8X_COMPLETE={shell}_complete" in script
+    assert "_rl8x_completion" in script
+    assert main(["completion", "cmd"]) == 2
+
+
+def test_bash_completes_with_the_script(tmp_path):
+    """What a user does: the script is read, and the function that it sets is called."""
+    script = (
+        f'rl8x() {{ {sys.executable} -m rl8x.cli.main "$@"; }}\n'
+        "rl8x completion bash > script.sh\n. ./script.sh\n"
+        "COMP_WORDS=(rl8x train Pen)\nCOMP_CWORD=2\n"
+        '_rl8x_completion ./asked\necho "${COMPREPLY[@]}"\ncomplete -p rl8x\n'
+    )
+    (tmp_path / "asked").write_text(f'#!/bin/sh\nexec {sys.executable} -m rl8x.cli.main "$@"\n')
+    (tmp_path / "asked").chmod(0o755)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines()[0] == "Pendulum"
+    assert "_rl8x_completion rl8x" in done.stdout
+
+
+def test_asking_imports_neither_torch_nor_mlflow(mlruns):
+    code = (
+        "import sys\nfrom rl8x.cli.main import rl8x\n"
+        "try:\n    rl8x.main([], 'rl8x')\nexcept SystemExit:\n    pass\n"
+        "print({'torch', 'mlflow'} & set(sys.modules))"
+    )
+    for line in ("rl8x ", "rl8x train Cart", "rl8x resume "):
+        asks = {"_RL8X_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        begin = time.process_time()
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **asks}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "set()"
+        assert time.process_time() - begin < 1

@@ -1,0 +1,171 @@
+"""What `rl8x doctor` says, against what is installed, and on machines where something is broken."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from rl8x.cli import doctor
+from rl8x.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture
+def probed(monkeypatch):
+    """What importing each package gives, without importing it in another process; errors can be put in."""
+    errors = {}
+    told = {"threads": 3, "cuda": None, "gpus": [], "mps": False}
+    monkeypatch.setattr(doctor, "_probe", lambda names: ({name: errors.get(name) for name in names}, told))
+    return errors
+
+
+def diagnosed(capsys):
+    code = main(["doctor"])
+    return code, capsys.readouterr().out
+
+
+def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys):
+    monkeypatch.setenv("RL8X_CACHE_DIR", str(mlruns.parent / "cache"))
+    (mlruns.parent / "cache").mkdir()
+    (mlruns.parent / "cache" / "a.so").write_bytes(bytes(2_500_000))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    code, text = diagnosed(capsys)
+    assert code == 0
+    assert text.startswith("rl8x      0.1.0, in ")
+    assert text.rstrip().endswith("everything essential works")
+    for needed in map(Requirement, PROJECT["dependencies"]):
+        assert f" {needed.name} {importlib.metadata.version(needed.name)}\n" in text
+    assert f"{mlruns.parent}/cache, 1 programs, 2.5 MB (`rl8x cache`)" in text
+    assert "torch takes 3, by OMP_NUM_THREADS=3" in text
+    assert f"sqlite:///{mlruns}/mlflow.db, {os.path.getsize(mlruns / 'mlflow.db') / 1e6:.1f} MB" in text
+    assert f"cpu, {len(os.sched_getaffinity(0))} of {os.cpu_count()} processors" in text
+
+
+def test_each_extra_is_there_with_what_it_is_for(probed, mlruns, monkeypatch, capsys):
+    extras = PROJECT["optional-dependencies"].keys() - {"dev"}
+    assert extras <= doctor.FEATURES.keys()
+    missing = {"imageio", "h5py"}
+
+    def version(name, found=importlib.metadata.version):
+        if name in missing:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    _, text = diagnosed(capsys)
+    lines = {line.split()[0]: line for line in text.partition("\nextra ")[2].splitlines()[1:] if line}
+    assert lines["video"].endswith("pip install 'imageio[ffmpeg]>=2.34'")
+    assert lines["hdf5"].endswith("pip install 'h5py>=3.8'")
+    assert lines["minari"].endswith("pip install 'minari[hdf5]>=0.5.4'")  # which needs it too
+    assert lines["studies"].endswith("installed")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "said"),
+    [
+        (
+            "torch",
+            "OSError: libtorch.so: cannot open",
+            "broken: torch: OSError: libtorch.so: cannot open; pip install 'torch>=",
+        ),
+        (
+            "yaml",
+            "ends Python (exit status -11)",
+            "broken: PyYAML: ends Python (exit status -11); pip install 'PyYAML>=",
+        ),
+    ],
+)
+def test_what_is_broken_is_said_with_the_command_that_mends_it(probed, mlruns, capsys, name, fault, said):
+    probed[name] = fault
+    code, text = diagnosed(capsys)
+    assert code == 1
+    assert said in text
+    assert text.rstrip().endswith("something essential is broken")
+    assert "\nextra " in text
+
+
+def test_a_version_that_is_too_old_is_broken(probed, mlruns, monkeypatch, capsys):
+    found = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2.3" if name == "torch" else found(name))
+    code, text = diagnosed(capsys)
+    assert code == 1
+    assert "broken: torch: 1.2.3, but >=2.13 is needed; pip install 'torch>=2.13'" in text
+
+
+def test_a_store_that_cannot_be_used_is_broken_and_shows_no_password(probed, mlruns, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://me:geheimnis@host/x")
+    code, text = diagnosed(capsys)
+    assert code == 1
+    assert "broken: tracking: " in text
+    assert "geheimnis" not in text
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_runs_are_eager_and_nothing_is_broken(probed, mlruns, monkeypatch, capsys, compiler):
+    monkeypatch.setenv("CXX", compiler)
+    code, text = diagnosed(capsys)
+    assert code == 0
+    assert 'runs are eager and execution="compile" is refused' in text
+
+
+def test_what_cannot_be_found_out_hides_nothing_else(probed, mlruns, monkeypatch, capsys):
+    for name in ("_devices", "_threads", "_cache", "_requirements"):
+        monkeypatch.setattr(doctor, name, {"_requirements": dict}.get(name, lambda *args: 1 / 0))
+    code, text = diagnosed(capsys)
+    assert code == 0
+    assert text.count("cannot be found out: ZeroDivisionError: division by zero") == 3
+    assert "what else it needs is not known" in text
+    assert f"sqlite:///{mlruns}" in text
+
+
+def test_a_package_that_ends_python_or_prints_is_no_end_of_the_diagnosis(tmp_path, monkeypatch):
+    broken = {
+        "one": "raise RuntimeError('torn')",
+        "two": "print('[1]\\n{}')",
+        "three": "import os; os._exit(3)",
+        "four": "",
+    }
+    for name, code in broken.items():
+        (tmp_path / f"rl8x_broken_{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found, told = doctor._probe([f"rl8x_broken_{name}" for name in broken])
+    assert list(found.values()) == [
+        "RuntimeError: torn",
+        None,
+        "ends Python (exit status 3)",
+        "not reached, as another package ended Python",
+    ]
+    assert told == {}
+
+
+def test_a_machine_without_torch_and_numpy_is_diagnosed(tmp_path):
+    for name in ("torch", "numpy"):
+        (tmp_path / f"{name}.py").write_text("import os\nraise ImportError('torn')")
+    (tmp_path / "mlflow.py").write_text("import os; os._exit(7)")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "rl8x.cli.main", "doctor"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    for said in ("torch: ImportError: torn", "mlflow: ends Python (exit status 7)", "numpy: not reached"):
+        assert f"\nbroken: {said}" in done.stdout
+    assert "tracking  cannot be found out: ImportError: torn" in done.stdout
+
+
+def test_what_torch_says_of_the_machine():
+    found, told = doctor._probe(["torch"])
+    assert found == {"torch": None}
+    assert told["threads"] == torch.get_num_threads()
+    assert len(told["gpus"]) == torch.cuda.device_count()

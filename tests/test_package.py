@@ -1,0 +1,68 @@
+"""What a wheel and an sdist have, and that a version stands in one place; `make package` builds and tries both."""
+
+import fnmatch
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rl8x import __version__
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "rl8x"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_every_file_of_the_package_is_in_its_wheel():
+    """Python files of folders that are packages, and those that the settings name."""
+    named = PYPROJECT["tool"]["setuptools"]["package-data"]["rl8x"]
+    assert {"py.typed", "execution/host.h"} <= set(named)
+    for path in PACKAGE.rglob("*"):
+        if path.is_dir() or "__pycache__" in path.parts:
+            continue
+        relative = path.relative_to(PACKAGE)
+        if path.suffix == ".py":
+            assert all(
+                (folder / "__init__.py").exists()
+                for folder in (path.parent, *path.parents)
+                if PACKAGE in (folder, *folder.parents)
+            ), relative
+        else:
+            assert any(fnmatch.fnmatch(str(relative), pattern) for pattern in named), f"{relative} is in no wheel"
+    for pattern in named:
+        assert [*PACKAGE.glob(pattern)], f"{pattern} names nothing"
+
+
+def test_the_version_stands_in_one_place():
+    assert PYPROJECT["project"]["dynamic"] == ["version"]
+    assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rl8x._version.__version__"}
+    assert "version" not in PYPROJECT["project"]
+    others = [path for path in PACKAGE.rglob("*.py") if f'"{__version__}"' in path.read_text()]
+    assert others == [PACKAGE / "_version.py"]
+
+
+def test_the_changelog_is_of_this_version():
+    headings = re.findall(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == ("Unreleased", "")
+    versions = [name for name, _ in headings[1:]]
+    assert not versions or versions[0] == __version__
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for _, date in headings[1:])
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/demo.yaml", "constraints.txt"]
+)
+def test_the_sdist_has_what_the_demo_and_a_contributor_need(name):
+    lines = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
+    named = [word for command, *words in lines if command == "include" for word in words]
+    grafted = [words[0] for command, *words in lines if command == "graft"]
+    assert (ROOT / name).exists()
+    assert name in named or any(Path(name).is_relative_to(folder) for folder in grafted) or name == "README.md"
+
+
+def test_what_make_package_does_is_legal_shell():
+    steps = subprocess.run(["make", "-n", "package"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "twine check --strict" in steps
+    assert "rl8x train -f" in steps
