@@ -27,7 +27,6 @@ LAYERS: list[dict[str, set[str]]] = [
         "spaces": set(),
         "importing": set(),
         "distributed": set(),
-        "drawing": set(),
     },
     {"execution": set()},
     {

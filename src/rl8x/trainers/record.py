@@ -19,6 +19,7 @@ import torch
 from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
+from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike, listed
 from rl8x.checkpoint.build import describe_algorithm, names_in
 from rl8x.checkpoint.ranks import RANKS, gathered
