@@ -25,6 +25,7 @@ def test_a_stranger_comes_from_an_empty_folder_to_policies_that_are_compared_and
     mlruns: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = mlruns.parent
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])  # where `python weather.py` finds `room`
     printed, followed = "", []
     for language, title, code in all_blocks(PAGE):

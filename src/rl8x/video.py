@@ -145,7 +145,14 @@ def film(
 
 
 def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
-    """Film episodes into a file, whose ending says the format; options as `film` takes them."""
+    """Film episodes into a file.
+
+    Args:
+        policy: The policy that acts.
+        env: As `film` takes it.
+        path: The file, whose ending says the format.
+        **options: The others of `film`.
+    """
     made = film(policy, env, Path(path).suffix, **options)
     made.save(path)
     return made
