@@ -7,7 +7,7 @@ import pytest
 
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole
-from rl8x.tracking import MemoryTracker
+from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import Trainer
 from rl8x.trainers.results import MAX_POINTS, Course, Results
 
@@ -15,66 +15,76 @@ OPTIONS = {"num_envs": 4, "horizon": 8, "device": "cpu", "seed": 0, "model_confi
 NAMES = ("final", "best", "best_step")
 
 
-def trained(env=CartPole, tracker=None, **options):
-    trainer = Trainer(PPOConfig(**OPTIONS).build(env), tracker=tracker or MemoryTracker(), num_eval_envs=2)
+def trained(**options):
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MLflowTracker(), num_eval_envs=2)
     trainer.run(**{"max_steps": 4, "steps_per_eval": 1, "progress": "none"} | options)
     return trainer
 
 
-def ends(tracker, name):
-    return [tracker.history(f"{kind}/{name}") for kind in NAMES]
+def history(client, trainer, name):
+    return [(point.step, point.value) for point in client.get_metric_history(trainer.tracker.run_id, name)]
 
 
-@pytest.mark.parametrize("name", ["eval/returns/mean", "episodes/returns/mean"])
-def test_the_last_and_the_best_are_logged_once_at_the_end(name):
-    tracker = trained().tracker
-    history = tracker.history(name)
-    steps, values = zip(*history, strict=True)
-    best = values.index(max(values))
-    end = tracker.history("env/steps")[-1][1]
-    assert ends(tracker, name) == [[(end, values[-1])], [(end, values[best])], [(end, steps[best])]]
-    assert len(history) > 1
-    assert {row.step for row in tracker.rows if "final/eval/returns/mean" in row.metrics} == {end}
+def ends(client, trainer, name):
+    return [history(client, trainer, f"{kind}/{name}") for kind in NAMES]
 
 
-def test_a_run_that_fails_has_a_result_but_no_metrics_of_its_end_and_one_that_never_stepped_has_none():
+def test_the_last_and_the_best_are_logged_once_at_the_end(mlflow_client):
+    trainer = trained()
+    end = trainer.state["env/steps"]
+    for name in ("eval/returns/mean", "episodes/returns/mean"):
+        steps, values = zip(*history(mlflow_client, trainer, name), strict=True)
+        assert len(values) > 1
+        best = values.index(max(values))
+        assert ends(mlflow_client, trainer, name) == [[(end, values[-1])], [(end, values[best])], [(end, steps[best])]]
+
+
+def test_a_run_that_fails_has_a_result_but_no_metrics_of_its_end_and_one_that_never_stepped_has_none(mlflow_client):
     def fail(trainer, stats):
         if trainer.state["algorithm/steps"] == 2:
             raise RuntimeError("no more")
 
-    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker(), callbacks=[fail])
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MLflowTracker(), callbacks=[fail])
     with pytest.raises(RuntimeError):
         trainer.run(progress="none", max_steps=9)
-    last = trainer.tracker.history("episodes/returns/mean")[-1][1]
-    assert trainer.tracker.tags["rl8x.result"].startswith(f"episodes/returns {last:.4g}, best ")
-    assert not [name for row in trainer.tracker.rows for name in row.metrics if name.startswith("final/")]
+    last = history(mlflow_client, trainer, "episodes/returns/mean")[-1][1]
+    data = mlflow_client.get_run(trainer.tracker.run_id).data
+    assert data.tags["rl8x.result"].startswith(f"episodes/returns {last:.4g}, best ")
+    assert not [name for name in data.metrics if name.startswith("final/")]
     empty = MemoryTracker()
     Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=empty).close()
-    assert empty.rows == []
+    assert (empty.rows, empty.tags) == ([], {})
 
 
-def test_a_resumed_run_has_the_results_of_all_of_it(tmp_path):
-    whole = trained().tracker
-    best_step = ends(whole, "eval/returns/mean")[2][0][1]
+def test_rows_of_other_trackers_are_those_of_training():
+    trainer = Trainer(PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker())
+    trainer.run(max_steps=3, progress="none")
+    assert [row.metrics["algorithm/steps"] for row in trainer.tracker.rows] == [1, 2, 3]
+    assert trainer.tracker.tags["rl8x.result"]
+
+
+def test_a_resumed_run_has_the_results_of_all_of_it(mlflow_client, tmp_path):
+    whole = trained()
     first = Trainer(
-        PPOConfig(**OPTIONS).build(CartPole), tracker=MemoryTracker(), num_eval_envs=2, checkpoints=tmp_path
+        PPOConfig(**OPTIONS).build(CartPole), tracker=MLflowTracker(), num_eval_envs=2, checkpoints=tmp_path / "kept"
     )
     first.run(max_steps=2, steps_per_eval=1, progress="none")
-    second = Trainer.resume(tmp_path, tracker=first.tracker)
+    second = Trainer.resume(tmp_path / "kept")
     second.run(max_steps=4, progress="none")
-    assert [course[-1] for course in ends(second.tracker, "eval/returns/mean")] == [
-        course[-1] for course in ends(whole, "eval/returns/mean")
-    ]
-    assert second.tracker.tags["rl8x.result"] == whole.tags["rl8x.result"]
-    assert best_step > 0
+    assert second.tracker.run_id == first.tracker.run_id
+    for name in ("eval/returns/mean", "episodes/returns/mean"):
+        resumed = [course[-1] for course in ends(mlflow_client, second, name)]
+        assert resumed == [course[-1] for course in ends(mlflow_client, whole, name)]
+    tags = [mlflow_client.get_run(each.tracker.run_id).data.tags["rl8x.result"] for each in (second, whole)]
+    assert tags[0] == tags[1]
 
 
-def test_an_evaluation_after_the_end_changes_no_result():
+def test_an_evaluation_after_the_end_changes_no_result(mlflow_client):
     trainer = trained()
-    before = list(ends(trainer.tracker, "eval/returns/mean"))
+    before = ends(mlflow_client, trainer, "eval/returns/mean")
     trainer.eval()
     trainer.close()
-    assert ends(trainer.tracker, "eval/returns/mean") == before
+    assert ends(mlflow_client, trainer, "eval/returns/mean") == before
 
 
 @pytest.mark.parametrize("count", [1, 2, MAX_POINTS, MAX_POINTS + 1, 5000])

@@ -191,16 +191,24 @@ class Record:
         self.tracker.finish(status)
 
     def _log_results(self, *, finished: bool) -> None:
-        """Log what the run has come to; metrics only at its end, as one that goes on has those of its whole."""
-        row = self._results.row
-        if row:
-            self.tracker.set_tags({"rl8x.result": str(self._results)})
-        if row and finished:
-            self.tracker.log_metrics(row, self.algorithm.counters[self.algorithm.clock])
-        series = {name: course.points for name, course in self._results.courses.items()}
-        if isinstance(self.tracker, MLflowTracker) and any(len(points) > 1 for points in series.values()):
+        """Log what the run has come to: a tag, and on its page in MLflow metrics and a picture of the curves.
+
+        The metrics come only at its end, as a run that goes on has those of its whole. They are no row of training,
+        and other trackers do not get them.
+        """
+        courses, row = self._results.courses, self._results.row
+        if not row:
+            return
+        self.tracker.set_tags({"rl8x.result": str(self._results)})
+        if not isinstance(self.tracker, MLflowTracker):
+            return
+        clock = self.algorithm.clock
+        if finished:
+            self.tracker.log_metrics(row, self.algorithm.counters[clock])
+        series = {name: course.points for name, course in courses.items()}
+        if any(len(points) > 1 for points in series.values()):
             title = f"{type(self.algorithm).__name__} on {task_name(self.algorithm)}"
-            self.tracker.log_curves(series, title, counter_name(self.algorithm.clock))
+            self.tracker.log_curves(series, title, counter_name(clock))
 
     # -- params
 
