@@ -10,23 +10,18 @@ there is a Chromium, docs/images/mlflow-study-*.png too.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from benchmarks.browser import Browser, find_chromium
 from benchmarks.learning import machine, put
-from benchmarks.servers import free_port
+from benchmarks.mlflow_pages import Pages, served
 
 ROOT: Final = Path(__file__).parents[1]
 STUDY: Final = ROOT / "examples" / "study.yaml"
@@ -34,89 +29,6 @@ RESULTS: Final = ROOT / "benchmarks" / "results" / "study.json"
 IMAGES: Final = ROOT / "docs" / "images"
 FIGURES: Final = {"heat-maps": "study-heat-maps", "curve-length": "study-curve", "profiles": "study-profiles"}
 CELL_PARAMS: Final = ("study.training", "study.seed")
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Have `rl8x ui` show the runs of a folder for as long as the context lasts; yields its address."""
-    port = free_port()
-    command = [sys.executable, "-m", "rl8x.cli.main", "ui", "--no-browser", "--port", str(port)]
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
-    address = f"http://127.0.0.1:{port}"
-    with open(folder / "ui.log", "wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-        try:
-            for _ in range(3000):
-                if process.poll() is not None:
-                    raise RuntimeError(f"rl8x ui has ended: {(folder / 'ui.log').read_text()}")
-                with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
-                    break
-                time.sleep(0.1)
-            else:
-                raise RuntimeError(f"rl8x ui does not answer: {(folder / 'ui.log').read_text()}")
-            yield address
-        finally:
-            end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End `rl8x ui` with the servers that it has started."""
-    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for each in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.terminate()
-    _, left = psutil.wait_procs(family, 10)
-    for each in left:
-        each.kill()
-    process.wait()
-
-
-# MLflow's page remembers in the browser that its panel for questions is closed, and that it need not open by itself.
-_NO_ASSISTANT: Final = """
-localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
-localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
-"""
-
-
-class Pages:
-    """MLflow's pages of a study, in a browser.
-
-    Args:
-        browser: It shows them.
-        address: Of MLflow's server.
-        parent: The study's run, as MLflow's client gives it.
-    """
-
-    def __init__(self, browser: Browser, address: str, parent: Any) -> None:
-        self.browser = browser
-        self._experiment = f"{address}/#/experiments/{parent.info.experiment_id}"
-        self._run = f"{self._experiment}/runs/{parent.info.run_id}"
-        browser.open(f"{address}/version")
-        browser.wait_for(".")
-        browser.run(_NO_ASSISTANT)
-
-    def _open(self, address: str, query: str = "") -> None:
-        """Open a page as it is for training rather than for language models, without its panel for questions."""
-        self.browser.open(f"{address}?workflowType=machine_learning&{query}")
-        self.browser.wait_for("Model training")
-
-    def overview(self, *texts: str) -> str:
-        """Open the parent's page, with its params, metrics and tags; returns what it shows."""
-        self._open(self._run)
-        return self.browser.wait_for(*texts)
-
-    def artifact(self, path: str, *texts: str) -> str:
-        """Open an artifact of the parent; returns what the page shows."""
-        self._open(f"{self._run}/artifacts/{path}")
-        return self.browser.wait_for(path.rpartition("/")[2], *texts)
-
-    def grouped(self, param: str, *texts: str) -> str:
-        """Open the charts of all runs, grouped by a param in the page's own menu; returns what the page shows."""
-        self._open(f"{self._experiment}/runs", "compareRunsMode=CHART&viewStateShareKey=rl8x")
-        self.browser.wait_for("matching runs", "mean returns")
-        self.browser.click("Group by")
-        self.browser.click(param)
-        return self.browser.wait_for(*texts)
 
 
 def written_rows(report: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""MLflow's page of a study, in a real browser: the parent with its table and report, and the children in groups."""
+"""MLflow's pages in a real browser: runs with their descriptions, charts, models and films, and a study's runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from benchmarks.browser import NAMES, Browser, find_chromium
-from benchmarks.study_figures import Pages, parent_of, served
+from benchmarks.mlflow_pages import Pages, served
+from benchmarks.run_figures import LEARNING_RATES, arguments, film_of, runs_in
+from benchmarks.study_figures import parent_of
 
+from rl8x.cli.main import main
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, table
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.skipif(find_chromium() is None, reason=f"there is no br
 
 @pytest.fixture(scope="module")
 def ran(mlflow_template, tmp_path_factory):
-    """A study that has run and reported, in a folder of its own: the folder, its table, and its report."""
+    """Two runs, and a study that has reported, in a folder of their own: the folder, the study's table and report."""
     from tests.conftest import InProcess
 
     with pytest.MonkeyPatch.context() as patch:
@@ -28,6 +31,11 @@ def ran(mlflow_template, tmp_path_factory):
         patch.setattr("rl8x.tracking.mlflow_tracker.StoreProcess", InProcess)
         (folder / "mlruns").mkdir()
         shutil.copyfile(mlflow_template, folder / "mlruns" / "mlflow.db")
+        for name in LEARNING_RATES:
+            small = ["--num-envs", "8", "--horizon", "16", "model_config.hidden_sizes=[8]", "--progress", "none"]
+            words = arguments(name, steps=4, every=2, films=2, settings=small)
+            patch.setattr("sys.argv", ["rl8x", *words])
+            assert main(words) == 0
         study = Study(
             train={"fixed": {}, "wide": {"length": Uniform(0.25, 1.0)}},
             test={"length": [0.25, 0.5, 2.0], "gravity": [5, 9.8, 20]},
@@ -59,6 +67,17 @@ def browser():
 @pytest.fixture(scope="module")
 def pages(ran, address, browser):
     return Pages(browser, address, parent_of(ran[0], "poles"))
+
+
+@pytest.fixture(scope="module")
+def trained(ran):
+    """The two runs by name, and the models of each, as MLflow's client gives them."""
+    return runs_in(ran[0])
+
+
+@pytest.fixture(scope="module")
+def fast(trained, address, browser):
+    return Pages(browser, address, trained[0]["fast"])
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +146,47 @@ def test_the_reports_page_is_complete_by_itself(browser, ran):
 def test_children_are_grouped_by_their_cell(pages):
     shown = pages.grouped("study.training", "fixed", "wide")
     assert {"fixed", "wide"} <= set(re.findall(r"Group: (\w+)", shown))
+
+
+def test_the_list_names_runs_and_their_models(fast):
+    shown = fast.listed(*LEARNING_RATES, "poles")
+    assert "best" in shown.partition("fast")[2]
+
+
+def test_a_runs_page_says_what_it_was_how_it_ended_and_what_to_do_with_it(fast, browser, ran):
+    fast.overview("PPO", "CartPole", "rl8x.result")
+    browser.click("Show more")
+    shown = browser.wait_for("rl8x play")
+    for text in (
+        "Stopped after 4 steps",
+        "rl8x train CartPole --run-name fast --lr 5e-3",
+        "rl8x resume",
+        "rl8x export",
+    ):
+        assert text in shown
+    fast.metrics("fast (algorithm/steps)")
+
+
+def test_charts_overlay_the_runs(fast):
+    shown = fast.charts("mean returns", "eval/returns/mean")
+    assert {"slow (eval/returns/mean)", "fast (eval/returns/mean)"} <= set(shown.splitlines())
+
+
+def test_a_comparison_shows_what_differs(fast, trained):
+    runs, _ = trained
+    shown = fast.compared([runs[name].info.run_id for name in LEARNING_RATES], *LEARNING_RATES, "0.005", "0.0005")
+    assert "Comparing 2 Runs" in shown
+
+
+def test_a_model_is_linked_to_its_run_and_metrics(fast, trained):
+    _, models = trained
+    best = next(each for each in models["fast"] if each.name == "best")
+    (metric,) = (each for each in best.metrics if each.key == "eval/returns/mean")
+    shown = fast.model(best.model_id, "best", "eval/returns/mean", "fast")
+    assert f"{metric.value:.4g}"[:4] in shown
+
+
+def test_a_film_is_shown(fast, browser, trained, ran):
+    fast.artifact(film_of(ran[0], trained[0]["fast"]), "learning-curves.png", "run.yaml")
+    browser.settle()
+    assert browser.run("Math.max(0, ...[...document.images].map(image => image.naturalWidth))") > 200

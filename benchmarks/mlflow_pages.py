@@ -1,0 +1,132 @@
+"""MLflow's pages on the runs of a folder, in a browser: opened, read, and photographed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.browser import Browser
+from benchmarks.servers import free_port
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Have `rl8x ui` show the runs of a folder for as long as the context lasts; yields its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "rl8x.cli.main", "ui", "--no-browser", "--port", str(port)]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    address = f"http://127.0.0.1:{port}"
+    with open(folder / "ui.log", "wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        try:
+            for _ in range(3000):
+                if process.poll() is not None:
+                    raise RuntimeError(f"rl8x ui has ended: {(folder / 'ui.log').read_text()}")
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+                    break
+                time.sleep(0.1)
+            else:
+                raise RuntimeError(f"rl8x ui does not answer: {(folder / 'ui.log').read_text()}")
+            yield address
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End `rl8x ui` with the servers that it has started."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.terminate()
+    _, left = psutil.wait_procs(family, 10)
+    for each in left:
+        each.kill()
+    process.wait()
+
+
+# MLflow's page remembers in the browser that its panel for questions is closed, and that it need not open by itself.
+_NO_ASSISTANT: Final = """
+localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
+localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
+"""
+
+
+class Pages:
+    """MLflow's pages of a run and its experiment, in a browser.
+
+    Args:
+        browser: It shows them.
+        address: Of MLflow's server.
+        run: The run, as MLflow's client gives it.
+    """
+
+    def __init__(self, browser: Browser, address: str, run: Any) -> None:
+        self.browser = browser
+        self._address = address
+        self._experiment = f"{address}/#/experiments/{run.info.experiment_id}"
+        self._run = f"{self._experiment}/runs/{run.info.run_id}"
+        browser.open(f"{address}/version")
+        browser.wait_for(".")
+        browser.run(_NO_ASSISTANT)
+
+    def _open(self, address: str, query: str = "") -> None:
+        """Open a page as it is for training rather than for language models, without its panel for questions."""
+        # The page of a comparison reads the first of the query by its question mark.
+        self.browser.open(f"{address}?{query}&workflowType=machine_learning")
+        self.browser.wait_for("Model training")
+
+    def overview(self, *texts: str) -> str:
+        """Open the run's page, with its description, params, metrics and tags; returns what it shows."""
+        self._open(self._run)
+        return self.browser.wait_for(*texts)
+
+    def artifact(self, path: str, *texts: str) -> str:
+        """Open an artifact of the run; returns what the page shows."""
+        self._open(f"{self._run}/artifacts/{path}")
+        return self.browser.wait_for(path.rpartition("/")[2], *texts)
+
+    def grouped(self, param: str, *texts: str) -> str:
+        """Open the charts of all runs, grouped by a param in the page's own menu; returns what the page shows."""
+        self._open(f"{self._experiment}/runs", "compareRunsMode=CHART&viewStateShareKey=rl8x")
+        self.browser.wait_for("matching runs", "mean returns")
+        self.browser.click("Group by")
+        self.browser.click(param)
+        return self.browser.wait_for(*texts)
+
+    def listed(self, *texts: str) -> str:
+        """Open the list of the experiment's runs; returns what it shows."""
+        self._open(f"{self._experiment}/runs")
+        return self.browser.wait_for("matching runs", *texts)
+
+    def charts(self, *texts: str) -> str:
+        """Open the charts of all runs; returns what the page shows."""
+        self._open(f"{self._experiment}/runs", "compareRunsMode=CHART&viewStateShareKey=rl8x")
+        return self.browser.wait_for("matching runs", *texts)
+
+    def metrics(self, *texts: str) -> str:
+        """Open the charts of the run alone; returns what the page shows."""
+        self._open(f"{self._run}/model-metrics")
+        return self.browser.wait_for(*texts)
+
+    def compared(self, run_ids: Sequence[str], *texts: str) -> str:
+        """Open the comparison of runs; returns what the page shows."""
+        query = {"runs": [*run_ids], "experiments": [self._experiment.rpartition("/")[2]]}
+        chosen = "&".join(f"{name}={urllib.parse.quote(json.dumps(value))}" for name, value in query.items())
+        self._open(f"{self._address}/#/compare-runs", chosen)
+        return self.browser.wait_for(*texts)
+
+    def model(self, model_id: str, *texts: str) -> str:
+        """Open a logged model; returns what the page shows."""
+        self._open(f"{self._experiment}/models/{model_id}")
+        return self.browser.wait_for(*texts)
