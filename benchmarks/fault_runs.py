@@ -94,11 +94,11 @@ class Plan:
         folder, made = root / "checkpoints", tracker(root)
         callbacks = [doubled_reward] if self.with_callback else []
         try:
-            algorithm = case.build() if case.bad else None
+            algorithm = case.build(root / "replay") if case.bad else None
             trainer = Trainer.resume(folder, auto=True, tracker=made, algorithm=algorithm, callbacks=callbacks)
         except CheckpointError:
             checkpoints = Checkpoints(folder, **self.checkpoints)
-            trainer = Trainer(case.build(), tracker=made, checkpoints=checkpoints, callbacks=callbacks, **case.trainer)
+            trainer = Trainer(case.build(root / "replay"), tracker=made, checkpoints=checkpoints, callbacks=callbacks, **case.trainer)
             trainer.run(**{**case.run_options(), "max_steps": self.limits[0]})
         else:
             trainer.run(progress="none")

@@ -19,7 +19,7 @@ from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
-from rl8x.tracking.locks import FileLock
+from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.store import StoreDownError
 
 BASE = {
@@ -426,13 +426,18 @@ def test_a_study_that_is_killed_anywhere_goes_on(here):
     assert [path.name for path in resumed.folder.iterdir()].count("done") == 1
 
 
-def test_who_has_a_training_is_said(here, capfd):
+def test_who_has_a_training_is_said(here, capfd, monkeypatch):
     study = make(tracking=False, max_steps=1, seeds=1, train={"fixed": {}}, progress="lines")
     folder = study.folder / Training("fixed", {}, 0).key
     folder.mkdir(parents=True)
     (study.folder / "study.json").write_text(json.dumps({"definition": study.config.to_dict(), "run_key": "0" * 32}))
     lock = FileLock(folder / "lock")
     assert lock.acquire()
-    threading.Timer(0.3, lock.release).start()
+
+    def looked_at(path):
+        threading.Timer(0.1, lock.release).start()
+        return is_locked(path)
+
+    monkeypatch.setattr("rl8x.studies.study.is_locked", looked_at)
     study.run()
     assert "fixed seed=0: this process is still at it, and is waited for" in capfd.readouterr().err

@@ -104,7 +104,13 @@ def test_a_run_has_them_on_request_alone(mlflow_client, monkeypatch):
     monkeypatch.setenv(system_metrics.INTERVAL, "0.001")
     tracker = RunConfig(env="CartPole", system_metrics=True).make_tracker()
     tracker.interval_s = 0.01
-    run_id = run(tracker)
+
+    def lasts(trainer, stats):
+        while tracker.run_id is None:
+            time.sleep(0.01)
+        time.sleep(0.1)
+
+    run_id = run(tracker, callbacks=[lasts])
     history = mlflow_client.get_metric_history(run_id, "system/process_memory_megabytes")
     assert history
     assert all(0 <= point.step < 60 and 1 < point.value < 1e5 for point in history)
