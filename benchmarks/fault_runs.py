@@ -97,8 +97,8 @@ class Plan:
             algorithm = case.build(root / "replay") if case.bad else None
             trainer = Trainer.resume(folder, auto=True, tracker=made, algorithm=algorithm, callbacks=callbacks)
         except CheckpointError:
-            checkpoints = Checkpoints(folder, **self.checkpoints)
-            trainer = Trainer(case.build(root / "replay"), tracker=made, checkpoints=checkpoints, callbacks=callbacks, **case.trainer)
+            options = {"checkpoints": Checkpoints(folder, **self.checkpoints), "callbacks": callbacks, **case.trainer}
+            trainer = Trainer(case.build(root / "replay"), tracker=made, **options)
             trainer.run(**{**case.run_options(), "max_steps": self.limits[0]})
         else:
             trainer.run(progress="none")
