@@ -12,6 +12,7 @@ from rl8x import keys
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import HitsUpperBound
 from rl8x.distributed import RankError, ranks
+from rl8x.execution import execution
 from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
@@ -36,6 +37,24 @@ def ppo_compiled(folder):
         trainer = problems.trainer(algorithm)
         rows = [dict(trainer.step()) for _ in range(3)]
         found[mode] = {"weights": problems.weights(algorithm), "kl": [row["monitors/kl_div"] for row in rows]}
+    return found
+
+
+def hundred_updates(folder):
+    """104 updates, eagerly; by `auto`, which compiles for real and changes to that; by `compile`, which finds it."""
+    execution._CHANGE_SECONDS, execution._WORTH_SECONDS = 0.05, 0.0
+    found = {}
+    for mode in ("eager", "auto", "compile"):
+        config = problems.ppo(sgd_minibatch_size=32, target_kl_div=0.5, execution=mode, num_threads=1)
+        algorithm = problems.rank_algorithm(config)
+        trainer = problems.trainer(algorithm)
+        trainer.run(max_steps=13, progress="none")
+        found[mode] = {
+            "digest": problems.digest(algorithm),
+            "weights": problems.weights(algorithm),
+            "updates": trainer.state[keys.UPDATES],
+            "ran": [algorithm.execution.mode, algorithm.execution.starts_at],
+        }
     return found
 
 

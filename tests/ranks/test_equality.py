@@ -12,7 +12,8 @@ OWN = ("profiling/", "memory/")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    names = ["ppo_equals_one_process", "ppo_compiled", "offline", "online", "evaluations"]
+    # First what is compiled for real: `problems.run_traced` leaves the compiler out from then on.
+    names = ["hundred_updates", "ppo_equals_one_process", "ppo_compiled", "offline", "online", "evaluations"]
     return launch(tmp_path_factory.mktemp("ranks"), "scenarios", names)
 
 
@@ -35,6 +36,18 @@ def test_a_traced_update_is_split_around_its_sum_and_has_the_bits_of_the_eager_o
     assert first == second
     assert first["compile"] == first["eager"]
     assert all(kl > 0 for kl in first["eager"]["kl"])
+
+
+@pytest.mark.parametrize("mode", ["eager", "auto", "compile"])
+def test_ranks_are_equal_to_the_bit_after_100_updates(found, mode):
+    first, second = (each[mode] for each in found["hundred_updates"])
+    assert first == second
+    assert first["updates"] == 104
+    ran, starts_at = first["ran"]
+    assert ran == ("eager" if mode == "eager" else "compile")
+    assert 0 < starts_at < 13 if mode == "auto" else starts_at == 0
+    eager = found["hundred_updates"][0]["eager"]
+    assert problems.furthest(first["weights"], eager["weights"]) < 1e-5
 
 
 @pytest.mark.parametrize("name", problems.OFFLINE)
