@@ -11,6 +11,7 @@ hangs after `RL8X_RANK_TIMEOUT_S` seconds (60 unless it is set).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import json
@@ -57,6 +58,8 @@ class Ranks:
         self.silent = False
         self._capacity = 4096 - _HEADER
         self._began = False
+        self._lost = False
+        self._backend = ""
 
     @property
     def is_first(self) -> bool:
@@ -86,15 +89,22 @@ class Ranks:
         if self._began:
             return
         if not dist.is_initialized():
-            backend, device = "gloo", None
-            if torch.cuda.is_available() and self.local_rank < torch.cuda.device_count():
-                backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", self.local_rank)
+            self._backend, device = "gloo", None
+            # Alike on all ranks of a machine: with fewer GPUs than ranks all are on the CPU.
+            if torch.cuda.is_available() and int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count():
+                self._backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", self.local_rank)
                 torch.cuda.set_device(device)
             limit = datetime.timedelta(seconds=timeout_s())
             with self._explained():
                 # Who it is stands in the environment, where torchrun has put it.
-                dist.init_process_group(backend, timeout=limit, device_id=device)
+                dist.init_process_group(self._backend, timeout=limit, device_id=device)
+            atexit.register(self._end)
         self._began = True
+
+    def _end(self) -> None:
+        """Leave the group that this process has made, unless the others are gone: NCCL might wait for them."""
+        if dist.is_initialized() and not self._lost:
+            dist.destroy_process_group()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -103,7 +113,8 @@ class Ranks:
             yield
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
-            remedies = _NCCL_REMEDIES if "nccl" in reason.lower() else _GLOO_REMEDY
+            self._lost = True
+            remedies = _NCCL_REMEDIES if "nccl" in f"{reason} {self._backend}".lower() else _GLOO_REMEDY
             raise RankError(
                 f"rank {self.rank} of {self.size} has lost the others: one has ended (its own error says why), or has "
                 f"not answered for {timeout_s():g} s ({TIMEOUT_VARIABLE}). {remedies} The engine says: {reason:.300}"
@@ -245,7 +256,7 @@ def timeout_s() -> float:
 
 def _of_torchrun() -> Ranks:
     """Return who this process is by what torchrun says; alone where it says nothing."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not dist.is_available() or any(name not in os.environ for name in names):
         return Ranks()
     return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]))

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import psutil
@@ -11,7 +12,7 @@ import pytest
 import torch
 from tests.probes import described
 
-from rl8x.execution import compiled
+from rl8x.execution import compiled, compiler_process
 from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.execution.compiler import Compiler, load
@@ -244,3 +245,27 @@ def test_its_process_has_a_low_priority_in_the_session_of_the_run(shared):
     while os.getpriority(os.PRIO_PROCESS, pid) < os.getpriority(os.PRIO_PROCESS, 0) + 10:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_what_several_processes_ask_for_is_compiled_once(tmp_path, monkeypatch):
+    compiled_for = []
+
+    def lower(description, path):
+        compiled_for.append(description)
+        time.sleep(0.2)  # the other asks meanwhile
+        path.write_bytes(b"library")
+
+    monkeypatch.setattr(compiler_process, "lower", lower)
+    monkeypatch.setattr(compiler_process.Description, "from_json", staticmethod(lambda text: text))
+    artifacts, answers = Artifacts(tmp_path), []
+    request = {"key": "ab" * 16, "program": "a program"}
+    ask = lambda: answers.append(compiler_process._answer(artifacts, request))  # noqa: E731
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert compiled_for == ["a program"]
+    assert answers == [{"key": request["key"], "error": None}] * 2
+    assert artifacts.find(request["key"]) is not None
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".lock")]

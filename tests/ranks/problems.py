@@ -13,6 +13,7 @@ from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import execution
 from rl8x.execution.compiled import CompiledProgram
+from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
@@ -120,6 +121,10 @@ OFFLINE = {
     "td3": (TD3Config, {"actor_bc_coeff": 0.5, "critic_hidden_sizes": [16], "target_noise": 0.0, "policy_delay": 2}),
     "iql": (IQLConfig, {"critic_hidden_sizes": [16]}),
     "sac": (SACConfig, {"cql_coeff": 1.0, "critic_hidden_sizes": [16]}),
+}
+MOVING = {
+    "adaptive": Adaptive((0.4, 0.6), thresholds=(8.0, 12.0), step=0.05, limits=(0.1, 2.0), episodes=5),
+    "learnable": Learnable(Uniform(0.2, 1.0), threshold=12.0, levels=3, candidates=3, episodes=2),
 }
 ONLINE = {
     "pqn": (PQNConfig, CartPole, {"sgd_minibatch_size": 32}),

@@ -1,17 +1,21 @@
 """What two ranks do; see `launch`. Some are also run by one process, to compare."""
 
+import dataclasses
 import os
 import signal
 import warnings
 
 import torch
 from tests.ranks import problems
-from tests.ranks.problems import COPIES
+from tests.ranks.problems import COPIES, SEED
 
 from rl8x import keys
+from rl8x.algorithms import DistillationConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.conditions import HitsUpperBound
 from rl8x.distributed import RankError, ranks
+from rl8x.execution import execution
+from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
@@ -37,6 +41,53 @@ def ppo_compiled(folder):
         rows = [dict(trainer.step()) for _ in range(3)]
         found[mode] = {"weights": problems.weights(algorithm), "kl": [row["monitors/kl_div"] for row in rows]}
     return found
+
+
+def hundred_updates(folder):
+    """104 updates, eagerly; by `auto`, which compiles for real and changes to that; by `compile`, which finds it."""
+    execution._CHANGE_SECONDS, execution._WORTH_SECONDS = 0.05, 0.0
+    found = {}
+    for mode in ("eager", "auto", "compile"):
+        config = problems.ppo(sgd_minibatch_size=32, target_kl_div=0.5, execution=mode, num_threads=1)
+        algorithm = problems.rank_algorithm(config)
+        trainer = problems.trainer(algorithm)
+        trainer.run(max_steps=13, progress="none")
+        found[mode] = {
+            "digest": problems.digest(algorithm),
+            "weights": problems.weights(algorithm),
+            "updates": trainer.state[keys.UPDATES],
+            "ran": [algorithm.execution.mode, algorithm.execution.starts_at],
+        }
+    return found
+
+
+def moving(folder=None):
+    """Parameters that move with returns: by the episodes of both ranks, of which one has the shorter ones."""
+    size = COPIES if ranks().size > 1 else 2 * COPIES
+    found = {}
+    for name, drawn in problems.MOVING.items():
+        algorithm = problems.rank_algorithm(problems.ppo(num_envs=size))
+        trainer = problems.trainer(algorithm)
+        trainer.run(env_config={"length": drawn}, max_steps=5, progress="none")
+        (state,) = algorithm.env.moving_state()["moving"].values()
+        state = {key: tensor.double().reshape(-1).tolist() for key, tensor in state.items() if key != "begun"}
+        found[name] = {"state": state, "weights": problems.weights(algorithm)}
+    return found
+
+
+def distilled(folder=None):
+    """Full batches of labels, each of a rank's copies."""
+    size = COPIES if ranks().size > 1 else 2 * COPIES
+    given = {"horizon": 16, "seed": SEED, "device": "cpu", "execution": "eager", "num_envs": size, "loss": "kl"}
+    config = DistillationConfig(**given, sgd_minibatch_size=None, model_config={"hidden_sizes": [8]})
+    torch.manual_seed(1)
+    env = problems.CartPole(1)
+    teacher = Policy(env.single_observation_space, env.single_action_space, model_config={"hidden_sizes": [8]})
+    algorithm = problems.rank_algorithm(dataclasses.replace(config, teacher=teacher))
+    trainer = problems.trainer(algorithm)
+    rows = [trainer.step() for _ in range(3)]
+    losses = {key: value for key, value in rows[-1].items() if key.startswith("losses/")}
+    return {"weights": problems.weights(algorithm), "losses": losses}
 
 
 def offline(folder=None, names=tuple(problems.OFFLINE)):

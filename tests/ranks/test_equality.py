@@ -5,15 +5,18 @@ from tests.ranks import problems, scenarios
 from tests.ranks.launch import launch
 
 from rl8x import keys
+from rl8x.execution.artifacts import Artifacts
 
 # Times and memory are rank 0's own.
 OWN = ("profiling/", "memory/")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    names = ["ppo_equals_one_process", "ppo_compiled", "offline", "online", "evaluations"]
-    return launch(tmp_path_factory.mktemp("ranks"), "scenarios", names)
+def found(tmp_path_factory, give_headers):
+    give_headers(Artifacts().folder)
+    # First what is compiled for real: `problems.run_traced` leaves the compiler out from then on.
+    names = ["hundred_updates", "moving", "distilled", "ppo_equals_one_process", "ppo_compiled", "offline", "online"]
+    return launch(tmp_path_factory.mktemp("ranks"), "scenarios", [*names, "evaluations"])
 
 
 def test_ppo_equals_one_process(found):
@@ -35,6 +38,38 @@ def test_a_traced_update_is_split_around_its_sum_and_has_the_bits_of_the_eager_o
     assert first == second
     assert first["compile"] == first["eager"]
     assert all(kl > 0 for kl in first["eager"]["kl"])
+
+
+@pytest.mark.parametrize("mode", ["eager", "auto", "compile"])
+def test_ranks_are_equal_to_the_bit_after_100_updates(found, mode):
+    first, second = (each[mode] for each in found["hundred_updates"])
+    assert first == second
+    assert first["updates"] == 104
+    ran, starts_at = first["ran"]
+    assert ran == ("eager" if mode == "eager" else "compile")
+    assert 0 < starts_at < 13 if mode == "auto" else starts_at == 0
+    eager = found["hundred_updates"][0]["eager"]
+    assert problems.furthest(first["weights"], eager["weights"]) < 1e-5
+
+
+def test_ranges_move_by_the_episodes_of_all_ranks(found):
+    alone, (first, second) = scenarios.moving(), found["moving"]
+    assert first == second
+    adaptive = first["adaptive"]["state"]
+    assert adaptive == alone["adaptive"]["state"]
+    assert (adaptive["low"], adaptive["high"]) != ([0.4], [0.6])
+    assert problems.furthest(first["adaptive"]["weights"], alone["adaptive"]["weights"]) < 1e-6
+    learnable = first["learnable"]["state"]
+    assert sum(learnable["count"]) > 0
+    assert max(learnable["scores"]) > 0
+
+
+def test_distillation_equals_one_process(found):
+    alone, (first, second) = scenarios.distilled(), found["distilled"]
+    assert first == second
+    assert problems.furthest(first["weights"], alone["weights"]) < 1e-6
+    assert first["losses"]
+    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", problems.OFFLINE)

@@ -13,6 +13,7 @@ from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess
 from tests.studies.killing import killed_at
 
+from rl8x.distributed import Ranks
 from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, StudyConfig, StudyError, table
@@ -441,3 +442,12 @@ def test_who_has_a_training_is_said(here, capfd, monkeypatch):
     monkeypatch.setattr("rl8x.studies.study.is_locked", looked_at)
     study.run()
     assert "fixed seed=0: this process is still at it, and is waited for" in capfd.readouterr().err
+
+
+def test_a_study_under_torchrun_is_refused_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rl8x.studies.study.ranks", lambda: Ranks(1, 4, 1))
+    with pytest.raises(ValueError, match=r"torchrun has started 4\. Start it without torchrun, with `jobs`") as refused:
+        make().run()
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []

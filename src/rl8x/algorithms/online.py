@@ -268,7 +268,9 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
     def join(self, state: Mapping[str, Any]) -> None:
         """Go on as a new rank: with episodes of its own, in environments as the other rank's are configured."""
         super().join(state)
-        self.env.configure(state["collector"]["env"]["config"])
+        env_state = state["collector"]["env"]
+        self.env.configure(env_state["config"])
+        self.env.join_moving(env_state)
         self.discard_experience()
 
     def discard_experience(self) -> None:

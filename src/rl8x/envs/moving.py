@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from rl8x.distributed import ranks
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig
 from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group
 from rl8x.randomization.scheduled import PerCopy
@@ -77,9 +79,10 @@ class MovesParameters:
         return self._config.steered
 
     def begin_moving(self) -> None:
-        """Draw what groups begin with, where they have not begun."""
+        """Draw what groups begin with, where they have not begun: on several ranks the same, without a message."""
         for group in self._config.groups:
-            group.begin(self.generator)
+            alike = torch.Generator(self.generator.device).manual_seed(zlib.crc32(group.key.encode()))
+            group.begin(self.generator if ranks().size == 1 else alike)
 
     @property
     def _in_use(self) -> dict[str, Group]:
@@ -129,7 +132,7 @@ class MovesParameters:
         *,
         is_reset: bool,
     ) -> None:
-        """Move by the episodes of a horizon, on the device.
+        """Move by the episodes of a horizon, those of all ranks, on the device.
 
         Args:
             ended: Where an episode ended that is experience, `[horizon, num_envs]`, bool.
@@ -146,7 +149,10 @@ class MovesParameters:
             scores = measured.get(group.metric, torch.full_like(returns, torch.nan))
             pending = self.carry["sources"][group.label]
             pending = torch.full_like(pending, NO_SOURCE) if is_reset else pending
-            group.update(Episodes(scores, ended, sources[group.label], pending), self.generator)
+            episodes = Episodes(scores, ended, sources[group.label], pending)
+            group.update(episodes.of_all_ranks(), self.generator)
+            # The episodes were the same, what was drawn was not.
+            ranks().broadcast(list(group.state.values()))
 
     @contextlib.contextmanager
     def evaluating_parameters(self) -> Iterator[None]:
@@ -223,6 +229,12 @@ class MovesParameters:
             "moving": {key: group.state_dict() for key, group in self._in_use.items()},
             "present": self.present_config(),
         }
+
+    def join_moving(self, state: Mapping[str, Any]) -> None:
+        """Have what moves begin where another environment's snapshot, of the same configuration, has it."""
+        for key, group in self._in_use.items():
+            if key in state.get("moving", {}):
+                group.load_state_dict(state["moving"][key])
 
     def load_moving_state(self, state: Mapping[str, Any]) -> None:
         """Go on with the configurations of a snapshot, and where they had come to."""

@@ -6,10 +6,12 @@ It imports torch's compiler once; what is forked has that at once, and nothing o
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -65,11 +67,22 @@ def _line(answer: dict[str, str | None]) -> bytes:
     return (json.dumps(answer) + "\n").encode()
 
 
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Do what stands in the block in one process at a time; a process that is killed holds nothing up."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)
+
+
 def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:
     key, built = request["key"], artifacts.folder / f".{os.getpid()}.so"
     try:
-        lower(Description.from_json(request["program"]), built)
-        artifacts.put(key, built)
+        with _locked(artifacts.folder / f".{key}.lock"):  # ranks of one machine ask for the same at the same time
+            if artifacts.find(key) is None:
+                lower(Description.from_json(request["program"]), built)
+                artifacts.put(key, built)
     except BaseException as error:  # of a process that has nothing else to do
         lines = message_of(error).strip().splitlines()
         return {"key": key, "error": lines[0] if lines else type(error).__name__}

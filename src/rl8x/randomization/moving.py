@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from rl8x.distributed import ranks
 from rl8x.randomization.distributions import ParameterDistribution
 
 RETURNS = "returns"
@@ -51,6 +52,18 @@ class Episodes(NamedTuple):
     def counted(self) -> Tensor:
         """Where an episode ended that has a source and a finite score, `[horizon, num_envs]`, bool."""
         return self.ended & (self.sources != NO_SOURCE) & self.scores.isfinite()
+
+    def of_all_ranks(self) -> Episodes:
+        """Return those of every rank, side by side in the order of ranks, where they have sources."""
+        if ranks().size == 1:
+            return self
+        sources = torch.where(self.ended, self.sources, NO_SOURCE)
+        # float64 has every float32 and every source; one message.
+        parts = [self.scores, sources, self.pending.unsqueeze(0)]
+        gathered = torch.cat(ranks().gather(torch.cat([part.to(torch.float64) for part in parts])), 1)
+        horizon = len(self.ended)
+        scores, sources = gathered[:horizon].to(self.scores.dtype), gathered[horizon:-1].to(torch.int64)
+        return Episodes(scores, sources != NO_SOURCE, sources, gathered[-1].to(torch.int64))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rl8x._version import __version__
 from rl8x.disk import replace_synced
+from rl8x.distributed import ranks
 from rl8x.importing import Trust
 from rl8x.studies import search
 from rl8x.studies.cells import Support
@@ -125,6 +126,11 @@ class Study:
         config = self.config
         if type(jobs) is not int or jobs < 1:
             raise ValueError(f"`jobs` must be a whole number, at least 1; got {jobs!r}.")
+        if ranks().size > 1:
+            raise ValueError(
+                f"a study shares out its trainings itself and runs in one process; torchrun has started {ranks().size}."
+                " Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for a cluster."
+            )
         check_backend(backend, cluster)
         if config.searches:
             search.check_optuna()
