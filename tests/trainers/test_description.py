@@ -148,6 +148,14 @@ class Wide(MLPModel):
     pass
 
 
+def test_commands_that_run_a_users_code_say_that_it_is_trusted(tmp_path):
+    note = trained(algorithm={"model": Wide}, checkpoints=tmp_path / "kept").tracker.description.split("\n\n")
+    assert note[-2:] == [
+        f"To take its policy elsewhere: `rl8x export {tmp_path}/kept --trust --format pt2`",
+        f"To watch it play: `rl8x play {tmp_path}/kept --trust`",
+    ]
+
+
 def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", "--wandb-api-key", "abcdefgh", "--name=x"])
     assert command() == "train.py --wandb-api-key '***' --name=x"

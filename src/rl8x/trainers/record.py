@@ -367,10 +367,12 @@ class Record:
             return {}
         folder = str(directory.absolute())
         calls = {"to train on" if finished else "to go on with it": self._call(folder, None, finished=finished)}
-        if not (self._to_give("algorithm") or any(name.startswith("__main__.") for name in names_in(self.build))):
-            calls["to take its policy elsewhere"] = f"rl8x export {shlex.quote(folder)} --format pt2"
+        names = [*names_in(self.build)]
+        if not (self._to_give("algorithm") or any(name.startswith("__main__.") for name in names)):
+            run = f"{shlex.quote(folder)}{' --trust' * any(map(runs_code, names))}"
+            calls["to take its policy elsewhere"] = f"rl8x export {run} --format pt2"
             if self.algorithm.env is not None or self._eval_env is not None:
-                calls["to watch it play"] = f"rl8x play {shlex.quote(folder)}"
+                calls["to watch it play"] = f"rl8x play {run}"
         return calls
 
     @property
