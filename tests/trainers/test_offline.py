@@ -86,7 +86,7 @@ def test_a_run_goes_by_its_updates():
     ]
     assert trainer.tracker.params["lr"] == 1e-2
     assert not [name for name in trainer.tracker.params if name.startswith(("env", "eval", "num_eval"))]
-    assert trainer.tracker.description.startswith("**Regression**: seed `3`, device `cpu`\n\n")
+    assert trainer.tracker.description.startswith("**Regression on `data set`**, model `mlp`: seed")
     assert f"Stopped after {steps} steps, {steps} updates: " in trainer.tracker.description
 
 
