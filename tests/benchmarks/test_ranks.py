@@ -4,6 +4,7 @@ import copy
 import json
 
 import pytest
+
 from benchmarks import rank_kills, scaling
 
 PAGE = scaling.PAGE.read_text()
