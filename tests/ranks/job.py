@@ -1,28 +1,28 @@
-"""A training as a user's script would have it, in which rank 1 comes to grief; started by `test_failures`.
-
-job.py die|raise|freeze STEP TRACKER
-"""
+"""A training as a user's script would have it, in which rank 1 comes to grief each time; started by `test_failures`."""
 
 import os
 import signal
-import sys
 
 from tests.ranks import problems
 
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints
 from rl8x.distributed import ranks
-from rl8x.tracking import MLflowTracker, NullTracker
+from rl8x.tracking import MLflowTracker
 from rl8x.trainers import Trainer
+
+# What happens after which step, each time that torchrun has started it.
+GRIEF = {0: ("raise", 1), 1: ("die", 3), 2: ("freeze", 4)}
 
 
 def main():
-    how, step, tracked = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "mlflow"
+    how, step = GRIEF.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), ("none", 0))
     algorithm = problems.ppo(seed=None).build(problems.CartPole, time_limit=30)
 
     def grief(trainer, row):
-        if ranks().rank != 1 or row[keys.STEPS] != step or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        if ranks().rank != 1 or row[keys.STEPS] != step:
             return
+        print(f"rank 1 comes to grief: {how}", flush=True)
         if how == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "freeze":
@@ -32,9 +32,9 @@ def main():
 
     trainer = Trainer(
         algorithm,
-        tracker=MLflowTracker() if tracked else NullTracker(),
+        tracker=MLflowTracker(),
         eval_env=False,
-        checkpoints=Checkpoints(None if tracked else "saved", every_steps=2),
+        checkpoints=Checkpoints(every_steps=2),
         callbacks=[grief],
     )
     trainer.run(max_steps=6, progress="none")
