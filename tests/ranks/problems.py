@@ -60,9 +60,9 @@ def rank_algorithm(config):
 
 
 def share_noise(algorithm):
-    """Have one process's policy draw what those of two ranks draw."""
+    """Have what acts in one process draw what it draws on two ranks."""
     generators = Halves("sampling").generators
-    policy = algorithm.policy
+    policy = algorithm.acting
     draw = policy.noise
     policy.noise = lambda horizon, num_envs, _: torch.cat(
         [draw(horizon, num_envs // 2, each) for each in generators], 1
