@@ -220,8 +220,9 @@ def measure(num_kills: int, steps: int, seed: int) -> dict[str, Any]:
 def sentence(found: dict[str, Any]) -> str:
     """Return an answer as the page shows it."""
     kills, longest = found["kills"], found["longest_until_restart_s"]
+    results = "[results](../benchmarks/results/rank_kills.json)"
     return (
-        f"Measured (`benchmarks/rank_kills.py`, [results](../benchmarks/results/rank_kills.json)): of {kills} kills with "
+        f"Measured (`benchmarks/rank_kills.py`, {results}): of {kills} kills with "
         f"-9\nof one of {found['ranks']} ranks at random instants {found['restarts']} led to a restart and "
         f"{found['clean_ends']} to an end, all within {longest:.0f} s, and {found['hangs']} to a hang. Of the\n"
         f"{found['jobs']} jobs {len(found['differences'])} had another row, point or weight than one that nobody "
