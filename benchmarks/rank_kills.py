@@ -25,6 +25,8 @@ from typing import Any, Final
 
 import psutil
 
+from rl8x.tracking.spool_files import REMOVED
+
 JOB: Final = """
 import hashlib
 import sys
@@ -160,7 +162,9 @@ def contents(folder: Path) -> dict[str, Any]:
         }
         runs.append((run.info.status, points))
     digest = folder / "digest"
-    spools = [path.name for path in (folder / "mlruns/spool").iterdir()]
+    # What is left of removing one that had arrived is no spool; `rl8x sync` removes it.
+    there = [path.name for path in (folder / "mlruns/spool").iterdir()]
+    spools = [name for name in there if not (name.startswith(".") and name.endswith(REMOVED))]
     return {"runs": runs, "digest": digest.read_text() if digest.exists() else "none", "spools": spools}
 
 
@@ -220,13 +224,12 @@ def measure(num_kills: int, steps: int, seed: int) -> dict[str, Any]:
 def sentence(found: dict[str, Any]) -> str:
     """Return an answer as the page shows it."""
     kills, longest = found["kills"], found["longest_until_restart_s"]
-    results = "[results](../benchmarks/results/rank_kills.json)"
     return (
-        f"Measured (`benchmarks/rank_kills.py`, {results}): of {kills} kills with "
-        f"-9\nof one of {found['ranks']} ranks at random instants {found['restarts']} led to a restart and "
-        f"{found['clean_ends']} to an end, all within {longest:.0f} s, and {found['hangs']} to a hang. Of the\n"
-        f"{found['jobs']} jobs {len(found['differences'])} had another row, point or weight than one that nobody "
-        "killed."
+        "Measured (`benchmarks/rank_kills.py`, [results](../benchmarks/results/rank_kills.json)): of "
+        f"{kills} kills with -9\nof one of {found['ranks']} ranks at random instants {found['restarts']} led to a "
+        f"restart and {found['clean_ends']} to an end, all within {longest:.0f} s, and {found['hangs']} to a hang.\n"
+        f"Of the {found['jobs']} jobs {len(found['differences'])} had another row, point or weight than one that "
+        "nobody killed."
     )
 
 

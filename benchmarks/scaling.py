@@ -3,10 +3,10 @@
     python -m benchmarks.scaling                          # two gloo ranks, one thread each, on the CPU
     python -m benchmarks.scaling --ranks 1 2 4 8 --device cuda --num-envs 8192 --output scaling.json
 
-One process without torchrun and launches of each number of ranks are there from the beginning, and take turns of a
-few steps, so that all share what else the machine does. In each round the median step of a launch is compared with that
-of the process without torchrun; the cost is the median of that over rounds. Efficiency is the env steps a second of a
-rank over those of that process. Seconds of the processor are rank 0's own: they say what it does, also where it waits.
+One process without torchrun, as many as ranks that know nothing of each other, and launches of each number of ranks
+are there from the beginning, and take turns of a few steps, so that all share what else the machine does. In each round
+the median step of each is compared with that of the process without torchrun, and with that of as many processes at the
+same time, which is what being ranks costs; what is shown is the median over rounds.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def train(options: argparse.Namespace) -> None:
 
 
 class Launch:
-    """Ranks that wait for their turn, made of pipes with names in a folder."""
+    """Ranks that wait for their turn, told by pipes with names in a folder."""
 
-    def __init__(self, count: int, folder: Path, given: list[str]) -> None:
-        self.path = folder / str(count)
+    def __init__(self, count: int, path: Path, given: list[str]) -> None:
+        self.path = path
         for kind in ("turns", "answers"):
             os.mkfifo(f"{self.path}.{kind}")
         python = [sys.executable]
@@ -76,9 +76,12 @@ class Launch:
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "RL8X_RANK_TIMEOUT_S": "3600"}
         self.process = subprocess.Popen([*python, "-m", MODULE, *given, "--child", str(self.path)], env=environment)
 
-    def turn(self, steps: int) -> tuple[float, float]:
-        """Have some steps made; returns the median seconds of one, and those of the processor."""
+    def begin(self, steps: int) -> None:
+        """Have some steps made."""
         Path(f"{self.path}.turns").write_text(str(steps))
+
+    def answer(self) -> tuple[float, float]:
+        """Return the median seconds of one of the steps, and those of the processor."""
         seconds, own = json.loads(Path(f"{self.path}.answers").read_text())
         return seconds, own
 
@@ -89,70 +92,68 @@ class Launch:
 
 
 @contextlib.contextmanager
-def launches(counts: list[int], given: list[str]) -> Iterator[dict[int, Launch]]:
-    """Have launches of so many ranks for as long as the block takes."""
+def launches(counts: list[int], given: list[str]) -> Iterator[dict[str, list[Launch]]]:
+    """Have what takes turns, by its name, for as long as the block takes.
+
+    That is a process alone, and of each number of ranks a launch, and as many processes that know nothing of each
+    other.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        made = {count: Launch(count, Path(folder), given) for count in counts}
+        alone = [Launch(ALONE, Path(folder) / f"alone{i}", given) for i in range(max(counts))]
+        made = {"1 process": alone[:1]}
+        for count in counts:
+            if count > 1:
+                made[f"{count} processes"] = alone[:count]
+            made[f"{count} rank{'s' * (count > 1)}"] = [Launch(count, Path(folder) / f"ranks{count}", given)]
         try:
             yield made
-            for launch in made.values():
+            for launch in {launch.path: launch for each in made.values() for launch in each}.values():
                 launch.end()
         finally:
-            for launch in made.values():
+            for launch in {launch.path: launch for each in made.values() for launch in each}.values():
                 launch.process.terminate()
                 launch.process.wait()
 
 
-def measure(counts: list[int], steps: int, rounds: int, given: list[str]) -> dict[int, list[tuple[float, float]]]:
-    """Return what each launch measured in each round."""
-    found: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
+def measure(counts: list[int], steps: int, rounds: int, given: list[str]) -> dict[str, list[tuple[float, float]]]:
+    """Return what each measured in each round, by its name; of several processes the means."""
     with launches(counts, given) as made:
-        for launch in made.values():  # warm: programs are compiled, memory is taken
-            launch.turn(steps)
-        for number in range(rounds):
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
+        names = list(made)
+        for number in range(-1, rounds):  # the first to warm up: programs are compiled, memory is taken
             # Each comes first as often as the others.
-            for count in counts[number % len(counts) :] + counts[: number % len(counts)]:
-                found[count].append(made[count].turn(steps))
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                for launch in made[name]:
+                    launch.begin(steps)
+                seconds, own = zip(*[launch.answer() for launch in made[name]], strict=True)
+                found[name] += [(statistics.mean(seconds), statistics.mean(own))] * (number >= 0)
     return found
 
 
-def summarised(found: dict[int, list[tuple[float, float]]], env_steps: int) -> list[dict[str, float]]:
-    """Return a row for each number of ranks.
-
-    Args:
-        found: Seconds of a step, and those of the processor, of each round.
-        env_steps: Those of a rank in a step.
-    """
+def summarised(found: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
+    """Return a row for each that took turns, given the seconds of a step, and those of the processor, of each round."""
     rows = []
-    for count, rounds in found.items():
-        pairs = list(zip(rounds, found[ALONE], strict=True))
-        cost, own = (statistics.median(its[i] / alone[i] for its, alone in pairs) for i in (0, 1))
-        seconds, processor = (statistics.median(each[i] for each in rounds) for i in (0, 1))
-        rows.append(
-            {
-                "ranks": count,
-                "step_ms": round(1e3 * seconds, 3),
-                "processor_ms": round(1e3 * processor, 3),
-                "env_steps_per_s": round(max(count, 1) * env_steps / seconds),
-                "cost": round(cost - 1.0, 4),
-                "processor_cost": round(own - 1.0, 4),
-                "efficiency": round(1.0 / cost, 4),
-            }
+    for name, rounds in found.items():
+        count = name.split()[0]
+        beside = found.get(f"{count} processes", found["1 process"])
+        row: dict[str, Any] = {"what": name}
+        row["step_ms"], row["processor_ms"] = (
+            round(1e3 * statistics.median(each), 2) for each in zip(*rounds, strict=True)
         )
+        for label, others in (("cost", found["1 process"]), ("cost_beside_as_many_processes", beside)):
+            ratios = [its[0] / other[0] for its, other in zip(rounds, others, strict=True)]
+            row[label] = round(statistics.median(ratios) - 1.0, 4)
+        rows.append(row)
     return rows
 
 
 def table(document: dict[str, Any]) -> str:
     """Return a measurement as the page shows it."""
-    lines = [
-        "| ranks | a step, ms | env steps/s, all | cost | of the processor's time | efficiency |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| | a step, ms | over one process | over as many processes |", "|---|---|---|---|"]
     for row in document["rows"]:
-        name = row["ranks"] or "without torchrun"
-        costs = "| | |" if row["ranks"] == ALONE else f"| {row['cost']:+.1%} | {row['processor_cost']:+.1%} |"
-        efficiency = "" if row["ranks"] == ALONE else f" {row['efficiency']:.0%} "
-        lines.append(f"| {name} | {row['step_ms']:.1f} | {row['env_steps_per_s']:,} {costs}{efficiency}|")
+        costs = [f"{row['cost']:+.1%}", f"{row['cost_beside_as_many_processes']:+.1%}"]
+        costs = [cost if float(cost.strip("%+")) or "rank" in row["what"] else "" for cost in costs]
+        lines.append(f"| {row['what']} | {row['step_ms']:.1f} | {costs[0]} | {costs[1]} |")
     return "\n".join(lines)
 
 
@@ -182,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.child:
         train(options)
         return
-    found = measure([ALONE, *options.ranks], options.steps, options.rounds, given)
+    found = measure(options.ranks, options.steps, options.rounds, given)
     import torch
 
     device = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU"
@@ -192,8 +193,8 @@ def main(arguments: list[str] | None = None) -> None:
         "machine": machine,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "settings": {name: value for name, value in vars(options).items() if name not in hidden},
-        "rows": summarised(found, options.num_envs * options.horizon),
-        "rounds": {str(count): rounds for count, rounds in found.items()},
+        "rows": summarised(found),
+        "rounds": found,
     }
     print(table(document))
     for path in [*filter(None, [options.output]), *[DEFAULT_OUT] * options.publish]:

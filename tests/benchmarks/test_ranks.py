@@ -11,13 +11,17 @@ PAGE = scaling.PAGE.read_text()
 
 
 def test_costs_are_medians_of_pairs_in_the_same_round():
-    found = {0: [(1.0, 0.5), (3.0, 0.5), (2.0, 0.5)], 2: [(1.1, 0.6), (3.6, 0.5), (2.2, 0.55)]}
-    alone, two = scaling.summarised(found, 100)
-    assert (alone["cost"], alone["efficiency"], alone["env_steps_per_s"]) == (0, 1, 50)
+    found = {
+        "1 process": [(1.0, 0.5), (3.0, 0.5), (2.0, 0.5)],
+        "2 processes": [(1.0, 0.5), (3.3, 0.5), (2.1, 0.5)],
+        "2 ranks": [(1.1, 0.6), (3.6, 0.5), (2.2, 0.55)],
+    }
+    _, apart, two = scaling.summarised(found)
+    assert apart["cost"] == pytest.approx(0.05)  # of 1.0, 1.1 and 1.05
+    assert apart["cost_beside_as_many_processes"] == 0
     assert two["cost"] == pytest.approx(0.1)  # of 1.1, 1.2 and 1.1
-    assert two["processor_cost"] == pytest.approx(0.1)
-    assert two["efficiency"] == pytest.approx(1 / 1.1, abs=1e-4)
-    assert two["env_steps_per_s"] == round(200 / 2.2)
+    assert two["cost_beside_as_many_processes"] == pytest.approx(3.6 / 3.3 - 1, abs=1e-4)  # of 1.1, 1.0909 and 1.0476
+    assert (two["step_ms"], two["processor_ms"]) == (2200, 550)
 
 
 def test_the_page_has_the_measured_scaling():

@@ -79,6 +79,7 @@ def distilled(folder=None):
     """Full batches of labels, each of a rank's copies."""
     size = COPIES if ranks().size > 1 else 2 * COPIES
     given = {"horizon": 16, "seed": SEED, "device": "cpu", "execution": "eager", "num_envs": size, "loss": "kl"}
+    given |= {"sample_actions": False}  # teacher and student draw from one generator
     config = DistillationConfig(**given, sgd_minibatch_size=None, model_config={"hidden_sizes": [8]})
     torch.manual_seed(1)
     env = problems.CartPole(1)
