@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-torch check format fuzz learning study-figures play-figure docs docs-serve package clean
+.PHONY: demo test test-torch check format fuzz learning study-figures run-figures play-figure docs docs-serve package clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
@@ -43,6 +43,10 @@ learning: $(STAMP)
 # The study of docs/studies.md: its figures, its table, and screenshots of MLflow's page where there is a Chromium.
 study-figures: $(STAMP)
 	$(BIN)/python -m benchmarks.study_figures
+
+# Screenshots of MLflow's page on two runs, for README.md and docs/tracking.md; needs a Chromium.
+run-figures: $(STAMP)
+	$(BIN)/python -m benchmarks.run_figures
 
 # The film of a policy in README.md and docs/playing.md.
 play-figure: $(STAMP)
