@@ -12,7 +12,7 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import execution
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker
@@ -74,6 +74,15 @@ class Traced(CompiledProgram):
 
     def prepare(self, *tensors):
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
+
+
+class TracedLoop(Traced, CompiledLoop):
+    """The same of a loop."""
+
+
+def compile_updates_alone():
+    """Have loops, which rollouts are, run as traced: no rank needs another there, and compiling costs seconds."""
+    execution.CompiledLoop = lambda loop, made_of=None: TracedLoop(loop, compiles=False)
 
 
 def run_traced(algorithm, mode):

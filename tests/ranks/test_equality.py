@@ -68,8 +68,8 @@ def test_distillation_equals_one_process(found):
     alone, (first, second) = scenarios.distilled(), found["distilled"]
     assert first == second
     assert problems.furthest(first["weights"], alone["weights"]) < 1e-6
-    assert first["losses"]
-    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert first["losses"]["losses/distillation"] > 1e-3
+    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", problems.OFFLINE)
