@@ -97,8 +97,9 @@ class Ranks:
             limit = datetime.timedelta(seconds=timeout_s())
             with self._explained():
                 # Who it is stands in the environment, where torchrun has put it.
-                store, rank, size = next(dist.rendezvous("env://", timeout=limit))
-                store = dist.PrefixStore(f"rl8x/{self._attempt}", store)
+                engine: Any = dist  # whose types lack some of its names
+                store, rank, size = next(engine.rendezvous("env://", timeout=limit))
+                store = engine.PrefixStore(f"rl8x/{self._attempt}", store)
                 options: dict[str, Any] = {"timeout": limit, "device_id": device}
                 dist.init_process_group(self._backend, store=store, rank=rank, world_size=size, **options)
             atexit.register(self._end)
