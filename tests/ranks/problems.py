@@ -131,6 +131,8 @@ OFFLINE = {
     "iql": (IQLConfig, {"critic_hidden_sizes": [16]}),
     "sac": (SACConfig, {"cql_coeff": 1.0, "critic_hidden_sizes": [16]}),
 }
+# Of these traced too, which takes seconds: one whose updates come in cycles, and one of another form.
+TRACED = ("td3", "iql")
 MOVING = {
     "adaptive": Adaptive((0.4, 0.6), thresholds=(8.0, 12.0), step=0.05, limits=(0.1, 2.0), episodes=5),
     "learnable": Learnable(Uniform(0.2, 1.0), threshold=12.0, levels=3, candidates=3, episodes=2),

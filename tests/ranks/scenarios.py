@@ -98,7 +98,7 @@ def offline(folder=None, names=tuple(problems.OFFLINE)):
     """Each algorithm with a data set, of whose batches ranks have halves; in ranks eagerly and traced."""
     found = {}
     for name in names:
-        for mode in ("eager", "compile") if ranks().size > 1 else ("eager",):
+        for mode in ("eager", "compile") if ranks().size > 1 and name in problems.TRACED else ("eager",):
             algorithm = problems.offline(name)
             problems.run_traced(algorithm, mode)
             trainer = problems.trainer(algorithm)
@@ -221,7 +221,7 @@ def _own(trainer):
 def resumed(folder):
     """Runs that are resumed at their third step, beside what went through."""
     found = {}
-    for name in ("ppo", "dqn", "sac"):
+    for name in ("ppo", "dqn"):
         tracker, place = MemoryTracker(), folder / f"resumed-{name}"
         trainer = _make(name, tracker, Checkpoints(place, every_steps=3, keep=9))
         options = {"steps_per_eval": 2, "max_steps": 6, "progress": "none"}
