@@ -97,9 +97,23 @@ class Ranks:
             limit = datetime.timedelta(seconds=timeout_s())
             with self._explained():
                 # Who it is stands in the environment, where torchrun has put it.
-                dist.init_process_group(self._backend, timeout=limit, device_id=device)
+                engine: Any = dist  # whose types lack some of its names
+                store, rank, size = next(engine.rendezvous("env://", timeout=limit))
+                store = engine.PrefixStore(f"rl8x/{self._attempt}", store)
+                options: dict[str, Any] = {"timeout": limit, "device_id": device}
+                dist.init_process_group(self._backend, store=store, rank=rank, world_size=size, **options)
             atexit.register(self._end)
         self._began = True
+
+    @property
+    def _attempt(self) -> str:
+        """What tells a start of the ranks from those before, on one machine.
+
+        torchrun may keep one store for all of them: a rank that finds the address of one that was killed there waits
+        for it in vain. Agents of several machines do not count alike.
+        """
+        alone = os.environ["LOCAL_WORLD_SIZE"] == str(self.size)
+        return os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if alone else ""
 
     def _end(self) -> None:
         """Leave the group that this process has made, unless the others are gone: NCCL might wait for them."""

@@ -12,7 +12,7 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import CartPole, Pendulum
 from rl8x.execution import execution
-from rl8x.execution.compiled import CompiledProgram
+from rl8x.execution.compiled import CompiledLoop, CompiledProgram
 from rl8x.randomization import Adaptive, Learnable, Uniform
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import MemoryTracker
@@ -76,6 +76,15 @@ class Traced(CompiledProgram):
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
 
 
+class TracedLoop(Traced, CompiledLoop):
+    """The same of a loop."""
+
+
+def compile_updates_alone():
+    """Have loops, which rollouts are, run as traced: no rank needs another there, and compiling costs seconds."""
+    execution.CompiledLoop = lambda loop, made_of=None: TracedLoop(loop, compiles=False)
+
+
 def run_traced(algorithm, mode):
     """Have updates run in a mode, where compiled programs are what was traced, without a compiler."""
     execution._compiled = lambda function, num_fixed: Traced(function, compiles=False)
@@ -122,6 +131,8 @@ OFFLINE = {
     "iql": (IQLConfig, {"critic_hidden_sizes": [16]}),
     "sac": (SACConfig, {"cql_coeff": 1.0, "critic_hidden_sizes": [16]}),
 }
+# Of these traced too, which takes seconds: one whose updates come in cycles, and one of another form.
+TRACED = ("td3", "iql")
 MOVING = {
     "adaptive": Adaptive((0.4, 0.6), thresholds=(8.0, 12.0), step=0.05, limits=(0.1, 2.0), episodes=5),
     "learnable": Learnable(Uniform(0.2, 1.0), threshold=12.0, levels=3, candidates=3, episodes=2),

@@ -68,8 +68,8 @@ def test_distillation_equals_one_process(found):
     alone, (first, second) = scenarios.distilled(), found["distilled"]
     assert first == second
     assert problems.furthest(first["weights"], alone["weights"]) < 1e-6
-    assert first["losses"]
-    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-5, abs=1e-8)
+    assert first["losses"]["losses/distillation"] > 1e-3
+    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", problems.OFFLINE)
@@ -77,7 +77,7 @@ def test_halves_of_a_batch_equal_the_whole(found, name):
     alone = scenarios.offline(names=[name])[f"{name} eager"]
     first, second = found["offline"]
     assert first == second
-    for mode in ("eager", "compile"):
+    for mode in ("eager", "compile") if name in problems.TRACED else ("eager",):
         one = first[f"{name} {mode}"]
         assert problems.furthest(one["weights"], alone["weights"]) < 1e-6, mode
         assert one["row"] == pytest.approx(alone["row"], rel=1e-4, abs=1e-5), mode
