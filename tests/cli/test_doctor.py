@@ -1,6 +1,7 @@
 """What `rl8x doctor` says, against what is installed, and on machines where something is broken."""
 
 import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
@@ -30,6 +31,11 @@ def probed(monkeypatch):
 def diagnosed(capsys):
     code = main(["doctor"])
     return code, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("needed", [Requirement(text).name for text in PROJECT["dependencies"]])
+def test_what_is_needed_is_looked_for_by_the_name_of_its_module(needed):
+    assert importlib.util.find_spec(doctor._MODULES.get(needed, needed)) is not None
 
 
 def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys):

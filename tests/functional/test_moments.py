@@ -168,7 +168,13 @@ dist.destroy_process_group()
 def test_ranks_learn_from_all_ranks_rows(tmp_path):
     rows = torch.rand(25, 3) * 5 + 100
     torch.save(rows, tmp_path / "rows.pt")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # as torchrun says it; the group is made elsewhere
     ranks = [
         subprocess.Popen(

@@ -37,7 +37,7 @@ FEATURES: Final = {
 }
 _FOR_DEVELOPERS: Final = "dev"
 # Distributions whose module has another name.
-_MODULES: Final = {"PyYAML": "yaml"}
+_MODULES: Final = {"PyYAML": "yaml", "pillow": "PIL"}
 _IMPORT_S: Final = 180.0
 _COMPILER_S: Final = 60.0
 # Runs in a process of its own: a broken package may end it, or never come back.
