@@ -46,7 +46,7 @@ def end(process):
         process.wait(60)
 
 
-def launch(folder, module, names, *, num_ranks=2, timeout=240, **variables):
+def launch(folder, module, names, *, num_ranks=2, timeout=480, **variables):
     """Run scenarios of a module one after the other, and return by name what each rank returned."""
     arguments = [__file__, module, folder, *names]
     process = torchrun(arguments, num_ranks=num_ranks, folder=folder, **variables)
