@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import cast
 
 from rl8x.tracking.curves import Series
-from rl8x.tracking.location import (
-    Location,
-    beside,
-    check_writable,
-    is_users_own,
-    locate,
-    mlruns_dir,
-    recorded_location,
-    user_tracking_uri,
-)
+from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir
 from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
+from rl8x.tracking.opening import Opened, new_header, open_new, open_resumed
 from rl8x.tracking.protocol import Status, TrackingError, check_status
-from rl8x.tracking.runs import (
-    HANDLE_PREFIX,
-    Whereabouts,
-    add_source_tags,
-    check_installed,
-    check_run_exists,
-    reopened,
-    user_run_id,
-)
+from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, add_source_tags, check_installed
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op, params_op, tags_op
-from rl8x.tracking.store import DEFAULT_EXPERIMENT, MLflowStore
+from rl8x.tracking.store import MLflowStore
 from rl8x.tracking.store_process import StoreProcess
 from rl8x.tracking.system_metrics import SystemSampler, is_asked_for
 from rl8x.tracking.thinning import Thinning
@@ -189,14 +171,12 @@ class MLflowTracker:
         known = self._sender.known if going_on and self._sender is not None else None
         # Nothing was logged since the run was resumed: what comes now may be what the process before logged last.
         self._may_repeat = resume is not None and (repeats or (known is None and going_on and self._may_repeat))
-        self._spool = spool = self._open_spool(resume, self._spool if going_on else None)
-        assert self._location is not None
+        spool, location = self._spool, self._location = self._open(resume, going_on=going_on)
         if resume is not None:
             resumes = {"op": "resume", "t": self._now(), "repeats": self._may_repeat, "keeps_status": keeps_status}
             first.insert(0, resumes)
         for op in first:
             spool.append(op)
-        location = self._location
         process = StoreProcess(location, request_timeout_s=self.request_timeout_s)
         fresh = resume is None
         own_tags = set(first[-1]["tags"])
@@ -218,71 +198,26 @@ class MLflowTracker:
         if self.thinning is not None:
             self.thinning.begin(repeats=resume is not None and repeats)
 
-    def _open_spool(self, resume: str | None, before: Spool | None) -> Spool:
-        """Make the spool of a new run, or open or make that of a run to resume, which had `before` in this tracker."""
-        root = self.spool_root
-        header = self._header()
-        active = user_run_id(self.tracking_uri) if resume is None else None
-        if active is not None:
-            run_id, uri = active
-            self._location = locate(uri)
-            header |= {"run_id": run_id, "owns": False}
-        else:
-            roots = [root] if self.resumed_spool is None else [self.resumed_spool.parent, root]
-            old = None if resume is None else reopened(roots, resume)
-            if old is not None:
-                self._location = self._location_of(old)
-                return old
-            if before is None or self._location is None:
-                self._location = locate(self.tracking_uri)
-            else:
-                header["owns"] = before.header["owns"]
-            if resume is not None and resume.startswith(HANDLE_PREFIX):
-                header["spool_id"] = resume.removeprefix(HANDLE_PREFIX)
-            elif resume is not None:
-                check_run_exists(self._location, resume)
-                header["run_id"] = resume
-                if self.run_key is not None and not (root / self.run_key).exists():
-                    header["spool_id"] = self.run_key  # what a killed process leaves is then found by the key too
-        database = beside(root / str(header["spool_id"]), self._location.database)
-        return Spool.create(root, {**header, "uri": self._location.shown, "database": database})
-
-    def _location_of(self, spool: Spool) -> Location:
-        """Find the store for a spool that is there: the one that the user chose, else the one that it was made for."""
-        chosen = self.tracking_uri or user_tracking_uri()
-        if chosen is not None:
-            return locate(chosen)
-        try:
-            location = recorded_location(spool.folder, str(spool.header["uri"]), spool.header)
-            if not is_users_own(location, spool.folder):
-                shown = location.shown
-                raise TrackingError(f"the run was kept in {shown}: to go on with it there, name it by tracking_uri")
-        except TrackingError:
-            spool.close()
-            raise
-        return location
+    def _open(self, resume: str | None, *, going_on: bool) -> Opened:
+        """Make the spool of a new run, or open or make that of a run to resume, which may be this tracker's last."""
+        header = new_header(self._now(), self.experiment_name, self.run_name, self.tracking_uri)
+        if resume is None:
+            return open_new(self.spool_root, header, self.tracking_uri)
+        before = (self._spool, self._location) if going_on and self._spool and self._location else None
+        return open_resumed(
+            self.spool_root,
+            header,
+            self.tracking_uri,
+            resume,
+            resumed_spool=self.resumed_spool,
+            before=before,
+            run_key=self.run_key,
+        )
 
     @property
     def spool_root(self) -> Path:
         """The folder for spools."""
         return Path(self.spool_dir).absolute() if self.spool_dir is not None else mlruns_dir() / "spool"
-
-    def _header(self) -> Op:
-        name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME")
-        chosen_store = self.tracking_uri or user_tracking_uri()
-        experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID") if name is None and chosen_store else None
-        return {
-            "op": "open",
-            "version": 1,
-            "spool_id": uuid.uuid4().hex,
-            "t": self._now(),
-            "experiment": name or DEFAULT_EXPERIMENT,
-            "experiment_id": experiment_id or None,
-            "run_name": self.run_name,
-            "owns": True,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
 
     def finish(self, status: Status) -> None:
         """End the run, as the protocol says: send what is left, but do not wait long for a store that is away."""
