@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl8x import keys
+from rl8x import distributed, keys
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import SUM, Ranks, mean_over_ranks, ranks, sum_over_ranks, timeout_s
 from rl8x.execution.split import cut
@@ -29,6 +29,50 @@ def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
     assert sum_over_ranks(tensor)[0] is tensor
     assert mean_over_ranks(tensor) is tensor
     assert not torch.distributed.is_initialized()
+
+
+def part_of(rank):
+    return torch.randn(1000, generator=torch.Generator().manual_seed(rank)) * 10**rank
+
+
+def add_up(rank, size, most, found):
+    """Be a rank, and tell what sums and gatherings were, and which processors it has."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    distributed._MOST_EXCHANGED = most
+    this = Ranks(rank, size, rank)
+    sums = [this.sum(part_of(rank)), this.sum(torch.tensor(rank))]
+    rows = this.gather(part_of(rank).view(10, 100).T)
+    found.put([rank, *(each.numpy() for each in sums), torch.stack(rows).numpy(), os.sched_getaffinity(0)])
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, 2**20), (3, 2**20), (4, 2**20), (4, 16)])
+def test_sums_are_the_same_to_the_bit_on_all_ranks_and_gatherings_in_their_order(size, most, monkeypatch):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    own = {"TORCHELASTIC_USE_AGENT_STORE": True, "GLOO_SOCKET_IFNAME": "lo", "RL8X_RANK_TIMEOUT_S": 60}
+    for name, value in (variables | own).items():
+        monkeypatch.setenv(name, str(value))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    made = [context.Process(target=add_up, args=(rank, size, most, queue)) for rank in range(size)]
+    for process in made:
+        process.start()
+    found = sorted((queue.get(timeout=60) for _ in made), key=lambda each: each[0])
+    for process in made:
+        process.join(60)
+    expected = torch.stack([part_of(rank) for rank in range(size)])
+    for _, total, number, rows, _ in found:
+        assert total.tobytes() == found[0][1].tobytes()
+        np.testing.assert_allclose(total, expected.double().sum(0), rtol=1e-5, atol=1e-5)
+        assert number == sum(range(size))
+        np.testing.assert_array_equal(rows, expected.view(size, 10, 100).mT)
+    processors = [each[-1] for each in found]
+    share = os.cpu_count() // size
+    if len(os.sched_getaffinity(0)) == os.cpu_count() and share:
+        assert [len(each) for each in processors] == [share] * size
+        assert len(set().union(*processors)) == share * size
+    else:  # there are too few, or the user has chosen some
+        assert processors == [os.sched_getaffinity(0)] * size
 
 
 @pytest.mark.parametrize(("number", "size"), [(5, 2), (7, 3), (2, 4), (128, 8)])
