@@ -37,7 +37,7 @@ PRECISIONS: Final = ("fp32", "tf32", "bf16")
 # In seconds of eager execution, by the model of its work: when `auto` changes to compiled programs, soon, since eager
 # steps on a few cores delay the compiler by more than they save; when it changes where the end of the run is not known,
 # so that a few steps in a notebook do not begin to compile; and how long a run has to be to be worth it.
-_CHANGE_SECONDS: Final = 2.0
+_CHANGE_SECONDS: Final = 0.5
 _CHANGE_SECONDS_UNKNOWN: Final = 12.0
 _WORTH_SECONDS: Final = 18.0
 
