@@ -204,6 +204,9 @@ def test_formats_and_packages_are_named(tmp_path, monkeypatch):
     policy = policy_of("mlp", "box")
     with pytest.raises(ValueError, match=r"no format 'onx'\. Did you mean 'onnx'"):
         export_policy(policy, tmp_path / "policy.onx")
+    with pytest.raises(ValueError, match=r"policy\.onnx is the name of a file of the format onnx, and `format` is pt2"):
+        export_policy(policy, tmp_path / "policy.onnx", format="pt2")
+    assert not (tmp_path / "policy.onnx").exists()
     with pytest.raises(ValueError, match="is the policy itself"):
         export_policy(policy, tmp_path / "policy", format="safetensors", sampled=True)
     monkeypatch.setitem(export._NEEDS, "onnx", ("onnx", "no_such_package"))

@@ -139,7 +139,8 @@ def export_policy(
 
     Raises:
         ImportError: If a package is missing that the format needs.
-        ValueError: If the format is unknown, or an action differs from the policy's by more than 1e-4.
+        ValueError: If the format is unknown or not that of the file's suffix, or an action differs from the policy's by
+            more than 1e-4.
         TypeError: If the policy has no form in the format.
     """
     target = Path(path)
@@ -171,6 +172,9 @@ def _format(path: Path, given: str | None) -> Format:
     if name not in FORMATS:
         hint = "" if given else ", by the file's suffix or by `format`"
         raise ValueError(f"{unknown_name('format', name, FORMATS)}{hint}")
+    by_suffix = path.suffix.removeprefix(".")
+    if by_suffix in FORMATS and by_suffix != name:
+        raise ValueError(f"{path.name} is the name of a file of the format {by_suffix}, and `format` is {name}.")
     return name
 
 
