@@ -3,6 +3,7 @@
 The machine needs torch; gymnasium, tensordict and what they need are carried along in a folder on PYTHONPATH:
 
     pip install --no-deps --target carried gymnasium farama-notifications cloudpickle tensordict pyvers psutil tqdm
+    pip install --no-deps --target carried platformdirs PyYAML
     PYTHONPATH=carried python benchmarks/cuda.py            # writes benchmarks/results/cuda.json
     python benchmarks/cuda.py --device cpu --quick          # does the script run? (the rates mean nothing)
     python benchmarks/throughput.py --render                # docs/benchmarks.md, from the JSON
