@@ -1,7 +1,7 @@
 """Weak scaling: what a rank costs beside others, each with as many copies as one alone.
 
     python -m benchmarks.scaling                          # two gloo ranks, one thread each, on the CPU
-    python -m benchmarks.scaling --ranks 1 2 4 8 --device cuda --num-envs 8192 --output scaling.json
+    python -m benchmarks.scaling --ranks 1 2 4 8 --device cuda --work 8192 256 --output scaling.json
 
 One process without torchrun, as many as ranks that know nothing of each other, and launches of each number of ranks
 are there from the beginning, and take turns of a few steps, so that all share what else the machine does. In each round
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ ROOT: Final = Path(__file__).parent.parent
 DEFAULT_OUT: Final = ROOT / "benchmarks" / "results" / "scaling.json"
 PAGE: Final = ROOT / "docs" / "scaling.md"
 MODULE: Final = "benchmarks.scaling"
+WORKS: Final = ((256, 64), (1024, 256))  # copies of the environment, units of a layer
 ALONE: Final = 0  # the number of ranks of a process that torchrun has not started
 
 
@@ -38,12 +39,13 @@ def train(options: argparse.Namespace) -> None:
     from rl8x.distributed import ranks
     from rl8x.envs import CartPole
 
+    [[num_envs, width]] = options.work
     config = PPOConfig(
-        num_envs=options.num_envs,
+        num_envs=num_envs,
         horizon=options.horizon,
         num_sgd_iters=4,
-        sgd_minibatch_size=options.num_envs * options.horizon // 4,
-        model_config={"hidden_sizes": [options.hidden, options.hidden]},
+        sgd_minibatch_size=num_envs * options.horizon // 4,
+        model_config={"hidden_sizes": [width, width]},
         device=options.device,
         execution=options.execution,
         num_threads=1 if options.device == "cpu" else None,
@@ -116,7 +118,7 @@ def launches(counts: list[int], given: list[str]) -> Iterator[dict[str, list[Lau
 
 
 def measure(counts: list[int], steps: int, rounds: int, given: list[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return what each measured in each round, by its name; of several processes the means."""
+    """Return what each measured in each round, by its name; of several processes the slower, at whose pace ranks go."""
     with launches(counts, given) as made:
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         names = list(made)
@@ -126,7 +128,7 @@ def measure(counts: list[int], steps: int, rounds: int, given: list[str]) -> dic
                 for launch in made[name]:
                     launch.begin(steps)
                 seconds, own = zip(*[launch.answer() for launch in made[name]], strict=True)
-                found[name] += [(statistics.mean(seconds), statistics.mean(own))] * (number >= 0)
+                found[name] += [(max(seconds), statistics.mean(own))] * (number >= 0)
     return found
 
 
@@ -149,11 +151,15 @@ def summarised(found: dict[str, list[tuple[float, float]]]) -> list[dict[str, An
 
 def table(document: dict[str, Any]) -> str:
     """Return a measurement as the page shows it."""
-    lines = ["| | a step, ms | over one process | over as many processes |", "|---|---|---|---|"]
-    for row in document["rows"]:
-        costs = [f"{row['cost']:+.1%}", f"{row['cost_beside_as_many_processes']:+.1%}"]
-        costs = [cost if float(cost.strip("%+")) or "rank" in row["what"] else "" for cost in costs]
-        lines.append(f"| {row['what']} | {row['step_ms']:.1f} | {costs[0]} | {costs[1]} |")
+    columns = ("", "a step, ms", "of the processor, ms", "over one process", "over as many processes")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for work in document["works"]:
+        num_envs, width = work["work"]
+        for row in work["rows"]:
+            costs = [f"{row['cost']:+.1%}", f"{row['cost_beside_as_many_processes']:+.1%}"]
+            costs = [cost if float(cost.strip("%+")) or "rank" in row["what"] else "" for cost in costs]
+            cells = (f"{num_envs:,} copies, {width} units: {row['what']}", row["step_ms"], row["processor_ms"], *costs)
+            lines.append("| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else cell for cell in cells) + " |")
     return "\n".join(lines)
 
 
@@ -164,15 +170,34 @@ def publish(document: dict[str, Any]) -> None:
     PAGE.write_text(f"{before}<!-- scaling -->\n{table(document)}\n<!-- /scaling -->{after}")
 
 
+def _work(work: Sequence[int]) -> list[str]:
+    return ["--work", *map(str, work)]
+
+
+def _without_works(given: list[str]) -> list[str]:
+    """Return arguments without works, each three of them."""
+    kept = list(given)
+    while "--work" in kept:
+        at = kept.index("--work")
+        del kept[at : at + 3]
+    return kept
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print a table, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--execution", default="eager", choices=["eager", "compile", "graph", "auto"])
-    parser.add_argument("--num-envs", type=int, default=256)
+    parser.add_argument(
+        "--work",
+        type=int,
+        nargs=2,
+        action="append",
+        metavar=("COPIES", "UNITS"),
+        help="Copies of the environment of each rank, and units of its two layers; may be given several times.",
+    )
     parser.add_argument("--horizon", type=int, default=32)
-    parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--steps", type=int, default=5, help="Steps of a turn.")
     parser.add_argument("--rounds", type=int, default=20, help="Turns of each number of ranks.")
     parser.add_argument("--output", help="Where the results go as JSON.")
@@ -183,18 +208,20 @@ def main(arguments: list[str] | None = None) -> None:
     if options.child:
         train(options)
         return
-    found = measure(options.ranks, options.steps, options.rounds, given)
+    works = []
+    for work in options.work or WORKS:
+        found = measure(options.ranks, options.steps, options.rounds, [*_without_works(given), *_work(work)])
+        works.append({"work": work, "rows": summarised(found), "rounds": found})
     import torch
 
     device = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "CPU"
     machine = {"device": device, "cpus": os.cpu_count(), "load": os.getloadavg()[0], "system": platform.system()}
-    hidden = ("output", "child", "publish")
+    hidden = ("output", "child", "publish", "work")
     document = {
         "machine": machine,
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "settings": {name: value for name, value in vars(options).items() if name not in hidden},
-        "rows": summarised(found),
-        "rounds": found,
+        "works": works,
     }
     print(table(document))
     for path in [*filter(None, [options.output]), *[DEFAULT_OUT] * options.publish]:

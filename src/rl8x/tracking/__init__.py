@@ -3,7 +3,7 @@
 Importing this package does not import mlflow; `MLflowTracker` does, in a process of its own. Each file imports only
 files that stand after it here:
 
-    mlflow_tracker, spool_sync                          the tracker, and `rl8x sync`
+    mlflow_tracker, opening, spool_sync                 the tracker, how it opens runs, and `rl8x sync`
     writer, sender, stored_run, attempts                from the spool to the store
     ui, runs, reading                                   runs as a user looks for them
     spool, ops_file, kept_files, rejected, spool_files  a run on the disk
