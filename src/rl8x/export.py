@@ -75,8 +75,8 @@ class Export:
         path: The file.
         format: Its format.
         sampled: Whether actions are samples, made of the input `noise`, rather than the most likely ones.
-        inputs: Type and shape of each input, by name.
-        outputs: Type and shape of each output, by name.
+        inputs: Type and shape of each input by name, as in `float32 [batch, 4]`.
+        outputs: Type and shape of each output by name.
         difference: The largest difference to the policy's actions over 1,000 observations: |a - b| / max(1, |b|).
     """
 
@@ -137,9 +137,14 @@ def export_policy(
         format: `"pt2"` (`torch.export`), `"onnx"`, or `"safetensors"`, which `Policy.load` reads; None: by the suffix.
         sampled: Whether actions are samples, made of the input `noise`. A safetensors file decides at each call.
 
+    Returns:
+        What was written: names, types and shapes of inputs and outputs, and the largest difference that was found.
+
     Raises:
         ImportError: If a package is missing that the format needs.
-        ValueError: If the format is unknown, or an action differs from the policy's by more than 1e-4.
+        OSError: If the file cannot be written.
+        ValueError: If the format is unknown, a safetensors file was asked to be `sampled`, or an action differs from
+            the policy's by more than 1e-4.
         TypeError: If the policy has no form in the format.
     """
     target = Path(path)

@@ -47,8 +47,8 @@ class Decision(NamedTuple):
     """What `Policy.decide` returns.
 
     Attributes:
-        actions: For one observation an element of the action space, for several such with a leading axis.
-        state: The policy's memory after the observations, for its next call; empty where it has none.
+        actions: For one observation an element of the action space, for several such with a leading axis, `[num, ...]`.
+        state: The policy's memory after the observations, for its next call, each `[num, *]`; empty where it has none.
     """
 
     actions: Any
@@ -131,23 +131,33 @@ class Portable(nn.Module):
                 obs, ... = env.step(actions)
 
         Args:
-            obs: As the environment gives it: arrays, numbers or tensors, in dicts and tuples where the space has such.
-                Parts that only a critic sees may be absent.
+            obs: As the environment gives it: arrays, numbers or tensors, in dicts and tuples where the space has such;
+                `[*obs]` of one, `[num, *obs]` of several. Parts that only a critic sees may be absent.
             state: What the decision before returned; None where all observations begin an episode.
-            starts: Which observations begin an episode, bool, one for each; None: all without a state, none with one.
+            starts: Which observations begin an episode, bool, `[num]`; None: all without a state, none with one.
             deterministic: Whether to take the distribution's mode rather than a sample.
             generator: What samples are drawn with, on the policy's device; None is torch's own.
 
+        Returns:
+            An element of the action space for one observation, elements with a leading axis for several, as arrays;
+            and the state after it, each `[num, *]`.
+
         Raises:
-            ValueError: If an observation is not of the space, or the state is for another number of them.
+            ValueError: If an observation is not of the space, or `state` or `starts` are not for as many.
         """
         device = next(self.parameters()).device
         rows, batched = to_rows(self.seen_space, obs, device)
         num = len(first_tensor(rows))
         begins = torch.full((num,), state is None, device=device)
         if starts is not None:
-            begins |= torch.as_tensor(np.asarray(starts), device=device).reshape(-1).bool()
-        state = self.memory(num) if state is None else state
+            flags = torch.as_tensor(starts if isinstance(starts, Tensor) else np.asarray(starts), device=device)
+            if flags.numel() != num:
+                raise ValueError(f"`starts` must be one flag an observation, {[num]}; got {list(flags.shape)}.")
+            begins |= flags.reshape(-1).bool()
+        memory = self.memory(num)
+        state = memory if state is None else state
+        if missing := [name for name in memory if name not in state]:
+            raise ValueError(f"the state has no {', '.join(missing)}: give what the last decision returned, or None.")
         for name, part in state.items():
             if len(part) != num:
                 raise ValueError(f"the state `{name}` is of {len(part)} observations; got {num}.")
@@ -214,6 +224,7 @@ class Portable(nn.Module):
             trust: Whether modules that the file names, with a model of your own, may be imported.
 
         Raises:
+            OSError: If the file cannot be read.
             ValueError: If the file is damaged, is no policy's, or is of a newer rl8x.
         """
         return cls.from_bytes(Path(path).read_bytes(), str(path), trust=trust).to(device)
@@ -286,7 +297,10 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
             part = known.get(key, known.get(int(key) if key.isdecimal() else key))
             if part is None:
                 raise ValueError(f"the observation has no `{name}`; it must be of {describe(leaf)}.")
-        tensor = part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part))
+        array = part if isinstance(part, Tensor) else np.asarray(part)
+        if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
+            raise ValueError(f"`{name}` must be numbers; got {part!r:.60}.")
+        tensor = torch.as_tensor(array)
         shape = tuple(leaf.shape or ())
         axes = tensor.dim() - len(shape)
         if axes not in (0, 1) or tuple(tensor.shape[axes:]) != shape:
