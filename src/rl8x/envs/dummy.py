@@ -53,9 +53,11 @@ class _Dummy(Env):
 
 
 class DiscreteDummy(_Dummy):
-    """Bring a position to 0 by steps of 1; reward minus its distance from 0.
+    """Bring a position to 0 by steps of 1; reward minus its distance from 0. Nothing ever ends.
 
-    Actions: 0 moves by -1, 1 by +1. Observations: the position.
+    Actions, `[num_envs]` int64: 0 moves by -1, 1 by +1. Observations, `[num_envs, 1]`: the position.
+
+    Source: rl8 1.0 has the same.
     """
 
     single_action_space = spaces.Discrete(2)
@@ -66,9 +68,11 @@ class DiscreteDummy(_Dummy):
 
 
 class ContinuousDummy(_Dummy):
-    """Bring a position to 0 by steps of any size; reward minus its distance from 0.
+    """Bring a position to 0 by steps of any size; reward minus its distance from 0. Nothing ever ends.
 
-    Actions: what is added to the position. Observations: the position.
+    Actions, `[num_envs, 1]` float32: what is added to the position. Observations, `[num_envs, 1]`: the position.
+
+    Source: rl8 1.0 has the same.
     """
 
     single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)

@@ -96,9 +96,13 @@ def _height(position: float) -> float:
 
 
 class MountainCar(_Valley):
-    """Reach the flag at 0.5 in as few steps as possible; reward -1 a step.
+    """Reach the flag at 0.5 in as few steps as possible; reward -1 a step, 200 steps at most.
 
-    Actions: 0 accelerates to the left, 1 not at all, 2 to the right. Observations: position, velocity.
+    Actions, `[num_envs]` int64: 0 accelerates to the left, 1 not at all, 2 to the right. Observations, `[num_envs, 2]`:
+    position and velocity, without unit and per step.
+
+    Source: Moore 1990, "Efficient memory-based learning for robot control"; the equations are those of Gymnasium's
+    MountainCar-v0.
     """
 
     single_action_space = spaces.Discrete(3)
@@ -117,9 +121,12 @@ class MountainCar(_Valley):
 
 
 class MountainCarContinuous(_Valley):
-    """Reach the flag at 0.45 with little effort; reward 100 for arriving, minus 0.1 force^2 a step.
+    """Reach the flag at 0.45 with little effort; reward 100 for arriving, minus 0.1 force^2 a step, 999 steps at most.
 
-    Actions: the force, clipped to +-1 for the motion but not for its price. Observations: position, velocity.
+    Actions, `[num_envs, 1]` float32: the force, clipped to +-1 for the motion but not for its price. Observations,
+    `[num_envs, 2]`: position and velocity, without unit and per step.
+
+    Source: Moore 1990, as for `MountainCar`; the equations are those of Gymnasium's MountainCarContinuous-v0.
     """
 
     single_action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)

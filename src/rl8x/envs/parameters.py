@@ -34,6 +34,9 @@ class Parameter:
         high: The largest legal value.
         unit: Its unit, for example `m/s^2`; empty where it has none.
         description: What it is, in a few words.
+
+    Raises:
+        ValueError: If the default does not lie in the bounds.
     """
 
     default: float
