@@ -74,6 +74,23 @@ class Schedule:
         share = (env_steps - begin) / (end - begin)
         return value * (1.0 - share) + goal * share
 
+    def bounded(self, low: float, high: float, name: str) -> Schedule:
+        """Return the schedule itself, if its values stay in a range.
+
+        Args:
+            low: The smallest legal value.
+            high: The largest; may be infinite.
+            name: What the error calls it.
+
+        Raises:
+            ValueError: If a value lies outside.
+        """
+        for _, value in self.points:
+            if not low <= value <= high:
+                limit = f" and at most {high:g}" if high < math.inf else ""
+                raise ValueError(f"`{name}` must stay at least {low:g}{limit}; got {value!r}.")
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Return a form that JSON can hold and `make` reads."""
         return {"kind": self.kind, "points": [list(point) for point in self.points]}

@@ -62,7 +62,7 @@ class LearnerConfig(AlgorithmConfig):
         super().__post_init__()
         if not isinstance(self.dataset, str | Dataset | None):
             raise TypeError(f"`dataset` must be a path, a Minari id or a Dataset; got {self.dataset!r}.")
-        self.schedule("lr")
+        self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
 
     def build(self, env: Any = None, *, dataset: str | Dataset | None = None, **env_kwargs: Any) -> Any:
@@ -105,12 +105,6 @@ class LearnerConfig(AlgorithmConfig):
         """Return the schedule of a hyperparameter that has one of its name, such as `lr`; else it is constant."""
         schedule = getattr(self, f"{name}_schedule")
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
-
-    def check_shares(self, name: str) -> None:
-        """Raise `ValueError` where the schedule of a hyperparameter leaves [0, 1]."""
-        values = [value for _, value in self.schedule(name).points]
-        if not all(0.0 <= value <= 1.0 for value in values):
-            raise ValueError(f"`{name}_schedule` must have values in [0, 1]; got {values}.")
 
     @property
     def returns(self) -> tuple[int, float]:
@@ -200,7 +194,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        self.check_shares("priority_beta")
+        self.schedule("priority_beta").bounded(0.0, 1.0, "priority_beta_schedule")
 
     def check_source(self) -> None:
         """Refuse, beside a data set, options of collecting and of the replay, and without one those that need it.
