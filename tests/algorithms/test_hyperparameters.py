@@ -17,7 +17,7 @@ CONFIGS = [PPOConfig, PQNConfig, DQNConfig, SACConfig, BCConfig, DistillationCon
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("lr", [math.inf, math.nan, -math.inf, 0.0])
 def test_a_learning_rate_is_finite_and_above_0(config, lr):
-    with pytest.raises(ValueError, match="`lr` must be (finite|greater than 0); got"):
+    with pytest.raises(ValueError, match=r"`lr` must be (finite|greater than 0); got"):
         config(lr=lr)
 
 

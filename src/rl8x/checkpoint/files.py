@@ -150,12 +150,16 @@ def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content])
     return known
 
 
-def read(path: Path) -> Checkpoint:
-    """Read the checkpoint in the folder `path` and check it, digests first.
+def read(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint and check it, digests first.
+
+    Args:
+        path: Its folder.
 
     Raises:
         CheckpointError: If it is damaged, foreign, or of a newer format.
     """
+    path = Path(path)
     try:
         metadata, encoded = _description(path)
         names = segment_names(encoded)
@@ -174,14 +178,17 @@ def read(path: Path) -> Checkpoint:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Read what the checkpoint in the folder `path` is, without its tensors and without checking their digest.
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what a checkpoint is, without its tensors and without checking their digest.
+
+    Args:
+        path: Its folder.
 
     Raises:
         CheckpointError: If its description cannot be read.
     """
     try:
-        return _description(path)[0]
+        return _description(Path(path))[0]
     except (OSError, UnicodeDecodeError, CheckpointError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
@@ -220,8 +227,13 @@ def _content(path: Path, name: str) -> Content:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
 
-def listed(directory: Path) -> list[Path]:
-    """List the checkpoints of a run's folder, `directory`, good or not, in the order in which they were written."""
+def listed(directory: str | os.PathLike[str]) -> list[Path]:
+    """List the checkpoints of a run's folder, good or not, in the order in which they were written.
+
+    Args:
+        directory: The folder; where there is none, there are none.
+    """
+    directory = Path(directory)
     if not directory.is_dir():
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
