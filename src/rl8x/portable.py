@@ -76,11 +76,27 @@ class Portable(nn.Module):
 
     @abstractmethod
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
-        """Take the action mask out of observations and normalise the rest."""
+        """Take the action mask out of observations and normalise the rest.
+
+        Args:
+            obs: Observations, `[..., *obs]` or a dict of such.
+
+        Returns:
+            What the model sees, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
+        """
 
     @abstractmethod
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return the features of action distributions, `[num_envs, num_features]`, and the state after."""
+        """Return the features of action distributions, and the state after.
+
+        Args:
+            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of such.
+            state: As `memory` gives it.
+            starts: Where an observation begins an episode, `[num_envs]`, bool.
+
+        Returns:
+            Features `[num_envs, num_features]`, and the state, each `[num_envs, *]`.
+        """
 
     @property
     def seen_space(self) -> gymnasium.Space[Any]:
@@ -88,7 +104,14 @@ class Portable(nn.Module):
         return without_parts(self.observation_space, self.unseen)
 
     def memory(self, num_envs: int) -> State:
-        """Return what decisions remember before the first observation, each `[num_envs, *]`; nothing of a critic's."""
+        """Return what decisions remember before the first observation; nothing of a critic's.
+
+        Args:
+            num_envs: How many observations there will be.
+
+        Returns:
+            Tensors by name, each `[num_envs, *]`.
+        """
         return self.model.actor_state(self.model.initial_state(num_envs))
 
     def choose(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> tuple[Any, State]:
@@ -178,6 +201,9 @@ class Portable(nn.Module):
 
         Raises:
             TypeError: If the policy is made of something that has no form in a file.
+
+        Returns:
+            The file's path.
         """
         target = Path(path)
         target = target if target.suffix else target.with_suffix(SUFFIX)
@@ -185,7 +211,11 @@ class Portable(nn.Module):
         return target
 
     def to_bytes(self) -> bytes:
-        """Return what `save` writes."""
+        """Return what `save` writes.
+
+        Raises:
+            TypeError: If the policy is made of something that has no form in a file.
+        """
         from safetensors.torch import save
 
         cls, arguments = self.form
@@ -231,7 +261,16 @@ class Portable(nn.Module):
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:
-        """Make the policy of which `to_bytes` returned the content; errors as `load`, which call it by its name."""
+        """Make the policy of which `to_bytes` returned the content.
+
+        Args:
+            content: What it returned.
+            name: What error messages call it.
+            trust: As `load` has it.
+
+        Raises:
+            ValueError: If the content is damaged, is no policy's, or is of a newer rl8x.
+        """
         description, tensors = _read(content, name)
         try:
             made_of = import_class(description["class"], (cls,), trust=trust)

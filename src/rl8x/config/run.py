@@ -34,9 +34,13 @@ _HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "dis
 class RunConfig:
     """A training run.
 
-    `trust` is no part of it, and no key of a run file: it says whether what is named here may import any module, whose
-    code then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
-    rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted. `trusted` keeps it.
+    Args:
+        trust: No part of it, and no key of a run file: whether what is named here may import any module, whose code
+            then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
+            rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted.
+
+    Attributes:
+        trusted: What `trust` was.
 
     Raises:
         TypeError: If a value is of another kind.

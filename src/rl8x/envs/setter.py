@@ -104,7 +104,15 @@ class Setter(ABC):
         return float(numbers[0])
 
     def parameter(self, original: Any) -> Parameter:
-        """Return the default and the bounds that `env_config` is checked by."""
+        """Return the default and the bounds that `env_config` is checked by.
+
+        Args:
+            original: What `read` returned.
+
+        Raises:
+            ValueError: If `read` found several numbers and there is no `default`, or the default does not lie in the
+                bounds.
+        """
         default = self.own_default(original) if self.default is None else float(self.default)
         low = (0.0 if default > 0 else -math.inf) if self.low is None else float(self.low)
         high = (0.0 if default < 0 else math.inf) if self.high is None else float(self.high)

@@ -157,7 +157,11 @@ class Comparison:
         )
 
     def curves(self, metric: str) -> dict[str, Curve]:
-        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval."""
+        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval.
+
+        Args:
+            metric: One of `metrics`.
+        """
         found = {}
         for label, runs in self.groups.items():
             ids = {run.id for run in runs}
@@ -206,7 +210,14 @@ class Comparison:
         )
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, tables and figures into a folder; returns their paths, the page first."""
+        """Write the page, tables and figures.
+
+        Args:
+            folder: Where to; missing folders are made.
+
+        Returns:
+            Their paths, the page first.
+        """
         import pandas
 
         folder = Path(folder)

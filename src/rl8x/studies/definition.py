@@ -81,7 +81,8 @@ def _short(value: Any) -> str:
 class StudyConfig:
     """A study: trainings under some configurations, hyperparameters and seeds, and the cells they are tested in.
 
-    `trust` is as in `RunConfig`.
+    Args:
+        trust: As in `RunConfig`.
 
     Raises:
         TypeError: If a value is of another kind.

@@ -350,7 +350,10 @@ class TrainerBase(Generic[AlgorithmT]):
         """Draw what the run has logged so far; a notebook shows the figure.
 
         Args:
-            *metrics: A panel for each; none are the returns of training and evaluations.
+            metrics: A panel for each; none are the returns of training and evaluations.
+
+        Returns:
+            The figure.
 
         Raises:
             ValueError: If the tracker keeps no metrics, or has none of these so far.
