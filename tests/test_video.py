@@ -237,3 +237,10 @@ def test_films_of_nothing_are_refused(options, message):
 def test_an_environment_of_other_spaces_is_refused():
     with pytest.raises(ValueError, match=r"for observations of Box\(\[4\], float32\); the environment has Box\(\[3\]"):
         film(policy_of(CartPole(1)), Pendulum(1))
+
+
+def test_what_is_no_policy_and_no_environment_is_told():
+    with pytest.raises(TypeError, match="films are of a Policy in an Env; got None and"):
+        film(None, Pendulum(1))
+    with pytest.raises(TypeError, match="films are of a Policy in an Env; got Policy"):
+        film(policy_of(Pendulum(1)), "Pendulum")

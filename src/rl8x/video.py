@@ -129,10 +129,13 @@ def film(
         The film, with the returns and lengths of its episodes.
 
     Raises:
+        TypeError: If it is no policy, or no rl8x environment.
         ImportError: If imageio is needed and not installed.
         ValueError: If there is no such format, the environment has no pictures or other spaces than the policy, or a
             number is out of its range.
     """
+    if not isinstance(policy, Policy) or not isinstance(env, Env):
+        raise TypeError(f"films are of a Policy in an Env; got {policy!r:.100} and {env!r:.100}.")
     check_format(suffix)
     check_pictures(env)
     _check_numbers(episodes=episodes, shown=shown, columns=columns, max_steps=max_steps)
@@ -187,6 +190,7 @@ def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> 
         The film.
 
     Raises:
+        TypeError: As `film` does.
         ImportError: As `film` does.
         ValueError: As `film` does.
     """

@@ -509,3 +509,18 @@ def test_actions_that_would_be_broadcast_are_refused(env, actions, message):
     env.reset(seed=0)
     with pytest.raises(ValueError, match=message):
         env.step(actions)
+
+
+def test_an_environment_that_declares_no_space_is_told_which():
+    with pytest.raises(TypeError, match=r"Bare: declare `single_observation_space`, .* of one copy; got None"):
+        type("Bare", (Env,), {})(1)
+    with pytest.raises(TypeError, match=r"Half: declare `single_action_space`, .*; got 2"):
+        type("Half", (Env,), {"single_observation_space": Box(-1, 1, (2,)), "single_action_space": 2})(1)
+
+
+@pytest.mark.parametrize("wrong", [{"default": "1"}, {"low": None}, {"high": [2.0]}])
+def test_a_parameters_numbers_are_numbers(wrong):
+    given = {"default": 1.0, "low": -np.inf, "high": np.float32(2.0), "unit": "", "description": ""}
+    assert Parameter(**given).high == 2.0
+    with pytest.raises(TypeError, match=f"a parameter's `{next(iter(wrong))}` must be a number; got"):
+        Parameter(**{**given, **wrong})

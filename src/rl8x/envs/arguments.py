@@ -43,6 +43,23 @@ def check_time_limit(limit: Any, owner: str) -> None:
         raise ValueError(f"{owner}: time_limit must be at least 1 or None; got {limit}.")
 
 
+def check_declared(env: Any) -> None:
+    """Refuse an environment that does not say what is observed and done.
+
+    Args:
+        env: The environment, whose attributes are looked at.
+
+    Raises:
+        TypeError: If a space is missing, or is none.
+    """
+    for name in ("single_observation_space", "single_action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gymnasium.Space):
+            raise TypeError(
+                f"{type(env).__name__}: declare `{name}`, the gymnasium.spaces.Space of one copy; got {space!r}."
+            )
+
+
 def check_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str) -> None:
     """Refuse actions that are not one for each copy: torch would broadcast a single one to all.
 

@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.arguments import check_actions, check_time_limit, whole_number
+from rl8x.envs.arguments import check_actions, check_declared, check_time_limit, whole_number
 from rl8x.envs.moving import MovesParameters
 from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
@@ -43,7 +43,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
     `transition` and `observe`.
 
     Raises:
-        TypeError: If `num_envs`, `time_limit` or `seed` is no whole number.
+        TypeError: If `num_envs`, `time_limit` or `seed` is no whole number, or the subclass declares no spaces.
         ValueError: If one of them is out of its range, or nothing is there that `observe_parameters` could show.
     """
 
@@ -102,6 +102,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device)
         self.set_seed(seed)
+        check_declared(self)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
