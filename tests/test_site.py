@@ -97,6 +97,7 @@ def test_the_site_is_built_without_a_warning_and_lists_every_name(
     # A config's options stand in its table, an example with its code, and nothing is fetched from elsewhere.
     options = (site / "reference" / "algorithms.html").read_text()
     assert all(f"<code>{name}</code>" in options for name in ("sgd_minibatch_size", "target_entropy_frac", "q_lambda"))
+    assert "<code>[0.1, 100] m/s^2</code>" in (site / "reference" / "envs.html").read_text()
     assert not [
         path.name
         for path in site.rglob("*.html")
