@@ -102,7 +102,8 @@ class TrainerBase(Generic[AlgorithmT]):
             raise TypeError(
                 f"a trainer needs an algorithm, such as PPOConfig().build(CartPole); got {algorithm!r:.200}."
             )
-        if tracker is not None and not isinstance(tracker, Tracker):
+        # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
+        if tracker is not None and not callable(getattr(type(tracker), "log_metrics", None)):
             raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
         self.algorithm = algorithm
         begin(algorithm)
