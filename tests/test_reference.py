@@ -21,7 +21,7 @@ from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker
 
 FULFILS = {MLflowTracker: Tracker, MemoryTracker: Tracker, NullTracker: Tracker}
 UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-SHAPE = re.compile(r"`(?:int64 |float32 )?\[[^\]`]*\]`|\bscalars?\b|\b0-d\b")
+SHAPE = re.compile(r"`(?:int64 |float32 )?\[[^`]*\]`|\bscalars?\b|\b0-d\b")
 
 
 class Documented(NamedTuple):

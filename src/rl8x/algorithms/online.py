@@ -98,7 +98,7 @@ class OnlineConfig(AlgorithmConfig):
         return super().build(env, **env_kwargs)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
-        """Return a lower bound of the memory that the experience of one collect takes.
+        """Return a lower bound of the memory that the experience of one collect takes, in bytes.
 
         Args:
             observation: Space of one copy's observation; None where it is not known yet.

@@ -120,7 +120,14 @@ class _Patient(_OnMetric):
 
     @abstractmethod
     def holds(self, value: float) -> bool:
-        """Compare a value with the reference, renew that, and return whether the value counts."""
+        """Compare a value with the reference, and renew that.
+
+        Args:
+            value: The fresh value of the metric.
+
+        Returns:
+            Whether the value counts.
+        """
 
 
 class Plateau(_Patient):

@@ -33,7 +33,15 @@ class _Dummy(Env):
 
     @staticmethod
     def moved(state: State, change: Tensor) -> Outcome:
-        """Change the position by `[num_envs]`; the reward is minus its new distance from 0."""
+        """Change the position; the reward is minus its new distance from 0.
+
+        Args:
+            state: As `initial_state` returned it.
+            change: What is added, `[num_envs]`.
+
+        Returns:
+            The next state, rewards and terminated, as `transition` returns them.
+        """
         position = state["position"] + change
         return {"position": position}, -position.abs(), torch.zeros_like(position, dtype=torch.bool)
 

@@ -60,7 +60,15 @@ class _Valley(Env):
         return torch.stack((state["position"], state["velocity"]), dim=-1)
 
     def arrived(self, state: State, parameters: Parameters) -> Tensor:
-        """Return whether a car is at the flag, and fast enough, bool `[num_envs]`."""
+        """Return whether a car is at the flag, and fast enough.
+
+        Args:
+            state: As `initial_state` returned it.
+            parameters: Float32 `[num_envs]` each.
+
+        Returns:
+            Bool, `[num_envs]`.
+        """
         return (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
 
     def draw(
