@@ -159,23 +159,25 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: If it is damaged, foreign, or of a newer format.
     """
-    path = Path(path)
+    folder = Path(path)
     try:
-        metadata, encoded = _description(path)
+        metadata, encoded = _description(folder)
         names = segment_names(encoded)
-        expected, actual = (path / SUMS).read_text(encoding="ascii"), _sums(path, names)
+        expected, actual = (folder / SUMS).read_text(encoding="ascii"), _sums(folder, names)
         if expected != actual:
             wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
             raise CheckpointError(f"{' and '.join(wrong) or SUMS} does not have the digest that was written")
-        tensors = _tensors(path / TENSORS)
-        state = decode(encoded, tensors, lambda name: Segment(name, functools.partial(_content, path, name)))
-        return Checkpoint(path, metadata, state)
+        tensors = _tensors(folder / TENSORS)
+        state = decode(encoded, tensors, lambda name: Segment(name, functools.partial(_content, folder, name)))
+        return Checkpoint(folder, metadata, state)
     except CheckpointError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from None
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from None
     except FileNotFoundError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {Path(error.filename).name} is missing") from None
+        raise CheckpointError(
+            f"the checkpoint {folder} cannot be used: {Path(error.filename).name} is missing"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {_one_line(error)}") from None
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -184,9 +184,11 @@ class CrossAttention(nn.Module):
         skip: str = "residual",
     ) -> None:
         super().__init__()
-        self.attention = Attention(width, num_heads, context_width=context_width)
+        context_width = width if context_width is None else context_width
+        check_widths(width=width, context_width=context_width)
         self.query_norm = nn.LayerNorm(width)
-        self.context_norm = nn.LayerNorm(width if context_width is None else context_width)
+        self.context_norm = nn.LayerNorm(context_width)
+        self.attention = Attention(width, num_heads, context_width=context_width)
         self.attention_skip = Skip(skip, width, width)
         between = self.attention_skip.num_outputs
         self.mlp_norm = nn.LayerNorm(between)
