@@ -1,7 +1,8 @@
 """What the site shows that is kept elsewhere: tables of options, pieces of other files, links that leave docs/.
 
-`<!-- options: rl8x.algorithms.PPOConfig -->` becomes a table of the config's fields, and `<!-- include: FILE -->` that
-file, or with `<!-- include: FILE#Heading -->` what stands under one of its headings. A missing file is left out.
+`<!-- options: rl8x.algorithms.PPOConfig -->` becomes a table of the config's fields,
+`<!-- parameters: rl8x.envs.CartPole -->` one of an environment's parameters, and `<!-- include: FILE -->` that file, or
+with `<!-- include: FILE#Heading -->` what stands under one of its headings. A missing file is left out.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in what a page asks for."""
     markdown = re.sub(r"<!-- include: (\S+?)(?:#(.+?))? -->", lambda match: included(match[1], match[2]), markdown)
     markdown = re.sub(r"<!-- options: (\S+) -->", lambda match: options_table(match[1]), markdown)
+    markdown = re.sub(r"<!-- parameters: (\S+) -->", lambda match: parameters_table(match[1]), markdown)
     # In a table's code GitHub needs `\|`, of which Python-Markdown would show the backslash.
     markdown = re.sub(r"^\|.*", lambda row: re.sub(r"`[^`]*`", unescaped, row[0]), markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
@@ -79,6 +81,15 @@ def options_table(path: str) -> str:
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         cells = (f"`{field.name}`: `{field.type}`", f"`{default!r}`", meaning)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def parameters_table(path: str) -> str:
+    """Return a table of what `env_config` may set of an environment: name, default, legal values and meaning."""
+    module, name = path.rsplit(".", 1)
+    rows = ["| parameter | default | legal | meaning |", "|---|---|---|---|"]
+    for key, parameter in getattr(importlib.import_module(module), name).parameters.items():
+        rows.append(f"| `{key}` | `{parameter.default:g}` | `{parameter.bounds}` | {parameter.description} |")
     return "\n".join(rows)
 
 

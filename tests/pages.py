@@ -1,14 +1,16 @@
-"""README.md and the pages of docs/, as tests read them: their blocks of code and their commands."""
+"""README.md and the pages of docs/, as tests read them: blocks of code, commands, and the names of the reference."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
@@ -42,3 +44,14 @@ def commands_of(code: str) -> Iterator[list[str]]:
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def documented() -> list[str]:
+    """The public names that the reference has, with their modules."""
+    pages = sorted(REFERENCE.glob("*.md"))
+    return [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.MULTILINE)]
+
+
+def resolve(path: str) -> Any:
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)

@@ -397,3 +397,8 @@ def test_any_bytes_are_read_or_refused_in_one_line(tmp_path, text, suffix):
 def test_any_override_is_accepted_or_refused_in_one_line(text):
     for override in (text, f"a.b={text}"):
         result_or_refusal(apply_overrides, {"a": {}}, [override])
+
+
+def test_what_is_no_plain_data_is_not_written():
+    with pytest.raises(TypeError, match="a run file holds plain data alone; got <object"):
+        dump_run({"env": {"x": [object()]}})

@@ -221,3 +221,8 @@ def test_what_was_made_is_told(tmp_path):
         "obs/action_mask int8 [batch, 6], obs/sensed float32 [batch, 4] -> actions int64 [batch]",
         "largest difference to the policy's actions over 1,000 observations: 0.0e+00",
     ]
+
+
+def test_what_is_no_policy_is_told(tmp_path):
+    with pytest.raises(TypeError, match=r"a Policy is exported, such as an algorithm's `policy`; got 5"):
+        export_policy(5, tmp_path / "policy.pt2")

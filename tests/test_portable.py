@@ -249,3 +249,19 @@ def test_saving_replaces_and_leaves_nothing_beside(tmp_path):
     assert first.save(tmp_path / "policy") == second.save(tmp_path / "policy") == tmp_path / "policy.safetensors"
     assert same_weights(Policy.load(tmp_path / "policy.safetensors"), second)
     assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
+
+
+def test_what_does_not_fit_a_decision_is_refused():
+    feedforward, recurrent = (
+        Policy(VECTOR, STEER, model=model, model_config=config)
+        for model, config in (("mlp", SMALL), ("gru", {"hidden_size": 8}))
+    )
+    for starts in ([True], [True, False], True):  # of which one would have been taken for all three
+        with pytest.raises(ValueError, match=r"`starts` must be one flag an observation, \[3\]; got"):
+            feedforward.decide(random_rows(3), starts=starts)
+    assert feedforward.decide(random_rows(1)[0], starts=True).actions.shape == (2,)
+    with pytest.raises(ValueError, match="the state has no actor_h: give what the last decision returned, or None"):
+        recurrent.decide(random_rows(3), {})
+    for wrong in ("left", None, [None] * 3):
+        with pytest.raises(ValueError, match=r"`obs` must be numbers; got|the observation has no `obs`"):
+            feedforward.decide(wrong)

@@ -81,3 +81,9 @@ def test_the_constructor_checks_too():
         Schedule(points=((0, 1.0), (0, 2.0)))
     with pytest.raises(ValueError, match="kind"):
         Schedule(points=((0, 1.0),), kind="linear")
+
+
+@pytest.mark.parametrize("points", [5, "0, 1", None, {0: 1.0}])
+def test_points_that_are_no_list_are_refused(points):
+    with pytest.raises(ValueError, match=r"`schedule` must be a list of .* pairs"):
+        Schedule(points=points)

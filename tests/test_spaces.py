@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 
 from rl8x.spaces import (
+    AsymmetricDict,
     check_supported,
     describe,
     leaves,
@@ -68,3 +69,9 @@ def test_forbidden_actions_give_way_to_the_first_legal_one():
     actions = {"gear": torch.tensor([0]), "steer": torch.tensor([[0.5]])}
     legal = only_legal(actions, {"gear": torch.tensor([[0, 1]])}, both)
     assert (legal["gear"].tolist(), legal["steer"].tolist()) == ([1], [[0.5]])
+
+
+@pytest.mark.parametrize("names", [["b", "x"], "bc"])
+def test_a_critics_part_that_is_none_is_refused(names):
+    with pytest.raises(ValueError, match=r"`critic_only` names parts: a, b; got '[xc]'"):
+        AsymmetricDict(NESTED.spaces, critic_only=names)

@@ -217,3 +217,30 @@ def test_a_missing_imageio_is_told(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "imageio_ffmpeg", None)
     with pytest.raises(ImportError, match=r"pip install 'rl8x\[video\]'"):
         record_video(policy_of(Pendulum(1)), Pendulum(1), tmp_path / "a.mp4")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"episodes": 0}, "`episodes` must be at least 1; got 0"),
+        ({"shown": 0}, "`shown` must be at least 1"),
+        ({"columns": -1}, "`columns` must be at least 1"),
+        ({"max_steps": 0}, "`max_steps` must be at least 1"),
+        ({"fps": -5}, "`fps` must be greater than 0; got -5"),
+    ],
+)
+def test_films_of_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        film(policy_of(Pendulum(1)), Pendulum(1), **options)
+
+
+def test_an_environment_of_other_spaces_is_refused():
+    with pytest.raises(ValueError, match=r"for observations of Box\(\[4\], float32\); the environment has Box\(\[3\]"):
+        film(policy_of(CartPole(1)), Pendulum(1))
+
+
+def test_what_is_no_policy_and_no_environment_is_told():
+    with pytest.raises(TypeError, match="films are of a Policy in an Env; got None and"):
+        film(None, Pendulum(1))
+    with pytest.raises(TypeError, match="films are of a Policy in an Env; got Policy"):
+        film(policy_of(Pendulum(1)), "Pendulum")

@@ -75,8 +75,8 @@ class Export:
         path: The file.
         format: Its format.
         sampled: Whether actions are samples, made of the input `noise`, rather than the most likely ones.
-        inputs: Type and shape of each input, by name.
-        outputs: Type and shape of each output, by name.
+        inputs: Type and shape of each input by name, as in `float32 [batch, 4]`.
+        outputs: Type and shape of each output by name.
         difference: The largest difference to the policy's actions over 1,000 observations: |a - b| / max(1, |b|).
     """
 
@@ -137,12 +137,16 @@ def export_policy(
         format: `"pt2"` (`torch.export`), `"onnx"`, or `"safetensors"`, which `Policy.load` reads; None: by the suffix.
         sampled: Whether actions are samples, made of the input `noise`. A safetensors file decides at each call.
 
+    Returns:
+        What was written: names, types and shapes of inputs and outputs, and the largest difference that was found.
+
     Raises:
         ImportError: If a package is missing that the format needs.
-        ValueError: If the format is unknown or not that of the file's suffix, or an action differs from the policy's by
-            more than 1e-4.
-        TypeError: If the policy has no form in the format.
+        ValueError: If the format is unknown or not that of the file's suffix, `sampled` is asked of a safetensors file, or
+            an action differs from the policy's by more than 1e-4.
     """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"a Policy is exported, such as an algorithm's `policy`; got {policy!r:.200}.")
     target = Path(path)
     chosen = _format(target, format)
     if sampled and chosen == "safetensors":

@@ -13,7 +13,13 @@ from rl8x.distributed import ranks
 
 
 class Moments(NamedTuple):
-    """Count, mean and variance (over the count, not the count less one) of the rows of a batch, in float64."""
+    """Count, mean and variance (over the count, not the count less one) of the rows of a batch, in float64.
+
+    Attributes:
+        num_rows: How many rows, 0-d.
+        mean: Their mean, `[*shape]`.
+        var: Their variance, `[*shape]`.
+    """
 
     num_rows: Tensor
     mean: Tensor
@@ -33,7 +39,13 @@ def moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
 
     Returns:
         Count (0-d), mean and variance (`[*shape]`), float64. Without any row: 0, the shift, 0.
+
+    Raises:
+        ValueError: If `batch` has no axis of rows, or `mask` is not one flag a row.
     """
+    if not batch.dim() or (mask is not None and mask.shape != batch.shape[:1]):
+        flags = "" if mask is None else f" and {list(mask.shape)}"
+        raise ValueError(f"`batch` must be shaped [rows, ...] and `mask` [rows]; got {list(batch.shape)}{flags}.")
     if batch.dtype not in (torch.float32, torch.float64):
         batch = batch.to(torch.float32 if batch.is_floating_point() else torch.float64)
     if mask is None:
@@ -64,17 +76,29 @@ def pooled_moments(batch: Tensor, mask: Tensor | None = None) -> Moments:
 
 @torch.no_grad()
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the share of the returns' variance on all ranks that the values explain, as a 0-d tensor.
+    """Return the share of the returns' variance on all ranks that the values explain.
 
         1 - Var[returns - values] / Var[returns]
 
     1 is perfect, 0 no better than a constant, below 0 worse than one; 0 where the returns do not vary.
 
     Args:
-        values: Estimated values, any shape.
+        values: Estimated values, `[...]`.
         returns: What they should have been, of the same shape.
         mask: Which elements count, of the same shape, bool; None is all.
+
+    Returns:
+        The share, at most 1, 0-d.
+
+    Raises:
+        ValueError: If the shapes differ.
     """
+    if values.shape != returns.shape or (mask is not None and mask.shape != returns.shape):
+        flags = "" if mask is None else f" and {list(mask.shape)}"
+        raise ValueError(
+            "`values`, `returns` and `mask` must have one shape; "
+            f"got {list(values.shape)}, {list(returns.shape)}{flags}."
+        )
     mask = None if mask is None else mask.reshape(-1)
     spread = pooled_moments(returns.reshape(-1), mask).var
     error = pooled_moments((returns - values).reshape(-1), mask).var
@@ -90,7 +114,10 @@ class RunningMoments(nn.Module):
 
     Args:
         shape: Shape of one number, observation or other row; `()` for scalars.
-        epsilon: Added to the variance before its root, against division by 0 where a feature never varies.
+        epsilon: Added to the variance before its root, against division by 0 where a feature never varies; at least 0.
+
+    Raises:
+        ValueError: If a size of `shape` or `epsilon` is negative.
 
     Source: Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance", eq. 2.1 (pairwise merge).
     """
@@ -102,6 +129,8 @@ class RunningMoments(nn.Module):
 
     def __init__(self, shape: Sequence[int] = (), *, epsilon: float = 1e-8) -> None:
         super().__init__()
+        if not epsilon >= 0 or any(size < 0 for size in shape):
+            raise ValueError(f"`shape` and `epsilon` must not be negative; got {tuple(shape)} and {epsilon}.")
         self.shape = tuple(shape)
         self.epsilon = epsilon
         size = math.prod(self.shape)
@@ -149,9 +178,14 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def merge(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
-        """Take in the moments of other rows: their count, 0-d, and mean and variance, `[*shape]`.
+        """Take in the moments of other rows.
 
-        M = M_a + M_b + (mean_b - mean_a)^2 * n_a * n_b / n,    M = n * var
+            M = M_a + M_b + (mean_b - mean_a)^2 * n_a * n_b / n,    M = n * var
+
+        Args:
+            count: How many rows, 0-d.
+            mean: Their mean, `[*shape]`.
+            var: Their variance over the count, `[*shape]`.
         """
         total = self.num_rows + count
         share = count / total.clamp(min=1.0)  # what the new rows are of all; 0 of 0 is 0
@@ -173,13 +207,23 @@ class RunningMoments(nn.Module):
             values: Rows, `[..., *shape]`.
             clip: The result lies in [-clip, clip]; None does not clip.
             center: Whether the mean is subtracted. Rewards are only scaled: a shift would change the task.
+
+        Returns:
+            `[..., *shape]`.
         """
         centred = values - self.mean.to(values.dtype) if center else values
         normalized = centred * self.std.reciprocal().to(values.dtype)
         return normalized if clip is None else normalized.clamp(-clip, clip)
 
     def denormalize(self, values: Tensor) -> Tensor:
-        """Undo `normalize` of `[..., *shape]`, where nothing was clipped."""
+        """Undo `normalize`, where nothing was clipped.
+
+        Args:
+            values: Normalised rows, `[..., *shape]`.
+
+        Returns:
+            `values * std + mean`, `[..., *shape]`, in the dtype of `values`.
+        """
         return values * self.std.to(values.dtype) + self.mean.to(values.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMoments:
@@ -208,7 +252,7 @@ def running_returns(rewards: Tensor, cuts: Tensor, carry: Tensor, gamma: float) 
     Dividing rewards by the standard deviation of R brings the returns of any task to about unit scale.
 
     Args:
-        rewards: Reward after each action, `[horizon, num_envs]`.
+        rewards: Reward after each action, `[horizon, num_envs]`, horizon at least 1.
         cuts: Where an episode ended, terminated or truncated, `[horizon, num_envs]`, bool.
         carry: What the rollout before this one left, `[num_envs]`; zeros before the first.
         gamma: Discount of one step, in [0, 1].
@@ -217,8 +261,12 @@ def running_returns(rewards: Tensor, cuts: Tensor, carry: Tensor, gamma: float) 
         R, `[horizon, num_envs]`, and the carry for the next rollout, `[num_envs]`: the last row, 0 where it ended an
         episode. Both are new tensors; the inputs stay as they are.
 
+    Raises:
+        ValueError: If the shapes do not fit together, there is no step, or `gamma` is not in [0, 1].
+
     Source: Engstrom et al. 2020, arXiv:2005.12729, section 3 (reward scaling).
     """
+    _check_rewards(rewards, gamma=gamma)
     if cuts.shape != rewards.shape or carry.shape != rewards.shape[1:]:
         raise ValueError(
             f"`cuts` must be shaped like `rewards`, {list(rewards.shape)}, and `carry` {list(rewards.shape[1:])}; "
@@ -254,7 +302,7 @@ def generalized_advantages(
         A_t     = delta_t + gamma * gae_lambda * (1 - cut_t) * A_{t+1},    A_horizon = 0
 
     Args:
-        rewards: Reward after each action, `[horizon, num_envs]`.
+        rewards: Reward after each action, `[horizon, num_envs]`, horizon at least 1.
         values: Value of each observation acted on, and of the one after the last step, `[horizon + 1, num_envs]`.
         final_values: Value of the observation that each step led to, before any reset, `[horizon, num_envs]`. Read only
             where an episode is truncated and not terminated; what stands elsewhere, NaN too, has no influence.
@@ -267,10 +315,11 @@ def generalized_advantages(
         Advantages and returns (advantages + values), new tensors, `[horizon, num_envs]`; the inputs stay untouched.
 
     Raises:
-        ValueError: If the shapes do not fit together.
+        ValueError: If the shapes do not fit together, there is no step, or `gamma` or `gae_lambda` is not in [0, 1].
 
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16; time limits as in Pardo et al. 2018, arXiv:1712.00378.
     """
+    _check_rewards(rewards, gamma=gamma, gae_lambda=gae_lambda)
     _check_shapes(rewards, values, final_values, terminated, truncated)
     next_values = torch.where(terminated, 0.0, torch.where(truncated, final_values, values[1:]))
     advantages = next_values.mul_(gamma).add_(rewards).sub_(values[:-1])
@@ -280,6 +329,14 @@ def generalized_advantages(
     for t in range(len(rows) - 2, -1, -1):
         rows[t].addcmul_(rows[t + 1], decays[t])
     return advantages, advantages + values[:-1]
+
+
+def _check_rewards(rewards: Tensor, **factors: float) -> None:
+    if not rewards.dim() or not len(rewards):
+        raise ValueError(f"`rewards` must be shaped [horizon, num_envs], a step or more; got {list(rewards.shape)}.")
+    for name, factor in factors.items():
+        if not 0.0 <= factor <= 1.0:
+            raise ValueError(f"`{name}` must be at least 0 and at most 1; got {factor}.")
 
 
 def _check_shapes(rewards: Tensor, values: Tensor, final_values: Tensor, terminated: Tensor, truncated: Tensor) -> None:
@@ -296,7 +353,22 @@ def _check_shapes(rewards: Tensor, values: Tensor, final_values: Tensor, termina
 
 
 def expectation(logits: Tensor, atoms: Tensor) -> Tensor:
-    """Return the means `[...]` of distributions over `atoms`, `[num_atoms]`, from logits `[..., num_atoms]`."""
+    """Return the means of distributions over atoms: softmax(logits) . atoms.
+
+    Args:
+        logits: `[..., num_atoms]`.
+        atoms: The values that have these probabilities, `[num_atoms]`.
+
+    Returns:
+        `[...]`.
+
+    Raises:
+        ValueError: If there are not as many atoms as logits of a distribution.
+    """
+    if atoms.dim() != 1 or logits.shape[-1:] != atoms.shape:
+        raise ValueError(
+            f"`logits` must be [..., num_atoms] for `atoms` [num_atoms]; got {list(logits.shape)}, {list(atoms.shape)}."
+        )
     return logits.softmax(-1) @ atoms
 
 
@@ -317,7 +389,15 @@ def project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
         `[..., num_atoms]`.
 
     Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7.
+
+    Raises:
+        ValueError: If there are fewer than two atoms, or the shapes do not fit.
     """
+    if atoms.dim() != 1 or len(atoms) < 2 or not probs.shape[-1:] == values.shape[-1:] == atoms.shape:
+        raise ValueError(
+            "`probs` and `values` must be [..., num_atoms] for `atoms` [num_atoms], at least two; "
+            f"got {list(probs.shape)}, {list(values.shape)}, {list(atoms.shape)}."
+        )
     low, high = atoms[0], atoms[-1]
     # Places in units of the distance, so that both shares of a value add up to 1 in floating point too.
     places = (torch.minimum(torch.maximum(values, low), high) - low) * ((len(atoms) - 1) / (high - low))

@@ -68,5 +68,15 @@ class _Dumper(yaml.SafeDumper):
 
 
 def dump_run(data: Mapping[str, Any]) -> str:
-    """Write plain data as YAML that `Loader` reads as the same."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
+    """Write plain data as YAML that `load_run_file` reads as the same.
+
+    Args:
+        data: A mapping of None, booleans, numbers, texts, lists and mappings alone.
+
+    Raises:
+        TypeError: If there is something else in it.
+    """
+    try:
+        return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
+    except yaml.representer.RepresenterError as error:
+        raise TypeError(f"a run file holds plain data alone; got {error.args[-1]!r:.200}.") from None

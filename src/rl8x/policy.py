@@ -29,8 +29,9 @@ class Act(NamedTuple):
 
     Attributes:
         actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of such, before any clipping.
-        logp: Their log-probabilities, `[num_envs]`; zeros when acting deterministically.
-        values: Estimated values of the observations, `[num_envs]`; zeros when acting deterministically.
+        logp: Their log-probabilities in nats, `[num_envs]`; zeros when acting deterministically.
+        values: Estimated values of the observations, in units of rewards, `[num_envs]`; zeros when acting
+            deterministically.
         state: The model's state after the observation, each `[num_envs, *]`.
         labels: What a teacher says of the observation, `[num_envs, *]` tensors by name; None without one.
     """
@@ -89,6 +90,12 @@ class Policy(Portable):
         masked: Whether observations carry an action mask.
         inputs_space: Space of what `model_inputs` gives: all but the action mask.
         clips: Whether `env_actions` may change actions; where not, it need not be called.
+        obs_moments: The observation normaliser, by the part of an observation; None without one.
+        value_moments: The moments in whose units the model predicts values; None without them.
+
+    Raises:
+        TypeError: If model or distribution is none, or is not for such a space.
+        ValueError: If a name or an argument is unknown or out of its range, or an action mask does not fit the actions.
     """
 
     def __init__(
@@ -156,11 +163,27 @@ class Policy(Portable):
         return next(self.parameters()).device
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the state of a model that has seen nothing, each `[num_envs, *]`; empty when feedforward."""
+        """Return the state of a model that has seen nothing; empty when feedforward.
+
+        Args:
+            num_envs: Copies of the environment.
+
+        Returns:
+            Tensors by name, each `[num_envs, *]`.
+        """
         return self.model.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draw what sampling a whole horizon of actions needs, `[horizon, num_envs, num_noise]`."""
+        """Draw what sampling a whole horizon of actions needs.
+
+        Args:
+            horizon: Steps of each copy.
+            num_envs: Copies of the environment.
+            generator: What it is drawn with, on the policy's device.
+
+        Returns:
+            Float32, `[horizon, num_envs, num_noise]`.
+        """
         size = (horizon, num_envs, self.distribution.num_noise)
         return self.distribution.draw(size, generator=generator, device=self.device)
 
@@ -173,6 +196,9 @@ class Policy(Portable):
             starts: Where an observation begins an episode, `[num_envs]`, bool.
             noise: One slice of `noise()`, `[num_envs, num_noise]`; None acts deterministically, by the distribution's
                 mode.
+
+        Returns:
+            Actions, log-probabilities, values and the state after the observations.
         """
         if noise is None:
             obs, mask = self.model_inputs(obs)
@@ -185,9 +211,15 @@ class Policy(Portable):
         return Act(actions, logp, estimates, state)
 
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return the features of one observation a copy, `[num_envs, num_features]`, and the state after it.
+        """Return the features of one observation a copy, and the state after it.
 
-        Arguments are those of `act`, but the observations are as `model_inputs` gives them.
+        Args:
+            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of such.
+            state: As in `act`.
+            starts: As in `act`.
+
+        Returns:
+            Features, float32 `[num_envs, num_features]`, and the state, each `[num_envs, *]`.
         """
         with self.autocast():
             features, state = self.model.policy_features(_one_step(self._seen(obs)), state, starts.unsqueeze(0))
@@ -196,7 +228,13 @@ class Policy(Portable):
     def respond(self, obs: Tree, state: State, starts: Tensor) -> tuple[Any, Tensor, State]:
         """Return the distributions' parameters of one observation a copy, its value, and the model's state after it.
 
-        Arguments are those of `act`.
+        Args:
+            obs: As in `act`.
+            state: As in `act`.
+            starts: As in `act`.
+
+        Returns:
+            What `distribution.from_features` gives, values `[num_envs]`, and the state, each `[num_envs, *]`.
         """
         obs, mask = self.model_inputs(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
@@ -211,6 +249,9 @@ class Policy(Portable):
             actions: Stored actions, `[seq_len, batch, *action]` or a dict of such.
             state: The stored state before each sequence, each `[batch, *]`.
             starts: Where an observation begins an episode, `[seq_len, batch]`, bool.
+
+        Returns:
+            Log-probabilities and entropies in nats, and values as the model predicts them, each `[seq_len, batch]`.
         """
         features, values, mask = self.predict(obs, state, starts)
         params = self.distribution.from_features(features, mask)
@@ -220,18 +261,30 @@ class Policy(Portable):
     forward = evaluate
 
     def predict(self, obs: Tree, state: State, starts: Tensor) -> Prediction:
-        """Return what the model gives for stored sequences; arguments are those of `evaluate`."""
+        """Return what the model gives for stored sequences.
+
+        Args:
+            obs: As in `evaluate`.
+            state: As in `evaluate`.
+            starts: As in `evaluate`.
+
+        Returns:
+            Features `[seq_len, batch, num_features]`, values `[seq_len, batch]`, and the action mask, if there is one.
+        """
         obs, mask = self.model_inputs(obs)
         features, values, _ = self._run(obs, state, starts)
         return Prediction(features, values, mask)
 
     def values(self, obs: Tree, state: State, starts: Tensor) -> Tensor:
-        """Estimate the values `[num_envs]` of one observation a copy, without the actor's work where that is apart.
+        """Estimate the values of one observation a copy, without the actor's work where that is apart.
 
         Args:
             obs: Observations, `[num_envs, *obs]` or a dict of such.
             state: The model's state before them, each `[num_envs, *]`.
             starts: Where an observation begins an episode, `[num_envs]`, bool.
+
+        Returns:
+            Values in units of rewards, `[num_envs]`.
         """
         seen = self._seen(self.model_inputs(obs)[0])
         with self.autocast():
@@ -257,7 +310,14 @@ class Policy(Portable):
         return {name: part for name, part in obs.items() if name not in self.hidden} if self.hidden else obs
 
     def env_actions(self, actions: Any) -> Any:
-        """Clip actions `[num_envs, *action]` to a bounded `Box` for the environment; those stored stay as sampled."""
+        """Clip actions to a bounded `Box` for the environment; those stored stay as sampled.
+
+        Args:
+            actions: `[num_envs, *action]`, or a dict of such.
+
+        Returns:
+            What the environment gets, `[num_envs, *action]`, or a dict of such.
+        """
         return self.distribution.env_actions(actions)
 
     def observe(self, obs: Tree, valid: Tensor | None = None, *, shared: bool = False) -> None:
@@ -267,6 +327,9 @@ class Policy(Portable):
             obs: Observations, `[horizon, num_envs, *obs]` or a dict of such.
             valid: False at masked autoreset steps, which are no experience, `[horizon, num_envs]`, bool; None: all are.
             shared: Whether all ranks have the same observations, which then count once.
+
+        Raises:
+            ValueError: If the shapes do not fit.
         """
         for name, part in flatten_tree("", obs).items():
             if (moments := self.moments_of(name)) is not None:
@@ -296,7 +359,14 @@ class Policy(Portable):
         return part if moments is None else moments.normalize(part, 10.0)
 
     def moments_of(self, name: str) -> RunningMoments | None:
-        """Return the moments of a part with a name by `flatten_tree("", obs)`, if there are any."""
+        """Return the moments of a part of observations.
+
+        Args:
+            name: Its name by `flatten_tree("", obs)`: `"/velocity"` of a `Dict`, `""` of an observation without parts.
+
+        Returns:
+            Its moments; None where it is not normalised.
+        """
         path = _module_name(name.removeprefix("/"))
         if self.obs_moments is None or path not in self.obs_moments:
             return None

@@ -47,8 +47,8 @@ class Decision(NamedTuple):
     """What `Policy.decide` returns.
 
     Attributes:
-        actions: For one observation an element of the action space, for several such with a leading axis.
-        state: The policy's memory after the observations, for its next call; empty where it has none.
+        actions: For one observation an element of the action space, for several such with a leading axis, `[num, ...]`.
+        state: The policy's memory after the observations, for its next call, each `[num, *]`; empty where it has none.
     """
 
     actions: Any
@@ -76,11 +76,27 @@ class Portable(nn.Module):
 
     @abstractmethod
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
-        """Take the action mask out of observations and normalise the rest."""
+        """Take the action mask out of observations and normalise the rest.
+
+        Args:
+            obs: Observations, `[..., *obs]` or a dict of such.
+
+        Returns:
+            What the model sees, and True where an action is legal, `[..., num_actions]`, bool; None without a mask.
+        """
 
     @abstractmethod
     def policy_features(self, obs: Tree, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return the features of action distributions, `[num_envs, num_features]`, and the state after."""
+        """Return the features of action distributions, and the state after.
+
+        Args:
+            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of such.
+            state: As `memory` gives it.
+            starts: Where an observation begins an episode, `[num_envs]`, bool.
+
+        Returns:
+            Features `[num_envs, num_features]`, and the state, each `[num_envs, *]`.
+        """
 
     @property
     def seen_space(self) -> gymnasium.Space[Any]:
@@ -88,7 +104,14 @@ class Portable(nn.Module):
         return without_parts(self.observation_space, self.unseen)
 
     def memory(self, num_envs: int) -> State:
-        """Return what decisions remember before the first observation, each `[num_envs, *]`; nothing of a critic's."""
+        """Return what decisions remember before the first observation; nothing of a critic's.
+
+        Args:
+            num_envs: How many observations there will be.
+
+        Returns:
+            Tensors by name, each `[num_envs, *]`.
+        """
         return self.model.actor_state(self.model.initial_state(num_envs))
 
     def choose(self, obs: Tree, state: State, starts: Tensor, noise: Tensor | None = None) -> tuple[Any, State]:
@@ -131,23 +154,33 @@ class Portable(nn.Module):
                 obs, ... = env.step(actions)
 
         Args:
-            obs: As the environment gives it: arrays, numbers or tensors, in dicts and tuples where the space has such.
-                Parts that only a critic sees may be absent.
+            obs: As the environment gives it: arrays, numbers or tensors, in dicts and tuples where the space has such;
+                `[*obs]` of one, `[num, *obs]` of several. Parts that only a critic sees may be absent.
             state: What the decision before returned; None where all observations begin an episode.
-            starts: Which observations begin an episode, bool, one for each; None: all without a state, none with one.
+            starts: Which observations begin an episode, bool, `[num]`; None: all without a state, none with one.
             deterministic: Whether to take the distribution's mode rather than a sample.
             generator: What samples are drawn with, on the policy's device; None is torch's own.
 
+        Returns:
+            An element of the action space for one observation, elements with a leading axis for several, as arrays;
+            and the state after it, each `[num, *]`.
+
         Raises:
-            ValueError: If an observation is not of the space, or the state is for another number of them.
+            ValueError: If an observation is not of the space, or `state` or `starts` are not for as many.
         """
         device = next(self.parameters()).device
         rows, batched = to_rows(self.seen_space, obs, device)
         num = len(first_tensor(rows))
         begins = torch.full((num,), state is None, device=device)
         if starts is not None:
-            begins |= torch.as_tensor(np.asarray(starts), device=device).reshape(-1).bool()
-        state = self.memory(num) if state is None else state
+            flags = torch.as_tensor(starts if isinstance(starts, Tensor) else np.asarray(starts), device=device)
+            if flags.numel() != num:
+                raise ValueError(f"`starts` must be one flag an observation, {[num]}; got {list(flags.shape)}.")
+            begins |= flags.reshape(-1).bool()
+        memory = self.memory(num)
+        state = memory if state is None else state
+        if missing := [name for name in memory if name not in state]:
+            raise ValueError(f"the state has no {', '.join(missing)}: give what the last decision returned, or None.")
         for name, part in state.items():
             if len(part) != num:
                 raise ValueError(f"the state `{name}` is of {len(part)} observations; got {num}.")
@@ -168,6 +201,9 @@ class Portable(nn.Module):
 
         Raises:
             TypeError: If the policy is made of something that has no form in a file.
+
+        Returns:
+            The file's path.
         """
         target = Path(path)
         target = target if target.suffix else target.with_suffix(SUFFIX)
@@ -175,7 +211,11 @@ class Portable(nn.Module):
         return target
 
     def to_bytes(self) -> bytes:
-        """Return what `save` writes."""
+        """Return what `save` writes.
+
+        Raises:
+            TypeError: If the policy is made of something that has no form in a file.
+        """
         from safetensors.torch import save
 
         cls, arguments = self.form
@@ -214,13 +254,23 @@ class Portable(nn.Module):
             trust: Whether modules that the file names, with a model of your own, may be imported.
 
         Raises:
+            OSError: If the file cannot be read.
             ValueError: If the file is damaged, is no policy's, or is of a newer rl8x.
         """
         return cls.from_bytes(Path(path).read_bytes(), str(path), trust=trust).to(device)
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "the policy", *, trust: Trust = False) -> Self:
-        """Make the policy of which `to_bytes` returned the content; errors as `load`, which call it by its name."""
+        """Make the policy of which `to_bytes` returned the content.
+
+        Args:
+            content: What it returned.
+            name: What error messages call it.
+            trust: As `load` has it.
+
+        Raises:
+            ValueError: If the content is damaged, is no policy's, or is of a newer rl8x.
+        """
         description, tensors = _read(content, name)
         try:
             made_of = import_class(description["class"], (cls,), trust=trust)
@@ -286,7 +336,10 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
             part = known.get(key, known.get(int(key) if key.isdecimal() else key))
             if part is None:
                 raise ValueError(f"the observation has no `{name}`; it must be of {describe(leaf)}.")
-        tensor = part if isinstance(part, Tensor) else torch.as_tensor(np.asarray(part))
+        array = part if isinstance(part, Tensor) else np.asarray(part)
+        if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
+            raise ValueError(f"`{name}` must be numbers; got {part!r:.60}.")
+        tensor = torch.as_tensor(array)
         shape = tuple(leaf.shape or ())
         axes = tensor.dim() - len(shape)
         if axes not in (0, 1) or tuple(tensor.shape[axes:]) != shape:

@@ -20,6 +20,9 @@ class Schedule:
         kind: `"step"` holds each value until the next point; `"interp"` goes in a straight line from point to point.
             Both hold the last value for good.
         name: What error messages call it: the hyperparameter's name.
+
+    Raises:
+        ValueError: If the kind is another word, or the points are not such pairs of finite numbers.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -41,7 +44,8 @@ class Schedule:
             name: As the class has it.
 
         Raises:
-            ValueError: If the points are not in order, do not begin at 0, or are not finite numbers.
+            ValueError: If the points are not in order, do not begin at 0, or are not finite numbers; or the kind is
+                unknown.
             TypeError: If `spec` is none of these forms.
         """
         if isinstance(spec, Schedule):
@@ -70,6 +74,23 @@ class Schedule:
         share = (env_steps - begin) / (end - begin)
         return value * (1.0 - share) + goal * share
 
+    def bounded(self, low: float, high: float, name: str) -> Schedule:
+        """Return the schedule itself, if its values stay in a range.
+
+        Args:
+            low: The smallest legal value.
+            high: The largest; may be infinite.
+            name: What the error calls it.
+
+        Raises:
+            ValueError: If a value lies outside.
+        """
+        for _, value in self.points:
+            if not low <= value <= high:
+                limit = f" and at most {high:g}" if high < math.inf else ""
+                raise ValueError(f"`{name}` must stay at least {low:g}{limit}; got {value!r}.")
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Return a form that JSON can hold and `make` reads."""
         return {"kind": self.kind, "points": [list(point) for point in self.points]}
@@ -82,6 +103,8 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _checked_points(points: Sequence[Any], name: str) -> tuple[tuple[int, float], ...]:
     """Return the pairs as a tuple of tuples, or raise saying which is wrong."""
     form = f"`{name}` must be a list of (transitions, value) pairs, as in [[0, 1e-3], [1000000, 1e-4]]"
+    if not isinstance(points, Sequence) or isinstance(points, str | bytes):
+        raise ValueError(f"{form}; got {points!r}.")
     if not points:
         raise ValueError(f"{form}; got an empty list.")
     checked: list[tuple[int, float]] = []

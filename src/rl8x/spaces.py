@@ -29,12 +29,18 @@ class AsymmetricDict(spaces.Dict):
         parts: The parts by name.
         critic_only: Names of those that only a critic sees.
 
+    Raises:
+        ValueError: If there is no part of such a name.
+
     Source: Pinto et al. 2018, arXiv:1710.06542.
     """
 
     def __init__(self, parts: Mapping[str, spaces.Space[Any]], *, critic_only: Sequence[str]) -> None:
         super().__init__(dict(parts))
         self.critic_only = tuple(critic_only)
+        for name in self.critic_only:
+            if name not in parts:
+                raise ValueError(f"`critic_only` names parts: {', '.join(parts)}; got {name!r}.")
 
     def __repr__(self) -> str:
         """Show the parts, and which are for the critic alone."""

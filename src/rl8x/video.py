@@ -30,6 +30,7 @@ from rl8x.envs.canvas import BACKGROUND, INK, SIZE, Picture, font, mixed
 from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
 from rl8x.policy import Policy
 from rl8x.rollouts.playing import Moment, play_episodes
+from rl8x.spaces import describe
 
 _MAX_FPS: Final = 30.0  # above it frames are left out
 _LAST_S: Final = 1.0  # for which the last frame of an episode is shown
@@ -63,7 +64,17 @@ class Film:
     finished: NDArray[np.bool_]
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, whose name must have the film's ending; missing folders are made."""
+        """Write it to a file; missing folders are made.
+
+        Args:
+            path: The file, whose name must have the film's ending.
+
+        Returns:
+            The same path.
+
+        Raises:
+            ValueError: If the name has another ending.
+        """
         path = Path(path)
         if path.suffix.lower() != self.suffix:
             raise ValueError(f"this film is a {self.suffix}; it cannot be saved as {path.name!r}.")
@@ -102,24 +113,40 @@ def film(
         env: An environment that draws itself, or one made with `render_mode="rgb_array"`, such as
             `GymnasiumEnv("LunarLander-v3", 1, render_mode="rgb_array")`. It is reset.
         suffix: The format, `".gif"` or `".mp4"`.
-        episodes: How many are played in each copy.
+        episodes: How many are played in each copy, at least 1.
         env_config: Values of the environment's parameters; None changes nothing. Their values in each copy are written
             above it.
-        shown: The first so many copies are filmed; None is all.
-        columns: Copies in a row of the picture; None finds a number.
+        shown: The first so many copies are filmed, at least 1; None is all.
+        columns: Copies in a row of the picture, at least 1; None finds a number.
         captions: Whether parameters, steps and returns are written above and below.
-        max_steps: Where to stop when episodes do not end; None is 1,000 steps, 200 where they never do.
-        fps: Steps of the environment a second; None is its own rate, else 30. Above 30 frames are left out.
+        max_steps: Where to stop when episodes do not end, at least 1; None is 1,000 steps, 200 where they never do.
+        fps: Steps of the environment a second, > 0; None is its own rate, else 30. Above 30 frames are left out.
         deterministic: Whether the policy takes its most likely actions rather than samples.
         seed: Seeds the environment and the samples.
         state_reset_every: As the algorithm has it, for tasks that never end; 0 is never.
 
+    Returns:
+        The film, with the returns and lengths of its episodes.
+
     Raises:
-        RuntimeError: If imageio is needed and not installed.
-        ValueError: If there is no such format, or the environment has no pictures.
+        TypeError: If it is no policy, or no rl8x environment.
+        ImportError: If imageio is needed and not installed.
+        ValueError: If there is no such format, the environment has no pictures or other spaces than the policy, or a
+            number is out of its range.
     """
+    if not isinstance(policy, Policy) or not isinstance(env, Env):
+        raise TypeError(f"films are of a Policy in an Env; got {policy!r:.100} and {env!r:.100}.")
     check_format(suffix)
     check_pictures(env)
+    _check_numbers(episodes=episodes, shown=shown, columns=columns, max_steps=max_steps)
+    if fps is not None and not fps > 0:
+        raise ValueError(f"`fps` must be greater than 0; got {fps!r}.")
+    for name, own, given in (
+        ("observations", policy.observation_space, env.single_observation_space),
+        ("actions", policy.action_space, env.single_action_space),
+    ):
+        if describe(own) != describe(given):
+            raise ValueError(f"the policy is for {name} of {describe(own)}; the environment has {describe(given)}.")
     rate = float(fps or env.metadata.get("render_fps") or _MAX_FPS)
     every = max(1, math.ceil(rate / _MAX_FPS))
     ends: list[Moment] = []
@@ -144,6 +171,12 @@ def film(
     return Film(data, suffix.lower(), count, returns, lengths, np.stack([~end.running[:shown] for end in ends]))
 
 
+def _check_numbers(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"`{name}` must be at least 1; got {count!r}.")
+
+
 def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> Film:
     """Film episodes into a file.
 
@@ -151,7 +184,15 @@ def record_video(policy: Policy, env: Env, path: str | Path, **options: Any) -> 
         policy: The policy that acts.
         env: As `film` takes it.
         path: The file, whose ending says the format.
-        **options: The others of `film`.
+        options: The others of `film`.
+
+    Returns:
+        The film.
+
+    Raises:
+        TypeError: As `film` does.
+        ImportError: As `film` does.
+        ValueError: As `film` does.
     """
     made = film(policy, env, Path(path).suffix, **options)
     made.save(path)

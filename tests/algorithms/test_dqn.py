@@ -240,9 +240,9 @@ def test_what_does_not_fit_is_refused():
         build(Pendulum)
     with pytest.raises(ValueError, match="DQN trains feedforward models; GRUModel is recurrent"):
         build(model="gru", model_config={})
-    with pytest.raises(ValueError, match=r"`epsilon_schedule` must have values in \[0, 1\]"):
+    with pytest.raises(ValueError, match="`epsilon_schedule` must stay at least 0 and at most 1"):
         DQNConfig(epsilon_schedule=[[0, 1.5]])
-    with pytest.raises(ValueError, match=r"`priority_beta_schedule` must have values in \[0, 1\]"):
+    with pytest.raises(ValueError, match="`priority_beta_schedule` must stay at least 0 and at most 1"):
         DQNConfig(priority_beta_schedule=[[0, 0.4], [100, 2.0]])
     with pytest.raises(ValueError, match="`updates_per_sample` must be at least"):
         DQNConfig(updates_per_sample=0)

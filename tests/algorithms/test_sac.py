@@ -643,8 +643,9 @@ def test_what_does_not_fit_is_refused():
             build(**given)
     with pytest.raises(ValueError, match="`num_atoms` must be 1 for discrete actions; got 51"):
         build(CartPole, num_atoms=51)
-    for bounds in ((1, 1), (-5, math.inf)):
-        with pytest.raises(ValueError, match=f"`v_min` must be less than `v_max`, both finite; got {bounds[0]} and"):
-            SACConfig(v_min=bounds[0], v_max=bounds[1])
+    with pytest.raises(ValueError, match="`v_min` must be less than `v_max`, both finite; got 1 and 1"):
+        SACConfig(v_min=1, v_max=1)
+    with pytest.raises(ValueError, match="`v_max` must be finite; got inf"):
+        SACConfig(v_min=-5, v_max=math.inf)
     with pytest.raises(ValueError, match="`critic_hidden_sizes` must be a list of whole numbers"):
         build(critic_hidden_sizes=[0])

@@ -598,3 +598,12 @@ def test_dotted_paths():
     assert dotted_path(lambda: 0) is None
     assert dotted_path(3) is None
     assert import_named("pathlib.Path") is Path
+
+
+def test_paths_may_be_texts(tmp_path):
+    folder = files.write(tmp_path, 3, {"run": {}}, {"a": 1}, {})
+    assert files.listed(str(tmp_path)) == [folder]
+    assert files.describe(str(folder))["run"] == {}
+    assert files.read(str(folder)).path == folder
+    with pytest.raises(CheckpointError, match="is missing"):
+        files.read("nowhere")

@@ -102,3 +102,11 @@ def test_it_is_for_discrete_spaces_and_never_picked_by_itself():
         EpsilonGreedy(gymnasium.spaces.MultiDiscrete([2, 3]))
     assert type(make_distribution(None, Discrete(2))) is Categorical
     assert type(make_distribution("epsilon_greedy", Discrete(2), {"epsilon": 0.1})) is EpsilonGreedy
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, 1.5, float("nan")])
+def test_a_share_outside_of_0_and_1_is_refused_and_changes_nothing(epsilon):
+    greedy = EpsilonGreedy(Discrete(3), epsilon=0.25)
+    with pytest.raises(ValueError, match="`epsilon` must be at least 0 and at most 1"):
+        greedy.set_epsilon(epsilon)
+    assert greedy.epsilon.item() == 0.25

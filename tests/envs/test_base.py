@@ -10,7 +10,16 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl8x.envs import BUILTIN, CartPole, CartPoleInfinite, DiscreteDummy, MountainCar, Pendulum
+from rl8x.envs import (
+    BUILTIN,
+    CartPole,
+    CartPoleInfinite,
+    DiscreteDummy,
+    GymnasiumEnv,
+    MountainCar,
+    NumpyEnv,
+    Pendulum,
+)
 from rl8x.envs.base import Env, Parameter
 from rl8x.randomization import Choice, Grid, LogUniform, Normal, Uniform
 from rl8x.trees import flatten_tree, tree_map
@@ -395,7 +404,7 @@ def test_construction_errors():
         CartPole(0)
     with pytest.raises(ValueError, match="time_limit must be at least 1 or None; got 0"):
         CartPole(1, time_limit=0)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"CartPole: num_envs must be a whole number; got 1\.5"):
         CartPole(1.5)
     limited = type("Limited", (CartPole,), {"max_num_envs": 4})
     with pytest.raises(ValueError, match="at least 1 and at most 4; got 5"):
@@ -464,3 +473,54 @@ def test_gymnasiums_wrapper_of_vector_environments_works():
     env = gymnasium.wrappers.vector.TransformReward(MountainCar(3, seed=0), lambda rewards: rewards * 2)
     env.reset(seed=0)
     assert env.step(env.action_space.sample())[1].tolist() == [-2.0, -2.0, -2.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CartPole("8"), "CartPole: num_envs must be a whole number; got '8'"),
+        (lambda: CartPole(1, time_limit=2.5), r"CartPole: time_limit must be a whole number; got 2\.5"),
+        (lambda: CartPole(1, seed="x"), "CartPole: seed must be a whole number; got 'x'"),
+        (lambda: CartPole(1).reset(seed=0.5), r"CartPole: seed must be a whole number; got 0\.5"),
+        (lambda: GymnasiumEnv("CartPole-v1", 1, time_limit="5"), "GymnasiumEnv: time_limit must be a whole number"),
+        (lambda: NumpyEnv("CartPole"), "NumpyEnv: `env` must be an rl8x Env"),
+    ],
+)
+def test_what_is_no_number_and_no_environment_is_told(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_time_limit_of_nothing_is_refused_before_copies_are_made():
+    with pytest.raises(ValueError, match="GymnasiumEnv: time_limit must be at least 1 or None; got 0"):
+        GymnasiumEnv("CartPole-v1", 1, time_limit=0)
+
+
+@pytest.mark.parametrize(
+    ("env", "actions", "message"),
+    [
+        (CartPole(4), torch.tensor([1]), r"actions must be shaped \[4\]; got \[1\]"),
+        (CartPole(4), torch.tensor(1), r"actions must be shaped \[4\]; got \[\]"),
+        (Pendulum(3), torch.zeros(3), r"actions must be shaped \[3, 1\]; got \[3\]"),
+        (CartPole(1), {"push": torch.tensor([1])}, r"actions must be shaped \[1\]; got a dict"),
+    ],
+)
+def test_actions_that_would_be_broadcast_are_refused(env, actions, message):
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=message):
+        env.step(actions)
+
+
+def test_an_environment_that_declares_no_space_is_told_which():
+    with pytest.raises(TypeError, match=r"Bare: declare `single_observation_space`, .* of one copy; got None"):
+        type("Bare", (Env,), {})(1)
+    with pytest.raises(TypeError, match=r"Half: declare `single_action_space`, .*; got 2"):
+        type("Half", (Env,), {"single_observation_space": Box(-1, 1, (2,)), "single_action_space": 2})(1)
+
+
+@pytest.mark.parametrize("wrong", [{"default": "1"}, {"low": None}, {"high": [2.0]}])
+def test_a_parameters_numbers_are_numbers(wrong):
+    given = {"default": 1.0, "low": -np.inf, "high": np.float32(2.0), "unit": "", "description": ""}
+    assert Parameter(**given).high == 2.0
+    with pytest.raises(TypeError, match=f"a parameter's `{next(iter(wrong))}` must be a number; got"):
+        Parameter(**{**given, **wrong})

@@ -294,3 +294,9 @@ def test_the_actions_belong_to_the_space(space):
             value = row(space, actions, i)
             assert space.contains(value), value
     assert str(seen[0]) != str(seen[-1])
+
+
+@pytest.mark.parametrize("env", [Good, "CartPole", None])
+def test_what_is_no_environment_is_told(env):
+    with pytest.raises(TypeError, match="validate checks an instance of an Env, such as CartPole"):
+        validate(env)

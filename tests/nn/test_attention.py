@@ -162,3 +162,21 @@ def test_each_position_has_its_vector():
 def test_a_longer_sequence_is_refused():
     with pytest.raises(ValueError, match="6 elements is longer than `max_length`, which is 5"):
         PositionalEmbedding(5, 3)(torch.randn(2, 6, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (lambda: Attention(0, 1), "width"),
+        (lambda: Attention(WIDTH, 0), "num_heads"),
+        (lambda: Attention(WIDTH, 1, context_width=0), "context_width"),
+        (lambda: CrossAttention(WIDTH, 1, context_width=0), "context_width"),
+        (lambda: CrossAttention(WIDTH, 1, hidden_size=0), "sizes"),
+        (lambda: SelfAttentionStack(WIDTH, 1, 1.5), "num_layers"),
+        (lambda: PositionalEmbedding(0, WIDTH), "max_length"),
+        (lambda: Skip("none", WIDTH, 0), "num_outputs"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(make, wrong):
+    with pytest.raises(ValueError, match=f"`{wrong}` must be .*whole number.? of at least 1"):
+        make()

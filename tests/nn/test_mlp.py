@@ -58,3 +58,18 @@ def test_gains():
 def test_sizes_that_are_none_are_refused(sizes):
     with pytest.raises(ValueError, match="sizes"):
         MLP(sizes)
+
+
+@pytest.mark.parametrize("width", [0, -1, 2.5, True, "3", None])
+def test_widths_that_are_none_are_refused(width):
+    with pytest.raises(ValueError, match="`num_inputs` must be a whole number of at least 1; got"):
+        linear(width, 3)
+    with pytest.raises(ValueError, match="`num_outputs` must be a whole number of at least 1; got"):
+        linear(3, width)
+
+
+def test_rows_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"reads rows \[..., 3\]; got \[5, 4\]"):
+        MLP([3, 2])(torch.rand(5, 4))
+    with pytest.raises(ValueError, match=r"reads rows \[..., 3\]; got \[5, 4\]"):
+        MLP([3])(torch.rand(5, 4))

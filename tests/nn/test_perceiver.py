@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rl8x.nn import Perceiver
@@ -36,3 +37,13 @@ def test_every_parameter_gets_a_gradient():
     model = Perceiver(6, 4, 8, num_heads=2, num_layers=2, num_blocks=2)
     model(inputs()).square().sum().backward()
     assert all(weights.grad is not None for weights in model.parameters())
+
+
+def test_what_makes_no_perceiver_is_refused():
+    with pytest.raises(ValueError, match="`num_latents` must be a whole number of at least 1; got 0"):
+        Perceiver(6, 0, 8)
+    with pytest.raises(ValueError, match="`num_layers` must be a whole number"):
+        Perceiver(6, 4, 8, num_layers=0)
+    with pytest.raises(ValueError, match="latents keep their width"):
+        Perceiver(6, 4, 8, skip="cat")
+    assert Perceiver(6, 4, 8, skip="none")(inputs()).shape == (3, 4, 8)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rl8x.nn import PointerNetwork
@@ -33,3 +34,8 @@ def test_leading_dimensions_are_free():
     pointer = PointerNetwork(3, 4, 5)
     query, elements = torch.randn(7, 2, 4), torch.randn(7, 2, 6, 3)
     assert torch.allclose(pointer(query, elements)[3], pointer(query[3], elements[3]), atol=1e-6)
+
+
+def test_widths_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="`query_width` must be a whole number of at least 1; got 0"):
+        PointerNetwork(3, 0, 5)

@@ -171,3 +171,9 @@ def test_errors(make, message):
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", [None, 5, "uniform", [["uniform", [0, 1]]], {}])
+def test_what_is_no_entry_is_refused(form):
+    with pytest.raises(ValueError, match="written as one entry, like"):
+        from_dict(form)

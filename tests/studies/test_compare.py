@@ -55,6 +55,19 @@ def test_a_row_for_each_run_with_what_differs_and_last_and_best_values(store):
     assert made.clock == "transitions of training"
 
 
+def test_one_run_and_one_metric_need_no_list(store):
+    fill(store)
+    alone, listed = compare("parent", metrics="returns/mean"), compare(["parent"], metrics=["returns/mean"])
+    assert [run.id for run in alone.runs] == [run.id for run in listed.runs]
+    assert alone.metrics == ("returns/mean",)
+
+
+@pytest.mark.parametrize("level", [0, 1, 95])
+def test_a_level_that_is_none_is_refused_before_runs_are_looked_for(level):
+    with pytest.raises(ValueError, match=rf"`level` must be in \(0, 1\); got {level}"):
+        compare(["nowhere"], level=level)
+
+
 def test_groups_average_their_runs_on_common_steps(store):
     fill(store)
     made = compare(["parent"], group_by="algorithm_config.lr")

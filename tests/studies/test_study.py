@@ -451,3 +451,9 @@ def test_a_study_under_torchrun_is_refused_in_one_line(monkeypatch, tmp_path):
         make().run()
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["name", "directory"])
+def test_what_is_no_text_is_told(name):
+    with pytest.raises(TypeError, match=f"`{name}` must be a text; got 5. Put it in quotes"):
+        make(**{name: 5})

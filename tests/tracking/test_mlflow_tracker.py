@@ -478,3 +478,10 @@ def test_rows_that_a_full_disk_did_not_take_are_told_and_the_run_stays_finished(
     assert run.info.status == "FINISHED"
     assert run.data.tags["rl8x.lost_rows"] == str(lost)
     assert history(mlflow_client, run.info.run_id, "a") == [(step, float(step)) for step in range(kept)]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan, "5", None, True])
+@pytest.mark.parametrize("name", ["finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"])
+def test_seconds_that_are_none_are_refused(name, seconds):
+    with pytest.raises(ValueError, match=f"MLflowTracker: `{name}` must be seconds, at least 0; got"):
+        MLflowTracker(**{name: seconds})

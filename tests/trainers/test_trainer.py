@@ -521,3 +521,15 @@ def test_a_confirmations_config_that_nothing_would_apply_is_refused_before_train
     with pytest.raises(ValueError, match="`eval_env_config` would never apply"):
         run(trainer, eval_env_config={"length": 0.9}, stop_conditions=[confirmed])
     assert trainer.state[keys.COLLECTS] == 0
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig(), CartPole, "PPO", None])
+def test_what_is_no_algorithm_is_told(algorithm):
+    with pytest.raises(TypeError, match=r"a trainer needs an algorithm, such as PPOConfig\(\)\.build\(CartPole\); got"):
+        Trainer(algorithm)
+
+
+def test_what_keeps_no_runs_is_told():
+    algorithm = PPOConfig(num_envs=2, horizon=2, device="cpu").build(CartPole)
+    with pytest.raises(TypeError, match=r"`tracker` must keep runs, .* got 'mlruns'"):
+        Trainer(algorithm, tracker="mlruns")

@@ -32,6 +32,11 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
         @dataclasses.dataclass(frozen=True, kw_only=True)
         class FastTD3Config(TD3Config, defaults={"num_envs": 1024, "tau": 0.1}): ...
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: If there is no option of a name, a value is out of its range or not finite, or options do not fit
+            together.
     """
 
     algorithm: ClassVar[type[GenericAlgorithmBase[Any]] | None] = None
@@ -91,6 +96,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
         Raises:
             TypeError: If no algorithm is declared with `config=` this class, or it takes no environment.
+            ValueError: If config, environment and model do not fit together, or there is too little memory.
         """
         algorithm = self.algorithm_class
         if algorithm is None:
@@ -110,7 +116,16 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         return self.algorithm
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Return the environment to train in and what makes another such; without environments both are None."""
+        """Return the environment to train in and what makes another such; without environments both are None.
+
+        Args:
+            env: As `build` takes it.
+            seed: Seeds the environment.
+            env_kwargs: As `build` takes them.
+
+        Raises:
+            TypeError: If one is given to an algorithm that takes none.
+        """
         if env is not None or env_kwargs:
             raise TypeError(f"{type(self).__name__} trains without an environment; got {env!r}.")
         return None, None
@@ -163,22 +178,35 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
 
     def follow(self, row: Mapping[str, float]) -> None:
-        """Know a trainer's latest row of metrics in the next collect."""
+        """Know a trainer's latest row of metrics in the next collect.
+
+        Args:
+            row: Metrics by name.
+        """
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Gather experience with the present policy and return its statistics; without an environment there is none."""
+        """Gather experience with the present policy; without an environment there is none.
+
+        Args:
+            env_config: As `OnlineAlgorithm.collect` takes it.
+
+        Returns:
+            Its statistics, by the names of metrics.
+        """
         return Stats({})
 
     @abstractmethod
     def step(self) -> Stats:
-        """Update the policy and return the update's statistics.
+        """Update the policy.
 
-        Those under `finite/` are no metrics: 1 where the quantity of this name is not finite, else 0.
+        Returns:
+            The update's statistics, by the names of metrics. Those under `finite/` are none: 1 where the quantity of
+            this name is not finite, else 0.
         """
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimate of an eager step on a CPU, by a model of its work: it decides when `auto` is compiled.
+        """Estimate of an eager step on a CPU, in seconds, by a model of its work: it decides when `auto` is compiled.
 
         It must follow from config, environment and policy alone, and not from a clock.
         """
@@ -196,19 +224,31 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned, in place; experience and counters stay."""
+        """Go back, in place; experience and counters stay.
+
+        Args:
+            state: What `learned_state` or `state_dict` returned.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next collect and step depend on."""
         return {**self.learned_state(), "counters": dict(self.counters)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken, bit for bit."""
+        """Go on from where `state_dict` was taken, bit for bit.
+
+        Args:
+            state: What it returned.
+        """
         self.load_learned_state(state)
         self.counters.update(state["counters"])
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Go on, as a rank that the run did not have, from where another rank's `state_dict` was taken."""
+        """Go on, as a rank that the run did not have, from where another rank stands.
+
+        Args:
+            state: What that one's `state_dict` returned.
+        """
         own = self.learned_state()
         self.load_learned_state({**state, **{name: own[name] for name in self.of_rank}})
         self.counters.update(state["counters"])
@@ -251,7 +291,11 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         return {"rl8x.execution": self.execution.mode}
 
     def watch(self, row: Mapping[str, float]) -> None:
-        """Look at a step's row of statistics, now that it is on the host, for what deserves a warning."""
+        """Look at a step's row of statistics, now that it is on the host, for what deserves a warning.
+
+        Args:
+            row: Metrics by name.
+        """
 
 
 def flatten_params(name: str, value: Any) -> dict[str, Any]:

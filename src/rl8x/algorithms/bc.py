@@ -25,7 +25,14 @@ from rl8x.spaces import critic_only
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BCConfig(LearnerConfig):
-    """Hyperparameters of behaviour cloning."""
+    """Hyperparameters of behaviour cloning.
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: If a value is out of its range, or a schedule is not legal.
+
+    Source: Pomerleau 1991, doi:10.1162/neco.1991.3.1.88.
+    """
 
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path or a class. None: by the action space."
@@ -34,7 +41,10 @@ class BCConfig(LearnerConfig):
 
 
 class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
-    """Behaviour cloning from a data set. Made by `BCConfig(dataset=...).build()`."""
+    """Behaviour cloning from a data set. Made by `BCConfig(dataset=...).build()`.
+
+    Source: Pomerleau 1991, doi:10.1162/neco.1991.3.1.88.
+    """
 
     numbers: ClassVar[tuple[str, ...]] = ("losses/bc", "monitors/entropy", "monitors/grad_norm")
 

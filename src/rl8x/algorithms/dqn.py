@@ -36,7 +36,18 @@ EPSILON: Final = "coefficients/epsilon"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
-    """Hyperparameters of DQN."""
+    """Hyperparameters of DQN.
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: If a value is out of its range, `v_min` is not less than `v_max`, `num_atoms` and `num_quantiles` or
+            `huber_delta` are given together, or a schedule is not legal.
+
+    Source: Mnih et al. 2015, doi:10.1038/nature14236; `double`: van Hasselt et al. 2016, arXiv:1509.06461; `dueling`:
+    Wang et al. 2016, arXiv:1511.06581; `prioritized`: Schaul et al. 2016, arXiv:1511.05952; `num_atoms`: Bellemare et
+    al. 2017, arXiv:1707.06887; `num_quantiles`: Dabney et al. 2017, arXiv:1710.10044; `cql_coeff`: Kumar et al. 2020,
+    arXiv:2006.04779.
+    """
 
     batch_size: int = option(64, "Transitions of a batch, each drawn by itself.", low=1)
     updates_per_sample: float = option(
@@ -97,7 +108,7 @@ class DQNConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        self.check_shares("epsilon")
+        self.schedule("epsilon").bounded(0.0, 1.0, "epsilon_schedule")
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
         if self.num_atoms > 1 and self.num_quantiles > 1:
@@ -203,7 +214,10 @@ class QLearning(Learner[DQNConfig]):
 
 
 class DQN(QLearning, OffPolicyAlgorithm[DQNConfig], config=DQNConfig):
-    """Deep Q-learning on one environment. Made by `DQNConfig(...).build(env)`."""
+    """Deep Q-learning on one environment. Made by `DQNConfig(...).build(env)`.
+
+    Source: Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
+    """
 
     metrics: tuple[str, ...] = (*OffPolicyAlgorithm.metrics, EPSILON)
 

@@ -56,8 +56,10 @@ def check_options(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         declared = field.metadata
-        if not declared or value is None:
+        if not declared or (value is None and _may_be_none(field)):
             continue
+        if value is None:
+            raise TypeError(f"`{field.name}` must be {kind_of(field)}; got None. Leave it out for its default.")
         if declared["choices"]:
             if value not in declared["choices"]:
                 raise ValueError(_not_a_choice(field.name, value, declared["choices"]))
@@ -65,6 +67,11 @@ def check_options(config: Any) -> None:
         _check_kind(field, value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_range(field.name, value, declared)
+
+
+def _may_be_none(field: dataclasses.Field[Any]) -> bool:
+    kind = kind_of(field)
+    return field.default is None or kind == "Any" or "None" in kind or "Optional" in kind
 
 
 def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
@@ -82,7 +89,7 @@ def _check_kind(field: dataclasses.Field[Any], value: Any) -> None:
 
 def _check_range(name: str, value: float, declared: Any) -> None:
     low, high, above = declared["low"], declared["high"], declared["above"]
-    if low <= value <= high and value > above:
+    if low <= value <= high and value > above and math.isfinite(value):
         return
     bounds = []
     if above > -math.inf:
@@ -91,7 +98,9 @@ def _check_range(name: str, value: float, declared: Any) -> None:
         bounds.append(f"at least {low:g}")
     if high < math.inf:
         bounds.append(f"at most {high:g}")
-    raise ValueError(f"`{name}` must be {' and '.join(bounds) or 'finite'}; got {value!r}.")
+    if not math.isfinite(value):
+        bounds = ["finite"]
+    raise ValueError(f"`{name}` must be {' and '.join(bounds)}; got {value!r}.")
 
 
 def _not_a_choice(name: str, value: Any, choices: Iterable[Any]) -> str:

@@ -31,7 +31,14 @@ from rl8x.trees import unflatten_tree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IQLConfig(ValueConfig):
-    """Hyperparameters of implicit Q-learning."""
+    """Hyperparameters of implicit Q-learning.
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: If a value is out of its range, or a schedule is not legal.
+
+    Source: Kostrikov et al. 2022, arXiv:2110.06169.
+    """
 
     expectile: float = option(
         0.7, "Which expectile of Q over the data's actions V is: 0.5 the mean, near 1 the maximum.", above=0.0, high=1.0
@@ -67,7 +74,10 @@ class PolicyAndValue(nn.Module):
 
 
 class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
-    """Implicit Q-learning from a data set. Made by `IQLConfig(dataset=...).build()`."""
+    """Implicit Q-learning from a data set. Made by `IQLConfig(dataset=...).build()`.
+
+    Source: Kostrikov et al. 2022, arXiv:2110.06169, algorithm 1.
+    """
 
     numbers: ClassVar[tuple[str, ...]] = (
         "losses/policy",
@@ -81,7 +91,11 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
     )
 
     def check_spaces(self) -> None:
-        """Refuse actions that critics do not read."""
+        """Refuse actions that critics do not read.
+
+        Raises:
+            ValueError: If they are neither in a `Box` nor in a `Discrete` space.
+        """
         if not isinstance(self.action_space, gymnasium.spaces.Box | gymnasium.spaces.Discrete):
             raise ValueError(f"IQL needs a Box or Discrete action space; got {describe(self.action_space)}. Use BC.")
 

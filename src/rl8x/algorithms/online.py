@@ -61,7 +61,11 @@ class ResetSchedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineConfig(AlgorithmConfig):
-    """Hyperparameters of every algorithm that has an environment."""
+    """Hyperparameters of every algorithm that has an environment.
+
+    Raises:
+        ValueError: If `horizons_per_env_reset` is 0, and as `AlgorithmConfig` does.
+    """
 
     num_envs: int = option(8192, "Copies of the environment, stepped together.", low=1)
     horizon: int = option(32, "Steps taken by each copy in one collect.", low=1)
@@ -86,11 +90,15 @@ class OnlineConfig(AlgorithmConfig):
             env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
                 vector environments.
             env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
+
+        Raises:
+            TypeError: If what was given makes no environment.
+            ValueError: If config, environment and model do not fit together, or there is too little memory.
         """
         return super().build(env, **env_kwargs)
 
     def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
-        """Return a lower bound of the memory that the experience of one collect takes.
+        """Return a lower bound of the memory that the experience of one collect takes, in bytes.
 
         Args:
             observation: Space of one copy's observation; None where it is not known yet.
@@ -160,16 +168,29 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     @abstractmethod
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Gather a horizon of experience with the present policy and return its statistics.
+        """Gather a horizon of experience with the present policy.
 
         Args:
             env_config: Values for the environment's parameters, applied where a reset is due; or a function of the
                 counters, and of the metrics that `follow` was given, that returns such values, which each copy's next
                 episode is played under.
+
+        Returns:
+            Its statistics, by the names of metrics.
+
+        Raises:
+            ValueError: As `reset_if_due` does.
         """
 
     def finish_collect(self, rollout: Rollout) -> Stats:
-        """Count the horizon that a rollout has, truncate its episodes if a reset follows, and return its statistics."""
+        """Count the horizon that a rollout has, and truncate its episodes if a reset follows.
+
+        Args:
+            rollout: What was collected, `[horizon + 1, num_envs, ...]`.
+
+        Returns:
+            Its statistics, by the names of metrics.
+        """
         horizon = self.config.horizon
         self.counters[keys.COLLECTS] += 1
         if self.reset_is_due():
@@ -210,6 +231,9 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             env_config: Values for the environment's parameters; the next training reset goes back to what was in force
                 before. None evaluates under that.
             deterministic: Whether the policy takes its most likely action rather than a sample.
+
+        Returns:
+            Statistics of these horizons, by the names of metrics.
         """
         horizons: list[Mapping[str, float]] = []
         with self.env.evaluating_parameters():
@@ -230,11 +254,15 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Move the environment's parameters to where counters and metrics say, and reset it where that is due.
 
+        Args:
+            env_config: As `collect` takes it.
+
         Returns:
             Whether it was reset.
 
         Raises:
-            ValueError: If `env_config` is another than the one in force, and no reset will ever apply it.
+            ValueError: If a name is unknown or a value out of its bounds, or `env_config` is another than the one in
+                force and no reset will ever apply it.
         """
         known = {**self._row, **self.counters}
         is_due = self.reset_is_due()

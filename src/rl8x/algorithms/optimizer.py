@@ -10,6 +10,7 @@ What is saved is in the layout of `torch.optim`, for each weight by its name, so
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -32,6 +33,14 @@ class Rule(ABC):
     """How a gradient moves weights. `weight_decay` is the weight of an L2 penalty."""
 
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: At the first that is out of its range.
+        """
+        _check_number("weight_decay", self.weight_decay)
 
     def options(self) -> dict[str, Any]:
         """Return the options by the names of `torch.optim`."""
@@ -70,6 +79,15 @@ class Adam(Rule):
     betas: Sequence[float] = (0.9, 0.999)
     eps: float = 1e-8
     decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options; `betas` are in [0, 1)."""
+        super().__post_init__()
+        _check_number("eps", self.eps)
+        if isinstance(self.betas, str) or not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ValueError(f"`optimizer_config`: `betas` must be two numbers; got {self.betas!r}.")
+        for beta in self.betas:
+            _check_number("betas", beta, below=1.0)
 
     def options(self) -> dict[str, Any]:
         """Return the options by the names of `torch.optim`."""
@@ -126,6 +144,11 @@ class SGD(Rule):
     momentum: float = 0.0
     nesterov: bool = False
 
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        _check_number("momentum", self.momentum)
+
     def options(self) -> dict[str, Any]:
         """Return the options by the names of `torch.optim`."""
         return super().options() | {"dampening": 0.0}
@@ -145,6 +168,14 @@ class SGD(Rule):
         weights.sub_(direction * lr)
 
 
+def _check_number(name: str, number: object, below: float = math.inf) -> None:
+    """Refuse what is no number in [0, below)."""
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not is_number or not 0.0 <= number < below:  # type: ignore[operator] # mypy does not join the two
+        limit = f" and less than {below:g}" if below < math.inf else ""
+        raise ValueError(f"`optimizer_config`: `{name}` must be finite, at least 0{limit}; got {number!r}.")
+
+
 OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam, "sgd": SGD}
 
 
@@ -152,7 +183,7 @@ def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
     """Make the rule of a built-in optimizer.
 
     Raises:
-        ValueError: If `config` has an option that it does not know.
+        ValueError: If `config` has an option that it does not know, or one out of its range.
     """
     legal = [field.name for field in dataclasses.fields(OPTIMIZERS[name]) if field.name != "decoupled"]
     check_names_in(config, legal, f"`optimizer_config` of {name}")

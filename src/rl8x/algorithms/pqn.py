@@ -41,7 +41,14 @@ _EPSILON: Final = "coefficients/epsilon"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PQNConfig(OnPolicyConfig):
-    """Hyperparameters of PQN."""
+    """Hyperparameters of PQN.
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: As `PPOConfig` does, or if `epsilon_schedule` leaves [0, 1].
+
+    Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
+    """
 
     num_envs: int = option(32, "Copies of the environment, stepped together; the paper's tasks have 32 to 1024.", low=1)
     horizon: int = option(64, "Steps taken by each copy in one collect.", low=1)
@@ -74,9 +81,7 @@ class PQNConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        for _, epsilon in self.share_of_random_actions.points:
-            if not 0.0 <= epsilon <= 1.0:
-                raise ValueError(f"`epsilon_schedule` must stay at least 0 and at most 1; got {epsilon!r}.")
+        self.share_of_random_actions.bounded(0.0, 1.0, "epsilon_schedule")
 
     @property
     def share_of_random_actions(self) -> Schedule:
@@ -86,7 +91,10 @@ class PQNConfig(OnPolicyConfig):
 
 
 class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
-    """Q-learning on rollouts of one environment. Made by `PQNConfig(...).build(env)`."""
+    """Q-learning on rollouts of one environment. Made by `PQNConfig(...).build(env)`.
+
+    Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
+    """
 
     metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
     policy: QPolicy

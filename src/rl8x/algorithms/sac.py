@@ -35,7 +35,15 @@ CQL_NOISE: Final = "cql_noise"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SACConfig(ActorCriticConfig):
-    """Hyperparameters of SAC."""
+    """Hyperparameters of SAC.
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: If a value is out of its range, `v_min` is not less than `v_max`, or a schedule is not legal.
+
+    Source: Haarnoja et al. 2018, arXiv:1812.05905; discrete actions: Christodoulou 2019, arXiv:1910.07207; `num_atoms`:
+    Bellemare et al. 2017, arXiv:1707.06887; `cql_coeff`: Kumar et al. 2020, arXiv:2006.04779.
+    """
 
     distribution_config: dict[str, Any] = option(
         {}, "Keyword arguments of the squashed normal distribution, such as initial_std; none for discrete actions."
@@ -359,7 +367,10 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
 
 class SAC(SoftActorCritic, OnlineActorCritic[SACConfig], config=SACConfig):
-    """Soft actor-critic on one environment. Made by `SACConfig(...).build(env)`."""
+    """Soft actor-critic on one environment. Made by `SACConfig(...).build(env)`.
+
+    Source: Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1.
+    """
 
 
 class OfflineSAC(SoftActorCritic, OfflineAlgorithm[SACConfig], config=SACConfig):

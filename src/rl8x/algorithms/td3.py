@@ -32,7 +32,16 @@ NOISE: Final = "target_noise"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TD3Config(ActorCriticConfig, defaults={"target_interval": 2, "policy_delay": 2}):
-    """Hyperparameters of TD3. Noise is in units of half the range of an action, so that 1 reaches from 0 to a bound."""
+    """Hyperparameters of TD3. Noise is in units of half the range of an action, so that 1 reaches from 0 to a bound.
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: If a value is out of its range, `exploration_noise_min` exceeds `exploration_noise`, `v_min` is not
+            less than `v_max`, or a schedule is not legal.
+
+    Source: Fujimoto et al. 2018, arXiv:1802.09477; `actor_bc_coeff`: Fujimoto and Gu 2021, arXiv:2106.06860;
+    `critic_bc_coeff`: Tarasov et al. 2023, arXiv:2305.09836.
+    """
 
     exploration_noise: float = option(
         0.1, "Standard deviation of the noise on collected actions, in half ranges.", above=0.0
@@ -103,6 +112,8 @@ class FastTD3Config(
     """TD3 for thousands of copies and large batches (FastTD3), with the values for MuJoCo Playground.
 
     The paper has bounds of the atoms for each task; here rewards are scaled to returns, so that the same fit all.
+
+    Source: Seo et al. 2025, arXiv:2505.22642.
     """
 
 
@@ -200,7 +211,10 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
 
 
 class TD3(TwinDelayedPolicyGradient, OnlineActorCritic[TD3Config], config=TD3Config):
-    """Twin delayed deep deterministic policy gradients on one environment. Made by `TD3Config(...).build(env)`."""
+    """Twin delayed deep deterministic policy gradients on one environment. Made by `TD3Config(...).build(env)`.
+
+    Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1.
+    """
 
 
 class OfflineTD3(TwinDelayedPolicyGradient, OfflineAlgorithm[TD3Config], config=TD3Config):

@@ -150,38 +150,47 @@ def _write_segments(folder: Path, segments: Mapping[str, KeptSegment | Content])
     return known
 
 
-def read(path: Path) -> Checkpoint:
-    """Read the checkpoint in the folder `path` and check it, digests first.
+def read(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint and check it, digests first.
+
+    Args:
+        path: Its folder.
 
     Raises:
         CheckpointError: If it is damaged, foreign, or of a newer format.
     """
+    folder = Path(path)
     try:
-        metadata, encoded = _description(path)
+        metadata, encoded = _description(folder)
         names = segment_names(encoded)
-        expected, actual = (path / SUMS).read_text(encoding="ascii"), _sums(path, names)
+        expected, actual = (folder / SUMS).read_text(encoding="ascii"), _sums(folder, names)
         if expected != actual:
             wrong = [line.split("  ")[-1] for line in actual.splitlines() if line not in expected.splitlines()]
             raise CheckpointError(f"{' and '.join(wrong) or SUMS} does not have the digest that was written")
-        tensors = _tensors(path / TENSORS)
-        state = decode(encoded, tensors, lambda name: Segment(name, functools.partial(_content, path, name)))
-        return Checkpoint(path, metadata, state)
+        tensors = _tensors(folder / TENSORS)
+        state = decode(encoded, tensors, lambda name: Segment(name, functools.partial(_content, folder, name)))
+        return Checkpoint(folder, metadata, state)
     except CheckpointError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from None
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {error}") from None
     except FileNotFoundError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {Path(error.filename).name} is missing") from None
+        raise CheckpointError(
+            f"the checkpoint {folder} cannot be used: {Path(error.filename).name} is missing"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
+        raise CheckpointError(f"the checkpoint {folder} cannot be used: {_one_line(error)}") from None
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Read what the checkpoint in the folder `path` is, without its tensors and without checking their digest.
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what a checkpoint is, without its tensors and without checking their digest.
+
+    Args:
+        path: Its folder.
 
     Raises:
         CheckpointError: If its description cannot be read.
     """
     try:
-        return _description(path)[0]
+        return _description(Path(path))[0]
     except (OSError, UnicodeDecodeError, CheckpointError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
@@ -220,8 +229,13 @@ def _content(path: Path, name: str) -> Content:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_one_line(error)}") from None
 
 
-def listed(directory: Path) -> list[Path]:
-    """List the checkpoints of a run's folder, `directory`, good or not, in the order in which they were written."""
+def listed(directory: str | os.PathLike[str]) -> list[Path]:
+    """List the checkpoints of a run's folder, good or not, in the order in which they were written.
+
+    Args:
+        directory: The folder; where there is none, there are none.
+    """
+    directory = Path(directory)
     if not directory.is_dir():
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)

@@ -46,6 +46,9 @@ class CheckpointManager:
         options: When to save and what to keep; None where nothing is saved.
         key: The run's own key, by which its checkpoints are distinguished from another run's.
         best: The best value so far of the metric to save the best of, where there is one.
+
+    Raises:
+        TypeError: If `checkpoints` is none of what it may be.
     """
 
     def __init__(self, checkpoints: CheckpointsLike, tracker: Tracker) -> None:
@@ -92,7 +95,11 @@ class CheckpointManager:
     # -- the folder and its lock
 
     def check(self) -> bool:
-        """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing."""
+        """Say whether checkpoints will be written, and refuse now a folder that could not be; touches nothing.
+
+        Raises:
+            CheckpointError: If the folder cannot be written.
+        """
         directory = self.directory or self.root
         if directory is None:
             return False
@@ -206,7 +213,10 @@ class CheckpointManager:
     def go_on_from(self, checkpoint: Checkpoint, known: Iterable[Path]) -> None:
         """Go on with the run of a checkpoint, in its folder where no other was given.
 
-        The checkpoints in `known` were there when it was chosen; more of them show that the run has been gone on with.
+        Args:
+            checkpoint: The checkpoint.
+            known: The checkpoints that were there when it was chosen: more of them show that the run has been gone on
+                with.
         """
         self.best, self.key = checkpoint.state["best"], checkpoint.metadata["run"]["key"]
         folder, self._shared = checkpoint.path.parent, checkpoint.path.absolute()
@@ -218,7 +228,11 @@ class CheckpointManager:
     # -- writing and reading
 
     def due(self, steps: int) -> bool:
-        """Whether a checkpoint is to be written after so many steps of the trainer."""
+        """Whether a checkpoint is to be written.
+
+        Args:
+            steps: Steps of the trainer.
+        """
         if not self.is_open or self.options is None:
             return False
         every, minutes = self.options.every_steps, self.options.every_minutes
@@ -227,7 +241,13 @@ class CheckpointManager:
         return minutes is not None and time.monotonic() - self._last_save >= minutes * 60
 
     def improved(self, stats: Mapping[str, float], fresh: frozenset[str], steps: int) -> bool:
-        """Whether a row, in which the metrics in `fresh` were measured, has a new best of the metric to save by."""
+        """Whether a row has a new best of the metric to save by.
+
+        Args:
+            stats: The row, metrics by name.
+            fresh: Those that were measured in it.
+            steps: Steps of the trainer.
+        """
         metric, mode = (None, "max") if self.options is None else (self.options.best, self.options.mode)
         if not self.is_open or metric is None or metric not in fresh or not math.isfinite(stats[metric]):
             return False
@@ -241,7 +261,12 @@ class CheckpointManager:
     def save(self, steps: int, metadata: Mapping[str, Any], state: Any, *, is_best: bool = False) -> None:
         """Copy a state now, which may then change, and write it in a thread, after the checkpoint before.
 
-        Time, versions, options and whether it is the best so far are added to the metadata.
+        Args:
+            steps: Steps of the trainer.
+            metadata: What the checkpoint is of, as JSON can hold it; time, versions, options and whether it is the best
+                so far are added.
+            state: Nested dicts and lists of plain data and tensors of any shapes, `[...]`.
+            is_best: Whether it is the best so far.
         """
         if self.options is None or self._directory is None or not self.is_open:
             return
@@ -273,7 +298,12 @@ class CheckpointManager:
         return frozenset() if self._shared is None else frozenset(files.kept_segments(self._shared))
 
     def skip(self, steps: int, reason: object) -> None:
-        """Warn that there is no checkpoint of a step."""
+        """Warn that there is no checkpoint of a step.
+
+        Args:
+            steps: Steps of the trainer.
+            reason: Why.
+        """
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
     def _write(
@@ -310,7 +340,15 @@ class CheckpointManager:
         return checkpoint
 
     def write_text(self, name: str, text: str) -> Path | None:
-        """Write a file beside the checkpoints, for a person to read; None where there are none."""
+        """Write a file beside the checkpoints, for a person to read.
+
+        Args:
+            name: The file's name.
+            text: What it says.
+
+        Returns:
+            Its path; None where there are no checkpoints, or the disk refuses.
+        """
         directory = self.directory
         if self.options is None or directory is None:
             return None

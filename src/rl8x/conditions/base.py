@@ -40,7 +40,14 @@ class Condition(ABC):
 
     @abstractmethod
     def judge(self, stats: Stats) -> Verdict:
-        """Take in one row and return whether the condition is met; None where the row lacks what it needs."""
+        """Take in one row.
+
+        Args:
+            stats: Metrics by name.
+
+        Returns:
+            Whether the condition is met; None where the row lacks what it needs.
+        """
 
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments by name, as `repr` and run files show them; by default attributes of these names.
@@ -82,12 +89,21 @@ class Condition(ABC):
             child.start()
 
     def bind(self, trainer: object) -> None:
-        """Take the trainer whose rows it will see."""
+        """Take the trainer whose rows it will see.
+
+        Args:
+            trainer: The trainer; of another's conditions it may be anything that they know how to ask.
+        """
         for child in self.children:
             child.bind(trainer)
 
     def on_evaluation(self, evaluation_name: EvaluationName) -> Condition | None:
-        """The same condition on `eval/*` metrics, or None where one evaluation cannot decide it."""
+        """The same condition on `eval/*` metrics, or None where one evaluation cannot decide it.
+
+        Args:
+            evaluation_name: From a metric of a training row to the one by which an evaluation measures the same; see
+                `rl8x.conditions.base.EvaluationName`.
+        """
         return None
 
     def own_state(self) -> dict[str, Any]:
@@ -116,7 +132,11 @@ class Condition(ABC):
         return state
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Remember what `own_state` returned; by default as attributes."""
+        """Remember; by default as attributes.
+
+        Args:
+            state: What `own_state` returned.
+        """
         vars(self).update(state)
 
     def _has_inside(self, value: object) -> bool:
@@ -131,6 +151,9 @@ class Condition(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from where `state_dict` was taken.
+
+        Args:
+            state: What it returned.
 
         Raises:
             ValueError: If the state is that of another condition.
@@ -149,7 +172,11 @@ class Condition(ABC):
             child.load_state_dict(child_state)
 
     def reason(self, stats: Stats) -> str:
-        """Say why the run stops: the condition, and the values of the row that it read."""
+        """Say why the run stops: the condition, and the values of the row that it read.
+
+        Args:
+            stats: The row that met it.
+        """
         read = [f"{name} = {stats[name]:g}" for name in sorted(self.metric_names) if name in stats]
         return f"{self!r}: {', '.join(read)}" if read else repr(self)
 
@@ -259,19 +286,42 @@ class _Composed(Condition):
 
 
 class And(_Composed):
-    """Met when all its conditions are."""
+    """Met when all its conditions are; `a & b` is the same.
+
+    Args:
+        conditions: Conditions, or callables on the statistics; at least one.
+
+    Raises:
+        TypeError: If one is neither.
+        ValueError: If there is none.
+    """
 
     decisive = False
 
 
 class Or(_Composed):
-    """Met when at least one of its conditions is."""
+    """Met when at least one of its conditions is; `a | b` is the same.
+
+    Args:
+        conditions: Conditions, or callables on the statistics; at least one.
+
+    Raises:
+        TypeError: If one is neither.
+        ValueError: If there is none.
+    """
 
     decisive = True
 
 
 class Not(Condition):
-    """Met when its condition could be judged and is not met."""
+    """Met when its condition could be judged and is not met; `~a` is the same.
+
+    Args:
+        condition: A condition, or a callable on the statistics.
+
+    Raises:
+        TypeError: If it is neither.
+    """
 
     def __init__(self, condition: ConditionLike) -> None:
         self.condition = as_condition(condition)
@@ -298,6 +348,9 @@ class Not(Condition):
 def as_condition(condition: ConditionLike) -> Condition:
     """Return a condition as it is, and wrap any other callable on the statistics.
 
+    Args:
+        condition: A condition, or a callable from a row to whether to stop.
+
     Raises:
         TypeError: If it is neither.
     """
@@ -309,7 +362,10 @@ def as_condition(condition: ConditionLike) -> Condition:
 
 
 def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) -> list[Condition]:
-    """Return what a user gave as stop conditions (none, one, or several) as a list of conditions.
+    """Return what a user gave as stop conditions as a list of conditions.
+
+    Args:
+        conditions: None, one, or several; see `as_condition`.
 
     Raises:
         TypeError: If one is neither a condition nor a callable.
@@ -352,7 +408,11 @@ def _plain(value: Any) -> Any:
 
 
 def parts(condition: Condition) -> Iterable[Condition]:
-    """Yield a condition and all that it is composed of."""
+    """Yield a condition and all that it is composed of.
+
+    Args:
+        condition: The condition.
+    """
     yield condition
     for child in condition.children:
         yield from parts(child)

@@ -39,6 +39,10 @@ class Confirmed(Condition):
             confirmed by `HitsUpperBound("eval/returns/mean", 9)` where whole episodes are played; a horizon's
             `returns/*` have nothing of the kind there, and are refused. Conditions that count rows have no such form,
             plain callables neither: give `by`.
+
+    Raises:
+        TypeError: If a condition is none.
+        ValueError: If `evaluations` is less than 1, or an evaluation cannot decide the condition and `by` is None.
     """
 
     condition_arguments = ("condition", "by")
@@ -88,7 +92,17 @@ class Confirmed(Condition):
             )
 
     def judge(self, stats: Stats) -> Verdict:
-        """Judge the condition; where it is met, evaluate."""
+        """Judge the condition; where it is met, evaluate.
+
+        Args:
+            stats: Metrics by name.
+
+        Returns:
+            Whether the condition is met and confirmed; None where the row lacks what it needs.
+
+        Raises:
+            RuntimeError: If it was bound to no trainer.
+        """
         verdict = self.condition.judge(stats)
         if verdict is not True:
             return verdict

@@ -64,7 +64,16 @@ class _Bound(_OnMetric):
 
 
 class HitsLowerBound(_Bound):
-    """Met while the metric is at or below the bound; NaN never is."""
+    """Met while the metric is at or below the bound; NaN never is.
+
+    Args:
+        name: The metric, such as `"losses/vf"`.
+        bound: The bound, in the metric's unit; finite.
+
+    Raises:
+        TypeError: If the name is no text.
+        ValueError: If the bound is no finite number.
+    """
 
     holds = staticmethod(operator.le)
 
@@ -73,6 +82,14 @@ class HitsUpperBound(_Bound):
     """Met while the metric is at or above the bound; NaN never is.
 
     The value of the row decides, not the best so far: a score that was high once does not count later.
+
+    Args:
+        name: The metric, such as `"eval/returns/mean"`.
+        bound: The bound, in the metric's unit; finite.
+
+    Raises:
+        TypeError: If the name is no text.
+        ValueError: If the bound is no finite number.
     """
 
     holds = staticmethod(operator.ge)
@@ -103,7 +120,14 @@ class _Patient(_OnMetric):
 
     @abstractmethod
     def holds(self, value: float) -> bool:
-        """Compare a value with the reference, renew that, and return whether the value counts."""
+        """Compare a value with the reference, and renew that.
+
+        Args:
+            value: The fresh value of the metric.
+
+        Returns:
+            Whether the value counts.
+        """
 
 
 class Plateau(_Patient):
@@ -115,6 +139,10 @@ class Plateau(_Patient):
         name: The metric.
         patience: How often in a row, at least 1. The first value compares with nothing.
         rtol: Relative tolerance, at least 0.
+
+    Raises:
+        TypeError: If the name is no text.
+        ValueError: If a number is out of its range.
     """
 
     def __init__(self, name: str, patience: int = 5, rtol: float = 1e-3) -> None:
@@ -145,25 +173,49 @@ class _StopsImproving(_Patient):
 
 
 class StopsDecreasing(_StopsImproving):
-    """Met when the metric did not fall below its lowest value so far `patience` (at least 1) times in a row.
+    """Met when the metric did not fall below its lowest value so far `patience` times in a row.
 
     The first finite value is the lowest so far; one that is not finite never counts as lower.
+
+    Args:
+        name: The metric.
+        patience: How often in a row, at least 1.
+
+    Raises:
+        TypeError: If the name is no text.
+        ValueError: If `patience` is no whole number of at least 1.
     """
 
     better = staticmethod(operator.lt)
 
 
 class StopsIncreasing(_StopsImproving):
-    """Met when the metric did not rise above its highest value so far `patience` (at least 1) times in a row.
+    """Met when the metric did not rise above its highest value so far `patience` times in a row.
 
     The first finite value is the highest so far; one that is not finite never counts as higher.
+
+    Args:
+        name: The metric.
+        patience: How often in a row, at least 1.
+
+    Raises:
+        TypeError: If the name is no text.
+        ValueError: If `patience` is no whole number of at least 1.
     """
 
     better = staticmethod(operator.gt)
 
 
 class NonFinite(Condition):
-    """Met when one of the named metrics, or without names any of the row, is NaN or infinite."""
+    """Met when one of the named metrics, or without names any of the row, is NaN or infinite.
+
+    Args:
+        names: The metrics, at least one; None is all of a row.
+
+    Raises:
+        TypeError: If a name is no text.
+        ValueError: If there is none.
+    """
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
         if isinstance(names, str):

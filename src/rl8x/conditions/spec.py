@@ -105,6 +105,9 @@ def kinds_in(specs: object) -> Iterator[str]:
 def to_spec(condition: Condition) -> Any:
     """Return the plain data from which `from_spec` makes the condition again.
 
+    Args:
+        condition: The condition, with all that it is composed of.
+
     Raises:
         ValueError: If it contains a plain callable, which has no such form.
     """

@@ -33,9 +33,16 @@ def _seconds(duration: float | str) -> float:
 class WallTime(Condition):
     """Met when the run has taken so long; a resumed run goes on counting from where it was saved.
 
+    It is looked at once a row: a run ends with the first step that ends after it.
+
     Args:
-        duration: Seconds, or a text such as "90s", "1h30m", "1.5h" or "2d". It is looked at once a row: a run ends
-            with the first step that ends after it. What is neither, or not positive, is a ValueError.
+        duration: Seconds, > 0, or a text such as "90s", "1h30m", "1.5h" or "2d".
+
+    Attributes:
+        seconds: The same in seconds.
+
+    Raises:
+        ValueError: If it is neither, or not positive.
     """
 
     def __init__(self, duration: float | str) -> None:

@@ -21,9 +21,13 @@ _MAX_VALUES: Final = 100_000
 
 
 def load_run_file(path: str | Path) -> dict[str, Any]:
-    """Read the run file at `path`, UTF-8, by its suffix.
+    """Read a run file, UTF-8, by its suffix.
 
-    It is a mapping of None, booleans, numbers, texts, lists and mappings alone.
+    Args:
+        path: The file, `.yaml`, `.yml`, `.toml` or `.json`.
+
+    Returns:
+        A mapping of None, booleans, numbers, texts, lists and mappings alone.
 
     Raises:
         ValueError: If it cannot be read, or is no mapping of that kind.
@@ -103,6 +107,9 @@ def _check_plain(value: Any, where: str) -> None:
 
 def parse_value(text: str) -> Any:
     """Read a value from the command line: a YAML number, word, list or mapping in one line; what is no YAML is text.
+
+    Args:
+        text: What was written.
 
     Raises:
         ValueError: If it is a list or mapping that is not well formed.

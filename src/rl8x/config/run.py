@@ -34,9 +34,18 @@ _HYPERPARAMETER_ALIASES: Final = {"model_cls": "model", "distribution_cls": "dis
 class RunConfig:
     """A training run.
 
-    `trust` is no part of it, and no key of a run file: it says whether what is named here may import any module, whose
-    code then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
-    rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted. `trusted` keeps it.
+    Args:
+        trust: No part of it, and no key of a run file: whether what is named here may import any module, whose code
+            then runs, and be any factory. Without it only classes are used, of modules that are imported already or are
+            rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted.
+
+    Attributes:
+        trusted: What `trust` was.
+
+    Raises:
+        TypeError: If a value is of another kind.
+        ValueError: If a value is out of its range, or a name is unknown or may not be imported; of hyperparameters,
+            checkpoints and stop conditions too. The environment is not made for that.
     """
 
     trust: dataclasses.InitVar[Trust] = False
@@ -127,6 +136,10 @@ class RunConfig:
     def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> RunConfig:
         """Make a run's config from plain data; rl8's names `env_cls`, `model_cls`, ... are understood.
 
+        Args:
+            data: What a run file holds.
+            trust: As the class has it.
+
         Raises:
             ValueError: If a key is unknown or a value is not legal.
             TypeError: If a value is of the wrong type.
@@ -147,7 +160,17 @@ class RunConfig:
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Iterable[str] = (), *, trust: Trust = False) -> RunConfig:
-        """Read a run file, put `key=value` overrides in, and check the result; `trust` as in `from_dict`."""
+        """Read a run file, put `key=value` overrides in, and check the result.
+
+        Args:
+            path: The file; see `load_run_file`.
+            overrides: As `apply_overrides` takes them.
+            trust: As the class has it.
+
+        Raises:
+            ValueError: If the file cannot be read, or as `from_dict` does.
+            TypeError: As `from_dict` does.
+        """
         return cls.from_dict(apply_overrides(renamed(load_run_file(path)), overrides, ALIASES), trust=trust)
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,7 +184,11 @@ class RunConfig:
         return given
 
     def conditions(self) -> list[Condition]:
-        """Make the stop conditions."""
+        """Make the stop conditions, anew at each call, since they remember what they saw.
+
+        Raises:
+            ValueError: If one is not legal; the message has its place in the list.
+        """
         conditions, find = [], functools.partial(import_named, trust=self.trusted)
         for index, spec in enumerate(self.stop_conditions):
             try:
@@ -171,7 +198,11 @@ class RunConfig:
         return as_conditions(conditions)
 
     def make_algorithm_config(self) -> AlgorithmConfig:
-        """Make the algorithm's config of its hyperparameters."""
+        """Make the algorithm's config of its hyperparameters.
+
+        Raises:
+            ValueError: If a hyperparameter is not legal, or both this and that have a seed.
+        """
         cls = algorithm_config_class(self.algorithm, self.trusted)
         from rl8x.checkpoint.build import restored_options
 
@@ -195,7 +226,11 @@ class RunConfig:
         return Checkpoints(**self.checkpoints)
 
     def make_algorithm(self) -> GenericAlgorithmBase[Any]:
-        """Build the environment, where there is one, and the algorithm."""
+        """Build the environment, where there is one, and the algorithm.
+
+        Raises:
+            ValueError: If `env_kwargs` are not the environment's, or as the config's `build` does.
+        """
         from rl8x.checkpoint.build import restored
         from rl8x.envs import env_maker
 
@@ -211,7 +246,15 @@ class RunConfig:
         return build(maker, **restored(self.env_kwargs, self.trusted))
 
     def make_trainer(self, *, tracker: Any = None, callbacks: Sequence[Callable[..., Any]] = ()) -> Trainer:
-        """Build environment, algorithm, tracker (unless one is given) and trainer, and check that all fit together."""
+        """Build environment, algorithm, tracker (unless one is given) and trainer, and check that all fit together.
+
+        Args:
+            tracker: As `Trainer` takes it; None is what `make_tracker` makes.
+            callbacks: As `Trainer` takes them.
+
+        Raises:
+            ValueError: If something does not fit.
+        """
         from rl8x.trainers import Trainer
 
         algorithm = self.make_algorithm()
@@ -225,7 +268,14 @@ class RunConfig:
         return trainer
 
     def train(self, trainer: Trainer) -> TrainStats:
-        """Run a trainer that `make_trainer` made until a stop condition is met; return its last row."""
+        """Run a trainer until a stop condition is met.
+
+        Args:
+            trainer: What `make_trainer` made.
+
+        Returns:
+            Its last row.
+        """
         progress: Any = self.progress
         return trainer.run(**self._run_options(), progress=progress)
 

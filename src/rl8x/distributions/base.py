@@ -71,18 +71,47 @@ class Distribution(nn.Module):
 
     @abstractmethod
     def mode(self, params: Params) -> Actions:
-        """Return the most likely actions, `[..., *action]`."""
+        """Return the most likely actions.
+
+        Args:
+            params: From `from_features`, `[...]`.
+
+        Returns:
+            `[..., *action]`.
+        """
 
     @abstractmethod
     def logp(self, params: Params, actions: Actions) -> Tensor:
-        """Return the log-probability (or log-density) of actions, `[...]`."""
+        """Return the log-probability (or log-density) of actions.
+
+        Args:
+            params: From `from_features`, `[...]`.
+            actions: `[..., *action]`, legal ones.
+
+        Returns:
+            `[...]`, in nats.
+        """
 
     @abstractmethod
     def entropy(self, params: Params) -> Tensor:
-        """Return the entropy in nats, `[...]`."""
+        """Return the entropy.
+
+        Args:
+            params: From `from_features`, `[...]`.
+
+        Returns:
+            `[...]`, in nats.
+        """
 
     def kl(self, params: Params, other: Params) -> Tensor:
-        """Return the Kullback-Leibler divergence KL(params || other) in nats, `[...]`. Training does without it.
+        """Return the Kullback-Leibler divergence KL(params || other). Training does without it.
+
+        Args:
+            params: From `from_features`, `[...]`.
+            other: Likewise, of the same shape.
+
+        Returns:
+            `[...]`, in nats.
 
         Raises:
             NotImplementedError: If the subclass does not define it.
@@ -90,7 +119,14 @@ class Distribution(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no `kl`.")
 
     def rsample(self, params: Params, noise: Tensor) -> tuple[Actions, Tensor]:
-        """Draw actions `[..., *action]` through which gradients flow to `params`, and their log-probabilities `[...]`.
+        """Draw actions through which gradients flow to `params`.
+
+        Args:
+            params: From `from_features`, `[...]`.
+            noise: A slice of what `draw` gave, `[..., num_noise]`.
+
+        Returns:
+            Actions, `[..., *action]`, and their log-probabilities, `[...]`.
 
         Raises:
             TypeError: If the distribution is over discrete actions.
@@ -103,5 +139,12 @@ class Distribution(nn.Module):
         return type(self).env_actions is not Distribution.env_actions
 
     def env_actions(self, actions: Actions) -> Actions:
-        """Return the actions that the environment gets, `[..., *action]`: those sampled, unless there are bounds."""
+        """Return the actions that the environment gets: those sampled, unless there are bounds.
+
+        Args:
+            actions: As they were sampled, `[..., *action]`.
+
+        Returns:
+            `[..., *action]`.
+        """
         return actions

@@ -27,6 +27,9 @@ class Bernoulli(Distribution):
 
     Args:
         space: The `MultiBinary` space.
+
+    Raises:
+        TypeError: If the space is of another kind.
     """
 
     default_for = (gymnasium.spaces.MultiBinary,)

@@ -68,6 +68,9 @@ class Categorical(Choices):
 
     Args:
         space: The `Discrete` space; actions count from its `start`.
+
+    Raises:
+        TypeError: If the space is of another kind.
     """
 
     default_for = (gymnasium.spaces.Discrete,)
@@ -103,6 +106,9 @@ class MultiCategorical(Choices):
 
     Args:
         space: The `MultiDiscrete` space; actions count from its `start`.
+
+    Raises:
+        TypeError: If the space is of another kind.
     """
 
     default_for = (gymnasium.spaces.MultiDiscrete,)

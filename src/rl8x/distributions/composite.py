@@ -30,6 +30,10 @@ class Composite(Distribution):
         space: The `Dict` or `Tuple` space; its parts may be of these kinds themselves.
         parts: For a part's key, the arguments of its distribution, and as `"distribution"` its name or class where it
             is not the default one, such as `{"steer": {"distribution": "squashed_normal"}}`.
+
+    Raises:
+        TypeError: If the space is of another kind, or a part's arguments are no mapping.
+        ValueError: If the space has no parts, there is no part of a name, or as in `make_distribution`.
     """
 
     default_for = (spaces.Dict, spaces.Tuple)
@@ -102,7 +106,15 @@ class Composite(Distribution):
         return {key: part.env_actions(actions[key]) for key, part in self.named.items()}
 
     def draw(self, size: Sequence[int], **options: Any) -> Tensor:
-        """Draw each part's own kind of noise, side by side, float32 `size` `[..., num_noise]`."""
+        """Draw each part's own kind of noise, side by side.
+
+        Args:
+            size: Shape of the noise; its last number is replaced by `num_noise`.
+            options: Further arguments of `torch.rand` and `torch.randn`, such as `generator` and `device`.
+
+        Returns:
+            Float32, `[..., num_noise]`.
+        """
         return torch.cat([part.draw((*size[:-1], part.num_noise), **options) for part in self.named.values()], -1)
 
     def _with_noise(self, noise: Tensor) -> Iterator[tuple[str, Distribution, Tensor]]:

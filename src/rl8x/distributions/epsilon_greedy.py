@@ -37,6 +37,10 @@ class EpsilonGreedy(Categorical):
 
     Source: Watkins 1989, "Learning from delayed rewards"; Mnih et al. 2015, "Human-level control through deep
     reinforcement learning", algorithm 1.
+
+    Raises:
+        TypeError: If the space is of another kind.
+        ValueError: If `epsilon` is not in [0, 1].
     """
 
     default_for = ()  # type: ignore[assignment] # Categorical is the default
@@ -46,13 +50,21 @@ class EpsilonGreedy(Categorical):
     def __init__(self, space: gymnasium.Space[Any], *, epsilon: float = 0.0) -> None:
         if not isinstance(space, gymnasium.spaces.Discrete):
             raise TypeError(f"EpsilonGreedy needs a Discrete action space; got {describe(space)}.")
-        if not 0.0 <= epsilon <= 1.0:
-            raise ValueError(f"`epsilon` must be at least 0 and at most 1; got {epsilon!r}.")
         super().__init__(space)
-        self.register_buffer("epsilon", torch.tensor(epsilon, dtype=torch.float32))
+        self.register_buffer("epsilon", torch.zeros((), dtype=torch.float32))
+        self.set_epsilon(epsilon)
 
     def set_epsilon(self, epsilon: float) -> None:
-        """Change the share of random actions, in [0, 1], in place."""
+        """Change the share of random actions in place.
+
+        Args:
+            epsilon: The new share, in [0, 1].
+
+        Raises:
+            ValueError: If it is not in [0, 1]; the share stays as it is.
+        """
+        if not 0.0 <= epsilon <= 1.0:
+            raise ValueError(f"`epsilon` must be at least 0 and at most 1; got {epsilon!r}.")
         self.epsilon.fill_(epsilon)
 
     def from_features(self, features: Tensor, mask: Tensor | None = None) -> EpsilonGreedyParams:  # type: ignore[override]

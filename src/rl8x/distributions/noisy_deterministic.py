@@ -35,6 +35,10 @@ class NoisyDeterministic(Normal):
         noise_std_min: Where copies have standard deviations of their own, the smallest; `noise_std` is then the
             largest.
 
+    Raises:
+        TypeError: If the space is no `Box` of floating-point numbers.
+        ValueError: If a bound is infinite or equals the other, or a standard deviation is out of its range.
+
     Source: Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1; a range of standard deviations: Seo et al. 2025,
     arXiv:2505.22642, section 3.
     """
@@ -73,7 +77,14 @@ class NoisyDeterministic(Normal):
         return NormalParams(mean, std.log().expand_as(mean))
 
     def means(self, features: Tensor) -> Tensor:
-        """Return the actions without noise, `[..., *action]`, for features `[..., num_features]`; gradients flow."""
+        """Return the actions without noise; gradients flow.
+
+        Args:
+            features: `[..., num_features]`.
+
+        Returns:
+            `[..., *action]`, in the box.
+        """
         squashed = torch.addcmul(self.action_middle, self.action_half_range, self._shaped(features).tanh())
         return self.env_actions(squashed)
 

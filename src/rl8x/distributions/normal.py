@@ -30,11 +30,16 @@ class Normal(Distribution):
     `env_actions` clips what the environment gets; what is stored and scored is the action as it was sampled.
 
     Args:
-        space: The `Box` space, bounded or not.
+        space: The `Box` space of floating-point numbers, bounded or not.
         std: `"free"`: standard deviations are parameters, the same for every observation; `"state"`: they are features.
-        initial_std: What a free standard deviation starts from, or what a feature of 0 stands for.
+        initial_std: What a free standard deviation starts from, or what a feature of 0 stands for; > 0 and within
+            `log_std_bounds`. In the action's units.
         log_std_bounds: Smallest and largest logarithm of a standard deviation; beyond them it is clamped, with
             gradient 0.
+
+    Raises:
+        TypeError: If the space is of another kind.
+        ValueError: If `std` is another word, or a number is out of its range.
     """
 
     default_for: ClassVar[tuple[type[gymnasium.Space[Any]], ...]] = (gymnasium.spaces.Box,)

@@ -36,6 +36,10 @@ class SquashedNormal(Normal):
         initial_std: As for `Normal`, before squashing.
         log_std_bounds: As for `Normal`.
 
+    Raises:
+        TypeError: As for `Normal`.
+        ValueError: If a bound of the space is infinite or equals the other, or as for `Normal`.
+
     Source: Haarnoja et al. 2018, arXiv:1801.01290, appendix C.
     """
 

@@ -93,10 +93,13 @@ def wrapped(angle: Tensor) -> Tensor:
 
 
 class Acrobot(Env):
-    """Swing the tip one link's length above the upper joint; reward -1 a step until it is there.
+    """Swing the tip one link's length above the upper joint; reward -1 a step until it is there, 500 steps at most.
 
-    Actions: 0, 1 and 2 apply -1, 0 and +1 times `torque` at the joint between the links. Observations: cos and sin of
-    both angles, both angular velocities.
+    Actions, `[num_envs]` int64: 0, 1 and 2 apply -1, 0 and +1 times `torque` at the joint between the links.
+    Observations, `[num_envs, 6]`: cos and sin of both angles, both angular velocities (rad/s).
+
+    Source: Sutton 1996, "Generalization in reinforcement learning: successful examples using sparse coarse coding"; the
+    equations are those of Gymnasium's Acrobot-v1.
     """
 
     single_observation_space = spaces.Box(

@@ -28,10 +28,13 @@ class AlgoTrading(Env):
         y' = y (1 + km) (1 + kc sin(f t))
         km in +-max_trend, kc in [0, max_cycle], 2 pi / f in [min_period, max_period]
 
-    Actions: 0 holds, 1 buys, 2 sells; `action_mask` allows to buy where nothing is held and to sell where something is.
-    Observations: the latest change of the price's logarithm in percent, and whether the asset is held. Trend, size and
-    period of the cycle are not shown: a policy has to remember changes to infer them. The reward is the change of the
-    portfolio's logarithm in percent.
+    Actions, `[num_envs]` int64: 0 holds, 1 buys, 2 sells. Observations: `change` `[num_envs, 1]`, the latest change of
+    the price's logarithm in percent; `invested` `[num_envs]`, whether the asset is held; and `action_mask`
+    `[num_envs, 3]`, which allows to buy where nothing is held and to sell where something is. Trend, size and period of
+    the cycle are not shown: a policy has to remember changes to infer them. The reward is the change of the portfolio's
+    logarithm in percent.
+
+    Source: the example of rl8 1.0; the ranges are our own.
     """
 
     single_observation_space = spaces.Dict(

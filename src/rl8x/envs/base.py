@@ -11,7 +11,6 @@ cannot take a generator, and because equal noise is what makes different ways of
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Hashable, Mapping
 from types import EllipsisType
 from typing import Any, ClassVar, Final
@@ -22,6 +21,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
+from rl8x.envs.arguments import check_actions, check_declared, check_time_limit, whole_number
 from rl8x.envs.moving import MovesParameters
 from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
@@ -37,7 +37,15 @@ MAX_EVAL_ENVS: Final = 128
 
 
 class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
-    """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset."""
+    """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset.
+
+    A subclass declares `single_observation_space` and `single_action_space`, of one copy, and defines `initial_state`,
+    `transition` and `observe`.
+
+    Raises:
+        TypeError: If `num_envs`, `time_limit` or `seed` is no whole number, or the subclass declares no spaces.
+        ValueError: If one of them is out of its range, or nothing is there that `observe_parameters` could show.
+    """
 
     default_time_limit: ClassVar[int | None] = None
     """Steps until an episode is truncated; None for never."""
@@ -85,16 +93,16 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
                 observation: nobody, the "critic" alone, or "all". Every class takes it, whatever its `__init__` takes.
         """
         self.observe_parameters = observe_parameters
-        self.num_envs = operator.index(num_envs)
+        self.num_envs = whole_number(num_envs, type(self).__name__, "num_envs")
         if self.num_envs < 1 or (self.max_num_envs is not None and self.num_envs > self.max_num_envs):
             limit = "" if self.max_num_envs is None else f" and at most {self.max_num_envs}"
             raise ValueError(f"{type(self).__name__}: num_envs must be at least 1{limit}; got {num_envs}.")
         self.time_limit = self.default_time_limit if isinstance(time_limit, EllipsisType) else time_limit
-        if self.time_limit is not None and operator.index(self.time_limit) < 1:
-            raise ValueError(f"{type(self).__name__}: time_limit must be at least 1 or None; got {time_limit}.")
+        check_time_limit(self.time_limit, type(self).__name__)
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device)
         self.set_seed(seed)
+        check_declared(self)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
@@ -111,11 +119,22 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
     # ---- what an author writes: pure functions of their arguments
 
     def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
-        """Return the state at the start of an episode, from noise `[num_envs, reset_noise]` in [0, 1)."""
+        """Return the state at the start of an episode.
+
+        Args:
+            parameters: As `transition` has them.
+            noise: `[num_envs, reset_noise]` in [0, 1).
+
+        Returns:
+            Tensors by name, each `[num_envs, ...]`.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define initial_state()")
 
     def transition(self, state: State, actions: Any, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Return the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`.
+        """Return what an action leads to, before any reset.
 
         Args:
             state: As `initial_state` or this function returned it; must not be changed in place.
@@ -123,15 +142,40 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
                 of tensors for a `Dict` or a `Tuple`, whose keys are "0", "1", ...
             parameters: float32 `[num_envs]` each, whether one value serves all copies or each has its own.
             noise: `[num_envs, step_noise]` in [0, 1).
+
+        Returns:
+            The next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define transition()")
 
     def observe(self, state: State, parameters: Parameters) -> Observation:
-        """Return what the policy sees of a state, `[num_envs, *single_observation_space.shape]`."""
+        """Return what the policy sees of a state.
+
+        Args:
+            state: As `initial_state` or `transition` returned it.
+            parameters: As `transition` has them.
+
+        Returns:
+            `[num_envs, *single_observation_space.shape]`, or a dict of such.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define observe()")
 
     def measure(self, state: State, parameters: Parameters) -> dict[str, Tensor]:
-        """Return metrics of a state, float32 `[num_envs]` each, by `metric_names`; the last of an episode counts."""
+        """Return metrics of a state by `metric_names`; the last of an episode counts.
+
+        Args:
+            state: As `transition` returned it.
+            parameters: As `transition` has them.
+
+        Returns:
+            Float32 `[num_envs]` each.
+        """
         return {}
 
     # ---- pure, for programs that are compiled or captured
@@ -153,10 +197,16 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         return type(self), *built_in
 
     def noise(self, horizon: int) -> Tensor:
-        """Draw the noise of `horizon` steps from the environment's generator, `[horizon, num_envs, noise_width]`.
+        """Draw the noise of some steps from the environment's generator.
 
         On the CPU a horizon at once and step by step give the same numbers. On CUDA they differ, because each launch
         takes its own stretch of the generator's stream.
+
+        Args:
+            horizon: Steps of each copy.
+
+        Returns:
+            Uniform numbers in [0, 1), float32 `[horizon, num_envs, noise_width]`.
         """
         shape = (horizon, self.num_envs, self.noise_width)
         return torch.rand(shape, generator=self.generator, device=self.device)
@@ -164,8 +214,11 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
     def restart(self, noise: Tensor) -> tuple[Carry, Observation]:
         """Start an episode in every copy, under the configuration in force.
 
+        Args:
+            noise: `[num_envs, noise_width]` in [0, 1).
+
         Returns:
-            The carry and the first observation, `[num_envs, ...]`, from noise `[num_envs, noise_width]` in [0, 1).
+            The carry and the first observation, `[num_envs, ...]`.
         """
         parameters = self.starting_parameters(noise)
         state = self.initial_state(parameters, self._columns(noise, self.step_noise, self.reset_noise))
@@ -203,15 +256,36 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         return carry, Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, metrics, sources)
 
     def outcome(self, carry: Carry, actions: Actions, noise: Tensor) -> Outcome:
-        """Return what `transition` does in the next step, before any reset; arguments as `advance` takes them."""
+        """Return what `transition` does in the next step, before any reset.
+
+        Args:
+            carry: As `advance` takes it.
+            actions: As `advance` takes them, `[num_envs, ...]`.
+            noise: As `advance` takes it.
+
+        Returns:
+            The next state, rewards `[num_envs]` and terminated `[num_envs]`.
+        """
         return self.transition(carry["state"], actions, carry["parameters"], self._columns(noise, 0, self.step_noise))
 
     def starting_parameters(self, noise: Tensor) -> dict[str, Tensor]:
-        """Return the parameters of episodes that start now, `[num_envs]` each, from noise `[num_envs, noise_width]`."""
+        """Return the parameters of episodes that start now.
+
+        Args:
+            noise: `[num_envs, noise_width]` in [0, 1).
+
+        Returns:
+            Float32 `[num_envs]` each, by name.
+        """
         return {**self._config.fixed, **self._draw(noise)[0]}
 
     def first_carry(self, state: State, parameters: dict[str, Tensor]) -> Carry:
-        """Return the carry of episodes that all start now, of tensors `[num_envs, ...]`."""
+        """Return the carry of episodes that all start now.
+
+        Args:
+            state: As `initial_state` returned it, `[num_envs, ...]` each.
+            parameters: As `starting_parameters` returned them, `[num_envs]` each.
+        """
         elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         returns = torch.zeros(self.num_envs, device=self.device)
         return {"state": state, "parameters": parameters, "elapsed": elapsed, "returns": returns}
@@ -262,14 +336,26 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
     def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
         """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
 
-        `called` is what the user calls it in error messages, `copies` the number of copies.
+        Args:
+            config: Names of parameters to values, distributions or their JSON forms.
+            called: What the user calls it in error messages.
+            copies: What the user calls the number of copies.
+
+        Raises:
+            TypeError: If it is no mapping.
+            ValueError: As `configure` does.
         """
         return dict(self._resolve(config, called, copies).given)
 
     def configure(self, config: EnvConfig | None) -> None:
-        """Check an `env_config`, which takes effect at the next `reset`; `{}` for the defaults, None for no change.
+        """Check an `env_config`, which takes effect at the next `reset`.
+
+        Args:
+            config: Names of parameters to a number, `num_envs` numbers, a distribution or its JSON form, in the
+                parameters' units; `{}` for the defaults, None for no change.
 
         Raises:
+            TypeError: If it is no mapping.
             ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
         """
         if config is not None:
@@ -292,6 +378,10 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
 
         Returns:
             The first observation, `[num_envs, ...]`, and an empty info.
+
+        Raises:
+            TypeError: If `config` is no mapping, or `seed` no whole number.
+            ValueError: As `configure` does.
         """
         self.configure(config)
         self.adopt_next_config()
@@ -311,10 +401,15 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
             Observation, rewards, terminated, truncated, `[num_envs, ...]`, and an info with the observations before the
             resets (`final_obs`, for every copy) and the episodes so far (`episode`: `r` and `l`), with masks of the
             copies whose episode ended.
+
+        Raises:
+            RuntimeError: If `reset` was not called before.
+            ValueError: If actions have another shape, or a part of them is missing.
         """
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
         actions = tree_of(actions, lambda part: torch.as_tensor(part, device=self.device))
+        check_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
         self.carry, step = self.advance(self.carry, actions, self.noise(1)[0])
         done = step.terminated | step.truncated
         info = {
@@ -348,7 +443,10 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; its tensors are copied.
+        """Go on where `state_dict` was taken.
+
+        Args:
+            state_dict: What it returned; its tensors are copied.
 
         Raises:
             ValueError: If it was taken from another number of copies or from another kind of device.
@@ -374,8 +472,13 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
     def another(self, num_envs: int | None = None, *, seed: int | None = None) -> Env | None:
         """Make an environment like this one that shares nothing with it, to evaluate in; nothing has begun in it.
 
-        It has the same configuration and `num_envs` copies of the task; None leaves their number to the environment.
-        Returns None where it cannot be copied, or not with another number of copies.
+        Args:
+            num_envs: Its copies of the task; None leaves their number to the environment.
+            seed: Seeds its generator; None takes a seed from the operating system.
+
+        Returns:
+            An environment of the same configuration; None where this one cannot be copied, or not with another number
+            of copies.
         """
         if num_envs not in (None, self.num_envs):
             return None
@@ -389,11 +492,15 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         return twin
 
     def set_seed(self, seed: int | None) -> None:
-        """Seed the generator, from the operating system where `seed` is None; `reset` calls it with a seed given."""
+        """Seed the generator; `reset` calls it where it is given a seed.
+
+        Args:
+            seed: A whole number; None takes one from the operating system.
+        """
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(operator.index(seed))
+            self.generator.manual_seed(whole_number(seed, type(self).__name__, "seed"))
 
     def _resolve(
         self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False

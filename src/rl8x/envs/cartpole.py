@@ -109,9 +109,13 @@ def _thickness(value: float, parameter: Parameter) -> float:
 
 
 class CartPole(_OnCart):
-    """Keep the pole within 12 degrees and the cart within 2.4 m; reward 1 a step.
+    """Keep the pole within 12 degrees and the cart within 2.4 m; reward 1 a step, 500 steps at most.
 
-    Actions: 0 pushes left, 1 pushes right. Observations: x, x_dot, theta, theta_dot.
+    Actions, `[num_envs]` int64: 0 pushes left, 1 pushes right. Observations, `[num_envs, 4]`: x (m), x_dot (m/s), theta
+    (rad, 0 is upright), theta_dot (rad/s).
+
+    Source: Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077; the equations are those of Gymnasium's
+    CartPole-v1.
     """
 
     single_observation_space = spaces.Box(
@@ -137,9 +141,11 @@ class CartPole(_OnCart):
 class CartPoleInfinite(_OnCart):
     """Bring cart and pole to the upright rest position and stay there; nothing ever ends.
 
-    Actions: 0 pushes left, 1 does nothing, 2 pushes right. Observations: x, x_dot, cos(theta), sin(theta), theta_dot.
-    The reward is minus the distances from the rest position, `-|x| - |x_dot| - |theta| - |theta_dot|`, with theta in
-    [-pi, pi).
+    Actions, `[num_envs]` int64: 0 pushes left, 1 does nothing, 2 pushes right. Observations, `[num_envs, 5]`: x (m),
+    x_dot (m/s), cos(theta), sin(theta), theta_dot (rad/s). The reward is minus the distances from the rest position,
+    `-|x| - |x_dot| - |theta| - |theta_dot|`, with theta in [-pi, pi).
+
+    Source: rl8 1.0 has such a task; the equations are those of `CartPole`.
     """
 
     single_observation_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)

@@ -33,7 +33,15 @@ class _Dummy(Env):
 
     @staticmethod
     def moved(state: State, change: Tensor) -> Outcome:
-        """Change the position by `[num_envs]`; the reward is minus its new distance from 0."""
+        """Change the position; the reward is minus its new distance from 0.
+
+        Args:
+            state: As `initial_state` returned it.
+            change: What is added, `[num_envs]`.
+
+        Returns:
+            The next state, rewards and terminated, as `transition` returns them.
+        """
         position = state["position"] + change
         return {"position": position}, -position.abs(), torch.zeros_like(position, dtype=torch.bool)
 
@@ -53,9 +61,11 @@ class _Dummy(Env):
 
 
 class DiscreteDummy(_Dummy):
-    """Bring a position to 0 by steps of 1; reward minus its distance from 0.
+    """Bring a position to 0 by steps of 1; reward minus its distance from 0. Nothing ever ends.
 
-    Actions: 0 moves by -1, 1 by +1. Observations: the position.
+    Actions, `[num_envs]` int64: 0 moves by -1, 1 by +1. Observations, `[num_envs, 1]`: the position.
+
+    Source: rl8 1.0 has the same.
     """
 
     single_action_space = spaces.Discrete(2)
@@ -66,9 +76,11 @@ class DiscreteDummy(_Dummy):
 
 
 class ContinuousDummy(_Dummy):
-    """Bring a position to 0 by steps of any size; reward minus its distance from 0.
+    """Bring a position to 0 by steps of any size; reward minus its distance from 0. Nothing ever ends.
 
-    Actions: what is added to the position. Observations: the position.
+    Actions, `[num_envs, 1]` float32: what is added to the position. Observations, `[num_envs, 1]`: the position.
+
+    Source: rl8 1.0 has the same.
     """
 
     single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)

@@ -23,6 +23,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
+from rl8x.envs.arguments import check_time_limit
 from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
@@ -51,6 +52,12 @@ class GymnasiumEnv(SimulatorEnv):
     given keeps its own mode. In NEXT_STEP mode the step after an episode's end only resets: its row is no experience,
     which `Step.valid` says; such a row has reward 0 and is marked truncated, so that the next row begins an episode.
     In DISABLED mode the adapter resets the copies that ended, in the same step.
+
+    Float64 becomes float32, and discrete actions count from 0, whatever the simulator has.
+
+    Raises:
+        TypeError: If nothing that makes environments was given.
+        ValueError: If no such id is registered, an argument does not fit what was given, or a space has no tensor form.
     """
 
     def __init__(
@@ -82,6 +89,8 @@ class GymnasiumEnv(SimulatorEnv):
                 `Scale`, a function `(unwrapped env, value) -> None`, or the plain forms of the first three.
             **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
         """
+        if not isinstance(time_limit, EllipsisType):
+            check_time_limit(time_limit, "GymnasiumEnv")
         self._setters = setters_of(parameters or {}, (Attribute, ModelField, Scale, Function), "GymnasiumEnv")
         self.episode_metrics = EpisodeMetrics(metrics)
         self.metric_names = self.episode_metrics.names
@@ -175,7 +184,19 @@ class GymnasiumEnv(SimulatorEnv):
         return self.first_carry({}, parameters) | {"masked": masked, "metrics": {}}, self._observation(obs)
 
     def advance(self, carry: Carry, actions: Actions, noise: Tensor) -> tuple[Carry, Step]:
-        """Step the simulators by actions `[num_envs, *]`, which changes them: not pure, unlike the base class's."""
+        """Step the simulators, which changes them: not pure, unlike the base class's.
+
+        Args:
+            carry: What `restart` or the step before returned.
+            actions: `[num_envs, *action]`, or a dict of such.
+            noise: `[num_envs, noise_width]` in [0, 1).
+
+        Returns:
+            The next carry and what the step led to, `[num_envs, ...]`.
+
+        Raises:
+            RuntimeError: If `restart` was not called before, or not since `load_state_dict`.
+        """
         if self._must_reset:
             raise RuntimeError(f"{type(self).__name__}: call reset() first, also after load_state_dict().")
         masked, parameters, fresh = carry["masked"], carry["parameters"], self.starting_parameters(noise)

@@ -60,7 +60,15 @@ class _Valley(Env):
         return torch.stack((state["position"], state["velocity"]), dim=-1)
 
     def arrived(self, state: State, parameters: Parameters) -> Tensor:
-        """Return whether a car is at the flag, and fast enough, bool `[num_envs]`."""
+        """Return whether a car is at the flag, and fast enough.
+
+        Args:
+            state: As `initial_state` returned it.
+            parameters: Float32 `[num_envs]` each.
+
+        Returns:
+            Bool, `[num_envs]`.
+        """
         return (state["position"] >= self.goal_position) & (state["velocity"] >= parameters["goal_velocity"])
 
     def draw(
@@ -96,9 +104,13 @@ def _height(position: float) -> float:
 
 
 class MountainCar(_Valley):
-    """Reach the flag at 0.5 in as few steps as possible; reward -1 a step.
+    """Reach the flag at 0.5 in as few steps as possible; reward -1 a step, 200 steps at most.
 
-    Actions: 0 accelerates to the left, 1 not at all, 2 to the right. Observations: position, velocity.
+    Actions, `[num_envs]` int64: 0 accelerates to the left, 1 not at all, 2 to the right. Observations, `[num_envs, 2]`:
+    position and velocity, without unit and per step.
+
+    Source: Moore 1990, "Efficient memory-based learning for robot control"; the equations are those of Gymnasium's
+    MountainCar-v0.
     """
 
     single_action_space = spaces.Discrete(3)
@@ -117,9 +129,12 @@ class MountainCar(_Valley):
 
 
 class MountainCarContinuous(_Valley):
-    """Reach the flag at 0.45 with little effort; reward 100 for arriving, minus 0.1 force^2 a step.
+    """Reach the flag at 0.45 with little effort; reward 100 for arriving, minus 0.1 force^2 a step, 999 steps at most.
 
-    Actions: the force, clipped to +-1 for the motion but not for its price. Observations: position, velocity.
+    Actions, `[num_envs, 1]` float32: the force, clipped to +-1 for the motion but not for its price. Observations,
+    `[num_envs, 2]`: position and velocity, without unit and per step.
+
+    Source: Moore 1990, as for `MountainCar`; the equations are those of Gymnasium's MountainCarContinuous-v0.
     """
 
     single_action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)

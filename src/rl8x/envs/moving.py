@@ -59,6 +59,10 @@ class MovesParameters:
     def check_moves(self, resolved: ResolvedConfig, owner: str) -> None:
         """Refuse groups that need to know of each episode under what it was played, where the environment cannot say.
 
+        Args:
+            resolved: The configuration.
+            owner: What the error calls it.
+
         Raises:
             ValueError: If there is such a group.
         """
@@ -70,7 +74,11 @@ class MovesParameters:
                 )
 
     def known_group(self, key: str) -> Group | None:
-        """Return the group with a key that some configuration here had, as it stands; None where none had."""
+        """Return a group that some configuration here had, as it stands; None where none had.
+
+        Args:
+            key: The group's key.
+        """
         return self._movers.get(key)
 
     @property
@@ -93,7 +101,11 @@ class MovesParameters:
     # ---- when they move
 
     def follow_row(self, row: Mapping[str, float]) -> None:
-        """Move what follows a counter or a metric to where a row says."""
+        """Move what follows a counter or a metric to where a row says.
+
+        Args:
+            row: Metrics by name.
+        """
         for group in self._in_use.values():
             group.follow(row)
 
@@ -101,6 +113,9 @@ class MovesParameters:
         """Have each copy's next episode played under an `env_config`, those in progress under what they began with.
 
         Programs are compiled anew where the kind of a parameter's distribution changes, and not where its numbers do.
+
+        Args:
+            config: As `Env.configure` takes it.
 
         Raises:
             ValueError: If a name is unknown, a value is out of bounds, or a distribution moves by itself.
@@ -110,7 +125,14 @@ class MovesParameters:
             self.carry = {name: value for name, value in self.carry.items() if name != "sources"}
 
     def check_steered_config(self, config: EnvConfig) -> None:
-        """Refuse an `env_config` that `steer` would refuse; nothing changes."""
+        """Refuse an `env_config` that `steer_config` would refuse; nothing changes.
+
+        Args:
+            config: As `Env.configure` takes it.
+
+        Raises:
+            ValueError: As `steer_config` does.
+        """
         self._resolve(config, steered=True)
 
     @property
@@ -231,13 +253,21 @@ class MovesParameters:
         }
 
     def join_moving(self, state: Mapping[str, Any]) -> None:
-        """Have what moves begin where another environment's snapshot, of the same configuration, has it."""
+        """Have what moves begin where another environment, of the same configuration, has it.
+
+        Args:
+            state: What that one's `state_dict` returned.
+        """
         for key, group in self._in_use.items():
             if key in state.get("moving", {}):
                 group.load_state_dict(state["moving"][key])
 
     def load_moving_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the configurations of a snapshot, and where they had come to."""
+        """Go on with the configurations of a snapshot, and where they had come to.
+
+        Args:
+            state: What `state_dict` returned.
+        """
         now, then = state.get("steered", (False, False))
         following = state["next_config"]
         self._config, self._next_config = self._with_known_groups(self._resolve(state["config"], steered=now)), None

@@ -105,7 +105,14 @@ class ModelField(Setter):
         return array[self.where(model)].copy()
 
     def where(self, model: Any) -> Any:
-        """Return the index of the field's elements, as arrays take it."""
+        """Return the index of the field's elements, as arrays take it.
+
+        Args:
+            model: The simulator's `mujoco.MjModel`.
+
+        Raises:
+            ValueError: If there is no such name or number in a row.
+        """
         rows = slice(None) if self.of is None else rows_of(model, self.field, self.of)
         if self.index is None:
             return rows

@@ -21,9 +21,14 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
     Args:
         env: The environment; seeds, time limit and `env_config` are its own.
+
+    Raises:
+        TypeError: If it is no rl8x environment.
     """
 
     def __init__(self, env: Env) -> None:
+        if not isinstance(env, Env):
+            raise TypeError(f"NumpyEnv: `env` must be an rl8x Env, such as make('CartPole', 8); got {env!r}.")
         self.env = env
         self.num_envs = env.num_envs
         self.single_observation_space, self.observation_space = env.single_observation_space, env.observation_space
@@ -33,14 +38,32 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in every copy; one seed is for all of them. Returns arrays, `[num_envs, ...]`."""
+        """Start an episode in every copy.
+
+        Args:
+            seed: One seed for all of them; None goes on with the generator.
+            options: Part of Gymnasium's signature, without a meaning here.
+
+        Returns:
+            The first observations as arrays, `[num_envs, ...]`, and an empty info.
+
+        Raises:
+            ValueError: If it is a list of seeds.
+        """
         if isinstance(seed, list):
             raise ValueError("NumpyEnv: rl8x environments take one seed for all copies; got a list.")
         obs, _ = self.env.reset(seed=seed, options=options)
         return self._arrays(obs), {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Take one step in every copy; actions and results are arrays, `[num_envs, ...]`."""
+        """Take one step in every copy.
+
+        Args:
+            actions: As the action space has them, `[num_envs, ...]`.
+
+        Returns:
+            Observations, rewards float32, terminated and truncated bool, as arrays `[num_envs, ...]`, and the info.
+        """
         obs, rewards, terminated, truncated, info = self.env.step(actions)
         done: np.ndarray = info["_final_obs"].cpu().numpy()
         infos: dict[str, Any] = {}

@@ -259,7 +259,10 @@ class ShowsParameters(metaclass=EnvType):
     _own_space: spaces.Space[Any] | None = None
 
     def show_parameters(self, mode: ObserveParameters) -> None:
-        """Show the parameters from now on to those whom the mode names; called once.
+        """Show the parameters from now on; called once.
+
+        Args:
+            mode: Whom: `"none"`, `"critic"` or `"all"`.
 
         Raises:
             ValueError: If there are none, or there is no such mode.

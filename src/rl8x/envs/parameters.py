@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -30,10 +31,14 @@ class Parameter:
 
     Attributes:
         default: Its value where `env_config` says nothing.
-        low: The smallest legal value.
-        high: The largest legal value.
+        low: The smallest legal value; may be -inf.
+        high: The largest legal value; may be inf.
         unit: Its unit, for example `m/s^2`; empty where it has none.
         description: What it is, in a few words.
+
+    Raises:
+        TypeError: If the default or a bound is no number.
+        ValueError: If the default does not lie in the bounds.
     """
 
     default: float
@@ -43,6 +48,9 @@ class Parameter:
     description: str
 
     def __post_init__(self) -> None:
+        for name in ("default", "low", "high"):
+            if not isinstance(getattr(self, name), numbers.Real):
+                raise TypeError(f"a parameter's `{name}` must be a number; got {getattr(self, name)!r}.")
         if not self.low <= self.default <= self.high:
             raise ValueError(
                 f"a parameter's default must lie in its bounds; got {self.default} for [{self.low}, {self.high}]."

@@ -22,11 +22,13 @@ MAX_TORQUE = 2.0
 
 
 class Pendulum(Env):
-    """Bring a pendulum to its upper rest position and hold it there, with little torque.
+    """Bring a pendulum to its upper rest position and hold it there, with little torque; 200 steps.
 
-    Actions: the torque in N m, clipped to +-2. Observations: cos(theta), sin(theta), theta_dot; theta = 0 is upright.
-    The reward of a step is taken before it moves, `-(theta^2 + 0.1 theta_dot^2 + 0.001 torque^2)`, with theta in
-    [-pi, pi).
+    Actions, `[num_envs, 1]` float32: the torque in N m, clipped to +-2. Observations, `[num_envs, 3]`: cos(theta),
+    sin(theta), theta_dot (rad/s); theta = 0 is upright. The reward of a step is taken before it moves,
+    `-(theta^2 + 0.1 theta_dot^2 + 0.001 torque^2)`, with theta in [-pi, pi).
+
+    Source: the equations are those of Gymnasium's Pendulum-v1.
     """
 
     single_observation_space = spaces.Box(

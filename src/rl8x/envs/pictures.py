@@ -41,6 +41,9 @@ class DrawsItself:
             parameters: The values of its parameters.
             past: Its states before this one in the same episode, the last ones, the oldest first; empty where they are
                 not known.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no draw()")
 
@@ -62,7 +65,17 @@ class DrawsItself:
         past: Past = (),
         size: tuple[int, int] = SIZE,
     ) -> Picture:
-        """Draw a copy on a canvas of a width and a height in pixels, by what `draw` documents."""
+        """Draw a copy on a canvas.
+
+        Args:
+            state: As `draw` has it.
+            parameters: As `draw` has them.
+            past: As `draw` has it.
+            size: Width and height in pixels.
+
+        Returns:
+            `[height, width, 3]`, uint8.
+        """
         canvas = Canvas(*size)
         self.draw(canvas, state, parameters, past)
         return canvas.picture()

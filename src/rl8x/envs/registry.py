@@ -20,6 +20,9 @@ BUILTIN: dict[str, type[Env]] = {name: getattr(builtin, name) for name in builti
 def resolve(name: str) -> type[Env]:
     """Return the class of a built-in environment.
 
+    Args:
+        name: A key of `BUILTIN`.
+
     Raises:
         ValueError: If there is none of that name; the message has the nearest ones.
     """
@@ -73,6 +76,7 @@ def make(name: str, num_envs: int, **kwargs: Any) -> Env:
         kwargs: Further arguments of its constructor.
 
     Raises:
-        ValueError: If there is none of that name; the message has the nearest ones.
+        TypeError: As the constructor does.
+        ValueError: If there is none of that name; the message has the nearest ones. And as the constructor does.
     """
     return resolve(name)(num_envs, **kwargs)

@@ -48,25 +48,49 @@ class Setter(ABC):
 
     @abstractmethod
     def read(self, simulator: Any) -> Any:
-        """Return a copy of what is there, a number or an array, to be restored and to take the default from.
+        """Return a copy of what is there, to be restored and to take the default from.
+
+        Args:
+            simulator: The unwrapped simulator.
+
+        Returns:
+            A number or an array; of several parts a list of such.
 
         Raises:
             ValueError: If there is no such thing, or it is no number.
         """
 
     def write(self, simulator: Any, original: Any, value: Value | None) -> None:
-        """Set a value; or where it is None `original`, what `read` returned at first.
+        """Set a value.
 
         Setters of simulators that are never changed, but replaced, have none.
+
+        Args:
+            simulator: The unwrapped simulator.
+            original: What `read` returned at first.
+            value: The value, float32 `[num_envs]` for a simulator of many copies; None puts `original` back.
+
+        Raises:
+            NotImplementedError: If the simulator is one that is replaced.
+            ValueError: If it cannot be set so.
         """
         raise NotImplementedError(f"{type(self).__name__} is for simulators that are replaced, and writes nothing.")
 
     def holds(self, simulator: Any, original: Any, value: Value | None) -> bool:
-        """Whether what `write` set is still there after a reset."""
+        """Whether what `write` set is still there after a reset.
+
+        Args:
+            simulator: As `write` had it.
+            original: As `write` had it.
+            value: As `write` had it.
+        """
         return True
 
     def own_default(self, original: Any) -> float:
         """Return the one number that `read` found.
+
+        Args:
+            original: What it returned.
 
         Raises:
             ValueError: If it found several that differ.
@@ -80,7 +104,15 @@ class Setter(ABC):
         return float(numbers[0])
 
     def parameter(self, original: Any) -> Parameter:
-        """Return the default and the bounds that `env_config` is checked by."""
+        """Return the default and the bounds that `env_config` is checked by.
+
+        Args:
+            original: What `read` returned.
+
+        Raises:
+            ValueError: If `read` found several numbers and there is no `default`, or the default does not lie in the
+                bounds.
+        """
         default = self.own_default(original) if self.default is None else float(self.default)
         low = (0.0 if default > 0 else -math.inf) if self.low is None else float(self.low)
         high = (0.0 if default < 0 else math.inf) if self.high is None else float(self.high)

@@ -29,7 +29,11 @@ class Attribute(Setter):
 
     Attributes:
         path: Names with dots between them, and indices or keys in brackets. An array is set as a whole, in place.
-        per_copy: Whether it is an array or tensor with a row for each copy, of a simulator that has many.
+        per_copy: Whether it is an array or tensor with a row for each copy, `[num_envs, ...]`, of a simulator that has
+            many.
+
+    Raises:
+        ValueError: If the path is not of that form.
     """
 
     kind: ClassVar[str] = "attribute"

@@ -36,16 +36,29 @@ class SimulatorEnv(Env):
 
     @staticmethod
     def next_carry(done: Tensor, elapsed: Tensor, returns: Tensor, parameters: Mapping[str, Tensor]) -> Carry:
-        """Return the carry after a step, by where an episode ended, its steps and its rewards so far, `[num_envs]`.
+        """Return the carry after a step.
 
-        `parameters` are those of the episodes that go on or have begun, `[num_envs]` each.
+        Args:
+            done: Where an episode ended, `[num_envs]`, bool.
+            elapsed: Its steps so far, int64 `[num_envs]`.
+            returns: Its rewards so far, `[num_envs]`.
+            parameters: Those of the episodes that go on or have begun, `[num_envs]` each.
         """
         elapsed, returns = elapsed.masked_fill(done, 0), returns.masked_fill(done, 0.0)
         return {"state": {}, "parameters": parameters, "elapsed": elapsed, "returns": returns}
 
     @staticmethod
     def redrawn(begun: Tensor, parameters: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return parameters, the fresh ones where an episode has begun, `[num_envs]` each."""
+        """Return the parameters of the episodes that go on or have begun.
+
+        Args:
+            begun: Where an episode has begun, `[num_envs]`, bool.
+            parameters: Those that were in force, `[num_envs]` each.
+            fresh: Those of new episodes, `[num_envs]` each.
+
+        Returns:
+            `[num_envs]` each, by name.
+        """
         return {
             name: value if value is parameters[name] else torch.where(begun, value, parameters[name])
             for name, value in fresh.items()

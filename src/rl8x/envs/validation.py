@@ -33,8 +33,11 @@ def validate(env: Env) -> None:
         env: The environment to check.
 
     Raises:
+        TypeError: If it is no rl8x environment, such as a class of such.
         ValueError: If something does not fit; the message names the function and both shapes or types.
     """
+    if not isinstance(env, Env):
+        raise TypeError(f"validate checks an instance of an Env, such as CartPole(8); got {env!r}.")
     name = type(env).__name__
     check_supported(env.single_observation_space, f"{name}.single_observation_space")
     check_supported(env.single_action_space, f"{name}.single_action_space")

@@ -116,7 +116,11 @@ class Execution:
         self.due = math.inf if not self.starts_at else self.starts_at // 4 if math.isinf(steps) else 0
 
     def begin_step(self, step: int) -> None:
-        """Begin to have programs compiled, or change to them, where a step, counted from 0, is the one for it."""
+        """Begin to have programs compiled, or change to them, where a step is the one for it.
+
+        Args:
+            step: The algorithm's own, counted from 0.
+        """
         if step < self.due:
             return
         self.prepares, self.due = step < self.starts_at, self.starts_at
@@ -127,16 +131,30 @@ class Execution:
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
-        """Have it said where a run waits for the compiler."""
+        """Have it said where a run waits for the compiler.
+
+        Args:
+            say: Called with a line of text.
+        """
         compiler().say = say
 
     def remembers(self, fact: str, made_of: MadeOf) -> bool:
-        """Whether an earlier process has found something to be so of the same objects."""
+        """Whether an earlier process has found something to be so of the same objects.
+
+        Args:
+            fact: A word for what it has found.
+            made_of: As for `program`.
+        """
         found = fingerprint(made_of())
         return found is not None and compiler().artifacts.noted(key_of(fact, found.text)) is not None
 
     def remember(self, fact: str, made_of: MadeOf) -> None:
-        """Let later processes know that something is so of objects like these."""
+        """Let later processes know that something is so of objects like these.
+
+        Args:
+            fact: A word for it.
+            made_of: As for `program`.
+        """
         found = fingerprint(made_of())
         if found is not None:
             compiler().artifacts.note(key_of(fact, found.text), {"is": fact})
@@ -162,13 +180,17 @@ class Execution:
         """Make a program of a function of tensors.
 
         Args:
-            function: Takes tensors and returns a sequence of tensors. It may write to its arguments, in place, and to
-                memory that stays where it is; what else it reads must stay the same tensors, though their values may
-                change.
+            function: Takes tensors and returns a sequence of tensors, each `[*]`. It may write to its arguments, in
+                place, and to memory that stays where it is; what else it reads must stay the same tensors, though their
+                values may change.
             num_fixed: How many of the first arguments are the same tensors in every call. Only those and what the
                 function holds itself may be written to.
             made_of: Returns the objects whose attributes and code decide what the function does, beside its own code. A
                 program that another process has had compiled of such is then found without tracing; None always traces.
+
+        Returns:
+            Takes and returns the same. A call raises `ProgramError` where the function cannot be compiled or captured,
+            unless the mode is `auto`.
         """
         if self.target == "eager":
             return function
@@ -176,7 +198,15 @@ class Execution:
         return _Guarded(self, made, function)
 
     def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
-        """Make programs of a function of tensors that adds up over ranks on its way; arguments are `program`'s."""
+        """Make programs of a function of tensors that adds up over ranks on its way.
+
+        Args:
+            function: As for `program`, of tensors `[*]`.
+            num_fixed: As for `program`.
+
+        Returns:
+            Takes and returns the same.
+        """
         if self.target == "eager":
             return function
         make: Make = CapturedProgram
@@ -185,7 +215,16 @@ class Execution:
         return _Guarded(self, SplitProgram(function, num_fixed, make, self.target), function)
 
     def split_loop(self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int) -> Program:
-        """Make a loop, as `loop` does, of a function that adds up over ranks; its state must stay where it is."""
+        """Make a loop of a function that adds up over ranks.
+
+        Args:
+            function: As for `loop`; its state, of tensors `[*]`, must stay where it is.
+            num_state: As for `loop`.
+            num_items: As for `loop`, each `[n, *]`.
+
+        Returns:
+            As for `loop`.
+        """
         return SplitLoop(self.split(function, num_state), num_state, num_items, host_looks=self.host_looks)
 
     def loop(

@@ -71,13 +71,19 @@ class AttentionModel(ActorCritic):
     Arguments that are not told here are those of `ActorCritic`.
 
     Args:
-        observation_space: Space of one copy's observation.
+        observation_space: Space of one copy's observation, of any kind that `MLPModel` reads.
         num_features: Width of the features that the action distribution needs.
         window: Observations that the model sees at a time, the present one included; at least 2.
         width: Width of the embeddings, a multiple of `num_heads`.
-        num_heads: Heads of each attention.
-        num_layers: Blocks of attention.
+        num_heads: Heads of each attention, at least 1.
+        num_layers: Blocks of attention, at least 1.
         activation: Name of the activation in the blocks' perceptrons.
+
+    Raises:
+        TypeError: If an observation has a part of another kind.
+        ValueError: If a number is out of its range, or `critic_obs` does not fit the space.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762; normalised before each part: Xiong et al. 2020, arXiv:2002.04745.
     """
 
     recurrent: ClassVar[bool] = True

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import gymnasium
 from torch import Tensor, nn
 
+from rl8x.nn.mlp import check_widths
+
 State = dict[str, Tensor]
 
 
@@ -20,6 +22,9 @@ class Model(nn.Module):
     Args:
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
+
+    Raises:
+        ValueError: If `num_features` is not a whole number of at least 1.
     """
 
     recurrent: ClassVar[bool] = False
@@ -27,15 +32,30 @@ class Model(nn.Module):
 
     def __init__(self, observation_space: gymnasium.Space[Any], num_features: int) -> None:
         super().__init__()
+        check_widths(num_features=num_features)
         self.observation_space = observation_space
         self.num_features = num_features
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the state before anything was seen, each `[num_envs, *]`; empty when feedforward."""
+        """Return the state before anything was seen; none when feedforward.
+
+        Args:
+            num_envs: Copies of the environment.
+
+        Returns:
+            Tensors by name, each `[num_envs, *]`.
+        """
         return {}
 
     def actor_state(self, state: State) -> State:
-        """Leave out what `policy_features` can do without, where nothing but actions is wanted; the critic's part."""
+        """Leave out what `policy_features` can do without, where nothing but actions is wanted; the critic's part.
+
+        Args:
+            state: A whole state, each `[B, *]`.
+
+        Returns:
+            Some of these tensors.
+        """
         return state
 
     @abstractmethod
@@ -53,11 +73,29 @@ class Model(nn.Module):
         """
 
     def values(self, obs: Any, state: State, starts: Tensor) -> Tensor:
-        """Return the values alone, `[T, B]`, for the arguments of `forward`; a subclass may skip the actor's work."""
+        """Return the values alone; a subclass may skip the actor's work.
+
+        Args:
+            obs: As in `forward`.
+            state: As in `forward`.
+            starts: As in `forward`.
+
+        Returns:
+            Values, `[T, B]`.
+        """
         values: Tensor = self(obs, state, starts)[1]
         return values
 
     def policy_features(self, obs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """Return features and state without values, as `forward` does; a subclass may skip the critic's work."""
+        """Return features and state without values, as `forward` does; a subclass may skip the critic's work.
+
+        Args:
+            obs: As in `forward`.
+            state: As in `forward`, or what `actor_state` leaves of it.
+            starts: As in `forward`.
+
+        Returns:
+            Features `[T, B, num_features]`, and the state after the last observation, each `[B, *]`.
+        """
         features, _, state = self(obs, state, starts)
         return features, state

@@ -21,8 +21,8 @@ class CNNModel(ActorCritic):
     Arguments that are not told here are those of `ActorCritic`.
 
     Args:
-        observation_space: A `Box` of rank 3, or a `Dict` or `Tuple` with such among its parts; the others are laid out
-            flat beside what the convolutions give.
+        observation_space: A `Box` of rank 3 and at least 5 x 5, or a `Dict` or `Tuple` with such among its parts; the
+            others are laid out flat beside what the convolutions give.
         num_features: Width of the features that the action distribution needs.
         convolutions: Channels, side of the kernel and stride of each; None: those of Mnih et al. for images of at least
             36 x 36, two of 3 x 3 for smaller ones.
@@ -30,6 +30,11 @@ class CNNModel(ActorCritic):
         layer_norm: Whether the outputs of convolutions and hidden layers are normalised before their activations, those
             of a convolution over the whole image.
         channels: Which axis the channels are: `"first"`, `"last"`, or `"auto"`, the shorter of the two.
+
+    Raises:
+        TypeError: If there is no image among the observations, or a part that no built-in model reads.
+        ValueError: If a kernel is larger than what is left of an image, a number is less than 1, `channels` or the
+            activation is unknown, or `critic_obs` does not fit the space.
 
     Source: Mnih et al. 2015, doi:10.1038/nature14236.
     """

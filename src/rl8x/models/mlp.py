@@ -21,7 +21,14 @@ class Head(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output for every row of `[..., in_features]`, as `[..., out_features]`."""
+        """Apply the layer to every row.
+
+        Args:
+            x: `[..., in_features]`.
+
+        Returns:
+            `[..., out_features]`, in the weight's dtype under autocast.
+        """
         device = x.device.type
         if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
             return super().forward(x)
@@ -35,9 +42,9 @@ class ActorCritic(Model):
     The built-in models share these arguments, beside those of `Model`.
 
     Args:
-        activation: Name of the activation after each layer.
+        activation: Name of the activation after each layer, a key of `rl8x.nn.ACTIVATIONS`.
         shared: Whether actor and critic have the same layers but the heads.
-        critic_obs: Parts of a `Dict` observation that only the critic sees.
+        critic_obs: Parts of a `Dict` observation that only the critic sees; not with `shared`.
         policy_gain: Gain of the head of features, small so that a policy begins near uniform.
         value_gain: Gain of the head of values.
     """
@@ -46,7 +53,14 @@ class ActorCritic(Model):
     critic: nn.Module | None
 
     def add_heads(self, width: int, critic_width: int, policy_gain: float, value_gain: float) -> None:
-        """Make the heads, for outputs of actor and critic of these widths."""
+        """Make the heads of features and of values.
+
+        Args:
+            width: Width of the actor's output.
+            critic_width: Width of the critic's output.
+            policy_gain: As for the class.
+            value_gain: As for the class.
+        """
         self.policy_head = linear(width, self.num_features, policy_gain, kind=Head)
         self.value_head = linear(critic_width, 1, value_gain, kind=Head)
 
@@ -68,9 +82,16 @@ class ActorCritic(Model):
     def hidden(
         self, obs: Any, state: State, starts: Tensor, *, values_only: bool = False
     ) -> tuple[Tensor, Tensor, State]:
-        """Return what the heads read, `[T, B, width]` each, and the state; with `values_only` the second alone counts.
+        """Return what the heads read.
 
-        Arguments are those of `forward`.
+        Args:
+            obs: As in `forward`.
+            state: As in `forward`.
+            starts: As in `forward`.
+            values_only: Whether only the second result counts, so that the actor's work may be left out.
+
+        Returns:
+            Outputs of actor and critic, `[T, B, width]` each, and the state after the last observation, each `[B, *]`.
         """
         seen, critic_seen, state = self.trunk_inputs(obs, state, starts)
         if self.critic is None:
@@ -80,7 +101,16 @@ class ActorCritic(Model):
         return critic_hidden if values_only else self.actor(*seen), critic_hidden, state
 
     def trunk_inputs(self, obs: Any, state: State, starts: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], State]:
-        """Return the arguments of actor and critic, for those of `forward`, and the state after them."""
+        """Return the arguments with which `actor` and `critic` are called, and the state after them.
+
+        Args:
+            obs: As in `forward`, `[T, B, *obs]`.
+            state: As in `forward`.
+            starts: As in `forward`.
+
+        Returns:
+            The actor's arguments, the critic's, and the state, each `[B, *]`.
+        """
         return (obs,), (obs,), state
 
 
@@ -92,10 +122,15 @@ class MLPModel(ActorCritic):
     Arguments that are not told here are those of `ActorCritic`.
 
     Args:
-        observation_space: Space of one copy's observation.
+        observation_space: Space of one copy's observation: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, or a
+            `Dict` or `Tuple` of such, laid out flat as numbers and one-hot codes.
         num_features: Width of the features that the action distribution needs.
         hidden_sizes: Widths of the hidden layers; none makes the model linear.
         layer_norm: Whether the outputs of hidden layers are normalised before their activations, row by row.
+
+    Raises:
+        TypeError: If an observation has a part of another kind.
+        ValueError: If a width is less than 1, the activation is unknown, or `critic_obs` does not fit the space.
 
     Source: Andrychowicz et al. 2021, arXiv:2006.05990, on initial weights.
     """

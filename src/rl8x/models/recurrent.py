@@ -69,10 +69,18 @@ class RecurrentModel(ActorCritic):
     Arguments that are not told here are those of `ActorCritic`.
 
     Args:
-        observation_space: Space of one copy's observation.
+        observation_space: Space of one copy's observation: images, and what `MLPModel` reads.
         num_features: Width of the features that the action distribution needs.
-        hidden_size: Units of the cell.
-        encoder_sizes: Widths of the layers before the cell.
+        hidden_size: Units of the cell, at least 1.
+        encoder_sizes: Widths of the layers before the cell, each at least 1.
+
+    Attributes:
+        num_gates: Gates of one unit.
+        state_names: Names of the parts of a state, the cell's output first.
+
+    Raises:
+        TypeError: If an observation has a part of another kind.
+        ValueError: If a width is less than 1, the activation is unknown, or `critic_obs` does not fit the space.
     """
 
     recurrent: ClassVar[bool] = True
@@ -185,12 +193,13 @@ class RecurrentModel(ActorCritic):
 
 
 class LSTMModel(RecurrentModel):
-    """Long short-term memory for actor and critic.
+    """Long short-term memory for actor and critic; arguments are those of `RecurrentModel`.
 
         i, f, o = sigmoid(W x + U h + b),  g = tanh(W_g x + U_g h + b_g),  gates in the order i, f, g, o
         c' = f c + i g,  h' = o tanh(c')
 
-    Source: Hochreiter and Schmidhuber 1997; forget gates, with a bias of 1 at first, as in Gers et al. 2000.
+    Source: Hochreiter and Schmidhuber 1997, doi:10.1162/neco.1997.9.8.1735; forget gates, with a bias of 1 at first, as
+    in Gers et al. 2000, doi:10.1162/089976600300015015.
     """
 
     num_gates: ClassVar[int] = 4
@@ -211,12 +220,12 @@ class LSTMModel(RecurrentModel):
 
 
 class GRUModel(RecurrentModel):
-    """Gated recurrent units for actor and critic, with the reset gate after the product as in cuDNN and torch.
+    """Gated recurrent units for actor and critic; arguments are those of `RecurrentModel`.
 
         r, z = sigmoid(W x + U h + b),  n = tanh(W_n x + b_n + r (U_n h + c_n))
         h' = (1 - z) n + z h
 
-    Source: Cho et al. 2014, arXiv:1406.1078.
+    Source: Cho et al. 2014, arXiv:1406.1078, with the reset gate after the product as in cuDNN and torch.
     """
 
     num_gates: ClassVar[int] = 3

@@ -51,7 +51,16 @@ def make_model(
 
 
 def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Space[Any]) -> type[Model]:
-    """Return the class of a model that is not an instance; `spec`, `observation_space`, errors: see `make_model`."""
+    """Return the class of a model that is not an instance.
+
+    Args:
+        spec: Built-in name or a subclass of `Model`; None: as in `make_model`.
+        observation_space: Space of one copy's observation.
+
+    Raises:
+        TypeError: If `spec` is none of these.
+        ValueError: If the name is unknown.
+    """
     if spec is None:
         spec = default_model(observation_space)
     if isinstance(spec, str):

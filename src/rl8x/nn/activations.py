@@ -17,7 +17,14 @@ class SquaredReLU(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the function to every element of `[...]`."""
+        """Apply the function to every element.
+
+        Args:
+            x: `[...]`.
+
+        Returns:
+            `[...]`.
+        """
         return torch.relu(x).square()
 
 
@@ -37,6 +44,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 def activation(name: str) -> nn.Module:
     """Make the activation of a name.
+
+    Args:
+        name: A key of `ACTIVATIONS`.
 
     Raises:
         ValueError: If there is none of that name; the message has the nearest ones.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rl8x.names import unknown_name
-from rl8x.nn.mlp import MLP
+from rl8x.nn.mlp import MLP, check_widths
 
 SKIPS: Final = ("residual", "cat", "none")
 
@@ -24,12 +24,19 @@ class Skip(nn.Module):
         kind: One of these names.
         num_inputs: Width of x.
         num_outputs: Width of y; for `residual` the same.
+
+    Attributes:
+        num_outputs: Width of what is joined: `num_inputs + num_outputs` for `cat`, else that of y.
+
+    Raises:
+        ValueError: If the name is unknown, a width is less than 1, or the widths differ for `residual`.
     """
 
     def __init__(self, kind: str, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
         if kind not in SKIPS:
             raise ValueError(unknown_name("skip connection", kind, SKIPS))
+        check_widths(num_inputs=num_inputs, num_outputs=num_outputs)
         if kind == "residual" and num_inputs != num_outputs:
             raise ValueError(
                 f"a residual connection needs equal widths; got {num_inputs} and {num_outputs}. Use 'cat' or 'none'."
@@ -38,7 +45,15 @@ class Skip(nn.Module):
         self.num_outputs = num_inputs + num_outputs if kind == "cat" else num_outputs
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Join x `[..., num_inputs]` and y, and return `[..., self.num_outputs]`."""
+        """Join input and output.
+
+        Args:
+            x: The layer's input, `[..., num_inputs]`.
+            y: Its output, as wide as it was said to be.
+
+        Returns:
+            `[..., self.num_outputs]`.
+        """
         if self.kind == "residual":
             return x + y
         return torch.cat([x, y], -1) if self.kind == "cat" else y
@@ -50,14 +65,26 @@ class PositionalEmbedding(nn.Module):
     Args:
         max_length: Length of the longest sequence.
         width: Width of its elements.
+
+    Raises:
+        ValueError: If one of them is less than 1.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5, the learned ones.
     """
 
     def __init__(self, max_length: int, width: int) -> None:
         super().__init__()
+        check_widths(max_length=max_length, width=width)
         self.weight = nn.Parameter(0.02 * torch.randn(max_length, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return a sequence `[..., S, width]` with the vectors of the first S positions added, `[..., S, width]`.
+        """Add the vectors of the first S positions.
+
+        Args:
+            x: A sequence, `[..., S, width]`.
+
+        Returns:
+            `[..., S, width]`.
 
         Raises:
             ValueError: If the sequence is longer than `max_length`.
@@ -74,18 +101,22 @@ class Attention(nn.Module):
 
     Args:
         width: Width of queries and of the output; a multiple of `num_heads`.
-        num_heads: Heads.
+        num_heads: Heads, at least 1.
         context_width: Width of the context; None: that of the queries.
 
-    Source: Vaswani et al. 2017, arXiv:1706.03762.
+    Raises:
+        ValueError: If a width or `num_heads` is less than 1, or `num_heads` does not divide `width`.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
     """
 
     def __init__(self, width: int, num_heads: int, *, context_width: int | None = None) -> None:
         super().__init__()
-        if num_heads < 1 or width % num_heads:
+        context_width = width if context_width is None else context_width
+        check_widths(width=width, num_heads=num_heads, context_width=context_width)
+        if width % num_heads:
             raise ValueError(f"`num_heads` must divide the width; got {num_heads} and {width}.")
         self.num_heads = num_heads
-        context_width = context_width or width
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(context_width, width)
         self.value = nn.Linear(context_width, width)
@@ -126,8 +157,8 @@ class CrossAttention(nn.Module):
     """Attention to a context, then a perceptron; inputs are normalised before, skip connections lead around each.
 
     Args:
-        width: Width of the queries.
-        num_heads: Heads.
+        width: Width of the queries; a multiple of `num_heads`.
+        num_heads: Heads, at least 1.
         context_width: Width of the context; None: that of the queries.
         hidden_size: Width of the perceptron's hidden layer; None: four times that of the queries.
         activation: Name of its activation.
@@ -135,6 +166,11 @@ class CrossAttention(nn.Module):
 
     Attributes:
         num_outputs: Width of the output: `width`, or 3 times that with `"cat"`.
+
+    Raises:
+        ValueError: If a width or a name is not legal, as in `Attention`, `Skip` and `MLP`.
+
+    Source: Xiong et al. 2020, arXiv:2002.04745 (normalisation before each part).
     """
 
     def __init__(
@@ -148,20 +184,28 @@ class CrossAttention(nn.Module):
         skip: str = "residual",
     ) -> None:
         super().__init__()
+        context_width = width if context_width is None else context_width
+        check_widths(width=width, context_width=context_width)
         self.query_norm = nn.LayerNorm(width)
-        self.context_norm = nn.LayerNorm(context_width or width)
+        self.context_norm = nn.LayerNorm(context_width)
         self.attention = Attention(width, num_heads, context_width=context_width)
         self.attention_skip = Skip(skip, width, width)
         between = self.attention_skip.num_outputs
         self.mlp_norm = nn.LayerNorm(between)
-        self.mlp = MLP([between, hidden_size or 4 * width, width], activation=activation)
+        self.mlp = MLP([between, 4 * width if hidden_size is None else hidden_size, width], activation=activation)
         self.mlp_skip = Skip(skip, between, width)
         self.num_outputs = self.mlp_skip.num_outputs
 
     def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Read a context `[B, S, context_width]` by queries `[B, Q, width]`; return `[B, Q, num_outputs]`.
+        """Read a context by queries.
 
-        Masks are as in `Attention`.
+        Args:
+            x: Queries, `[B, Q, width]`.
+            context: What they look at, `[B, S, context_width]`.
+            mask: Where a query may look, as in `Attention`.
+
+        Returns:
+            `[B, Q, num_outputs]`.
         """
         return self._finish(x, self.attention(self.query_norm(x), self.context_norm(context), mask))
 
@@ -172,7 +216,18 @@ class CrossAttention(nn.Module):
 
 
 class SelfAttention(CrossAttention):
-    """A block of attention of a sequence to itself; arguments of `CrossAttention` but the context's width."""
+    """A block of attention of a sequence to itself.
+
+    Args:
+        width: Width of the sequence; a multiple of `num_heads`.
+        num_heads: Heads, at least 1.
+        hidden_size: As in `CrossAttention`.
+        activation: As in `CrossAttention`.
+        skip: As in `CrossAttention`.
+
+    Raises:
+        ValueError: As in `CrossAttention`.
+    """
 
     def __init__(
         self,
@@ -187,7 +242,15 @@ class SelfAttention(CrossAttention):
         del self.context_norm
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Apply the block to a sequence, `[B, S, width]` to `[B, S, num_outputs]`; masks as in `Attention`."""
+        """Apply the block to a sequence.
+
+        Args:
+            x: `[B, S, width]`.
+            mask: Where an element may look, as in `Attention`.
+
+        Returns:
+            `[B, S, num_outputs]`.
+        """
         normed = self.query_norm(x)
         return self._finish(x, self.attention(normed, normed, mask))
 
@@ -196,16 +259,21 @@ class SelfAttentionStack(nn.Module):
     """Blocks of self-attention one after the other.
 
     Args:
-        width: Width of the sequence.
-        num_heads: Heads of each block.
-        num_layers: How many blocks.
+        width: Width of the sequence; a multiple of `num_heads`.
+        num_heads: Heads of each block, at least 1.
+        num_layers: How many blocks, at least 1.
         options: Further arguments of `SelfAttention`.
+
+    Attributes:
+        num_outputs: Width of the output: `width`, or 3 times as much for each block with `skip="cat"`.
+
+    Raises:
+        ValueError: If there is no block, or as in `SelfAttention`.
     """
 
     def __init__(self, width: int, num_heads: int, num_layers: int, **options: Any) -> None:
         super().__init__()
-        if num_layers < 1:
-            raise ValueError(f"`num_layers` must be at least 1; got {num_layers}.")
+        check_widths(num_layers=num_layers)
         self.blocks = nn.ModuleList()
         self.num_outputs = width
         for _ in range(num_layers):
@@ -214,7 +282,15 @@ class SelfAttentionStack(nn.Module):
             self.num_outputs = block.num_outputs
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Apply the blocks to a sequence, `[B, S, width]` to `[B, S, num_outputs]`; masks as in `Attention`."""
+        """Apply the blocks to a sequence.
+
+        Args:
+            x: `[B, S, width]`.
+            mask: Where an element may look, as in `Attention`.
+
+        Returns:
+            `[B, S, num_outputs]`.
+        """
         for block in self.blocks:
             x = block(x, mask)
         return x

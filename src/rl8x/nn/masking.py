@@ -13,8 +13,8 @@ def masked_logits(logits: Tensor, mask: Tensor) -> Tensor:
     `log_softmax` subtracts the largest logit from it.
 
     Args:
-        logits: `[..., num_choices]`.
-        mask: Bool, of a shape that broadcasts to that of `logits`.
+        logits: `[..., num_choices]`, floating-point.
+        mask: True where an element counts, bool, of a shape that broadcasts to that of `logits`.
 
     Returns:
         `[..., num_choices]`.
@@ -27,7 +27,7 @@ def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 
     Args:
         x: `[...]`; the values of masked elements, NaN too, have no influence.
-        mask: Bool, of a shape that broadcasts to that of `x`.
+        mask: True where an element counts, bool, of a shape that broadcasts to that of `x`.
         dim: The dimension to reduce.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,11 +28,15 @@ def linear(
     Args:
         num_inputs: Width of the input, `[..., num_inputs]`.
         num_outputs: Width of the output, `[..., num_outputs]`.
-        gain: Factor of the weight.
+        gain: Factor of the weight; sqrt(2) keeps the scale of what goes through a ReLU.
         kind: Class of the layer.
+
+    Raises:
+        ValueError: If a width is less than 1.
 
     Source: Saxe et al. 2014, arXiv:1312.6120.
     """
+    check_widths(num_inputs=num_inputs, num_outputs=num_outputs)
     layer = kind(num_inputs, num_outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -48,6 +53,13 @@ class MLP(nn.Sequential):
         gain: Gain of the hidden layers' orthogonal weights.
         last_gain: Gain of the last layer; None: that of the hidden ones.
         layer_norm: Whether the output of each layer that an activation follows is normalised before it.
+
+    Attributes:
+        num_inputs: Width of the input.
+        num_outputs: Width of the output.
+
+    Raises:
+        ValueError: If a width is not a whole number of at least 1, or the activation is unknown.
 
     Source: Ba et al. 2016, arXiv:1607.06450 (layer normalisation).
     """
@@ -78,13 +90,36 @@ class MLP(nn.Sequential):
         self.num_activations = sum(sizes[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output for every row of `[..., sizes[0]]`, as `[..., sizes[-1]]`."""
+        """Apply the layers to every row.
+
+        Args:
+            x: `[..., sizes[0]]`.
+
+        Returns:
+            `[..., sizes[-1]]`.
+
+        Raises:
+            ValueError: If rows have another width.
+        """
+        if x.shape[-1:] != (self.num_inputs,):
+            raise ValueError(f"this MLP reads rows [..., {self.num_inputs}]; got {list(x.shape)}.")
         # As a matrix of rows: torch would copy a batch of more axes that is not contiguous, and add its bias apart.
         flat = x.reshape(-1, x.shape[-1])
         trains = torch.is_grad_enabled() and len(flat) * self.num_activations >= MANY_ACTIVATIONS
         layers = plain_layers(self, flat) if trains else None
         rows: Tensor = super().forward(flat) if layers is None else perceptron(flat, layers)  # type: ignore[no-untyped-call]
         return rows.view(*x.shape[:-1], rows.shape[-1])
+
+
+def check_widths(**widths: int) -> None:
+    """Refuse numbers, by the names of arguments, that are not whole or less than 1.
+
+    Raises:
+        ValueError: At the first such number.
+    """
+    for name, width in widths.items():
+        if not isinstance(width, numbers.Integral) or isinstance(width, bool) or width < 1:
+            raise ValueError(f"`{name}` must be a whole number of at least 1; got {width!r}.")
 
 
 def check_sizes(name: str, sizes: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.nn.attention import CrossAttention, SelfAttentionStack
+from rl8x.nn.mlp import check_widths
 
 
 class Perceiver(nn.Module):
@@ -15,12 +16,18 @@ class Perceiver(nn.Module):
 
     Args:
         num_inputs: Width of the inputs.
-        num_latents: How many latent vectors.
-        width: Their width.
-        num_heads: Heads of each attention.
-        num_layers: Times that the latents look at the inputs.
-        num_blocks: Blocks of self-attention after each time.
-        options: Further arguments of the attention blocks.
+        num_latents: How many latent vectors, at least 1.
+        width: Their width; a multiple of `num_heads`.
+        num_heads: Heads of each attention, at least 1.
+        num_layers: Times that the latents look at the inputs, at least 1.
+        num_blocks: Blocks of self-attention after each time, at least 1.
+        options: Further arguments of the attention blocks: `hidden_size`, `activation`, `skip` (not `"cat"`).
+
+    Attributes:
+        num_outputs: Width of the output, which is `width`.
+
+    Raises:
+        ValueError: If a number is less than 1, or as in `CrossAttention`.
 
     Source: Jaegle et al. 2021, arXiv:2103.03206.
     """
@@ -37,6 +44,9 @@ class Perceiver(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        check_widths(num_inputs=num_inputs, num_latents=num_latents, num_layers=num_layers)
+        if options.get("skip", "residual") == "cat":
+            raise ValueError("a perceiver's latents keep their width: `skip` must be 'residual' or 'none'; got 'cat'.")
         self.num_outputs = width
         self.latents = nn.Parameter(0.02 * torch.randn(num_latents, width))
         layers = range(num_layers)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.nn.masking import masked_logits
+from rl8x.nn.mlp import check_widths
 
 
 class PointerNetwork(nn.Module):
@@ -16,11 +17,15 @@ class PointerNetwork(nn.Module):
         query_width: Width of the query.
         hidden_size: Width in between.
 
+    Raises:
+        ValueError: If a width is less than 1.
+
     Source: Vinyals et al. 2015, arXiv:1506.03134, eq. 3.
     """
 
     def __init__(self, num_inputs: int, query_width: int, hidden_size: int) -> None:
         super().__init__()
+        check_widths(num_inputs=num_inputs, query_width=query_width, hidden_size=hidden_size)
         self.key = nn.Linear(num_inputs, hidden_size, bias=False)
         self.query = nn.Linear(query_width, hidden_size)
         self.score = nn.Linear(hidden_size, 1, bias=False)

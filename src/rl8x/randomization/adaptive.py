@@ -51,6 +51,11 @@ class Adaptive(MovingDistribution):
         episodes: m, the episodes that decide.
         boundary_share: p_b, the share of episodes at a boundary, in (0, 1].
         group: Parameters with the same text are drawn together.
+
+    Raises:
+        ValueError: If an argument is not as told above, or `start` does not lie in `limits`.
+
+    Source: Akkaya et al. 2019, arXiv:1910.07113, section 5.2 and algorithm 1.
     """
 
     kind: ClassVar[str] = "adaptive"
@@ -94,7 +99,15 @@ class Adaptive(MovingDistribution):
         return self.group
 
     def clipped(self, low: float, high: float) -> Adaptive:
-        """Return the same, limited to the parameter's bounds where it has no limits of its own."""
+        """Return the same, limited to the parameter's bounds where it has no limits of its own.
+
+        Args:
+            low: The parameter's smallest legal value.
+            high: Its largest.
+
+        Raises:
+            ValueError: If the start lies outside of them.
+        """
         if self.limits is not None:
             return self
         if not low <= self.start[0] <= self.start[1] <= high:

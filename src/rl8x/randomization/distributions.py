@@ -47,7 +47,7 @@ def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterDistribution(ABC):
-    """A distribution over the values of one parameter."""
+    """A distribution over the values of one parameter, in the parameter's unit."""
 
     kind: ClassVar[str]
     """Its name in a run file."""
@@ -63,12 +63,20 @@ class ParameterDistribution(ABC):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What tells it from others of its class, in one order: straight lines between two such give legal ones."""
+        """What tells it from others of its class, in one order: straight lines between two such give legal ones.
+
+        Raises:
+            TypeError: If it has none.
+        """
         raise TypeError(f"{type(self).__name__} has no numbers that could move.")
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make the one that has these numbers."""
+        """Make the one that has these numbers.
+
+        Args:
+            numbers: As `numbers` has them.
+        """
         return cls(*numbers)
 
     @property
@@ -78,24 +86,46 @@ class ParameterDistribution(ABC):
 
     @classmethod
     def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
-        """Draw as `draw` does, float32 `[num_envs]`, by numbers that a program reads at each call.
+        """Draw as `draw` does, by numbers that a program reads at each call.
 
         Args:
             noise: Uniform numbers in [0, 1), `[num_envs]`.
             numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise.
+
+        Returns:
+            One value a copy, float32 `[num_envs]`.
+
+        Raises:
+            TypeError: If the class has no such numbers.
         """
         raise TypeError(f"{cls.__name__} has no numbers that could move.")
 
     @abstractmethod
     def draw(self, noise: Tensor) -> Tensor:
-        """Turn uniform numbers in [0, 1), `[num_envs]`, into one value a copy, float32 `[num_envs]`."""
+        """Turn uniform numbers into one value a copy.
+
+        Args:
+            noise: Uniform numbers in [0, 1), `[num_envs]`.
+
+        Returns:
+            Float32, `[num_envs]`, within `support`.
+        """
 
     def clipped(self, low: float, high: float) -> ParameterDistribution:
-        """Return the distribution as it is within a parameter's legal bounds; only `Normal` changes."""
+        """Return the distribution as it is within a parameter's legal bounds; most stay as they are.
+
+        Args:
+            low: The smallest legal value.
+            high: The largest.
+        """
         return self
 
     def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Put constants on `device` before a program that draws is compiled or captured."""
+        """Put constants on a device before a program that draws is compiled or captured.
+
+        Args:
+            device: Where the noise of `draw` will be.
+        """
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""
@@ -141,7 +171,15 @@ class _Interval(ParameterDistribution):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Uniform(_Interval):
-    """Draw uniformly from [low, high]."""
+    """Draw uniformly from [low, high].
+
+    Args:
+        low: The smallest value.
+        high: The largest, at least `low`.
+
+    Raises:
+        ValueError: If one is no finite number, or `low` exceeds `high`.
+    """
 
     kind: ClassVar[str] = "uniform"
 
@@ -163,7 +201,15 @@ class Uniform(_Interval):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LogUniform(_Interval):
-    """Draw from [low, high] so that the logarithm is uniform: each decade is as likely as any other."""
+    """Draw from [low, high] so that the logarithm is uniform: each decade is as likely as any other.
+
+    Args:
+        low: The smallest value, > 0.
+        high: The largest, at least `low`.
+
+    Raises:
+        ValueError: If one is no finite number, or not 0 < `low` <= `high`.
+    """
 
     kind: ClassVar[str] = "log_uniform"
 
@@ -186,7 +232,17 @@ class LogUniform(_Interval):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Normal(ParameterDistribution):
-    """Draw from a normal distribution, clipped to `low` and `high` (by default the parameter's legal bounds)."""
+    """Draw from a normal distribution, clipped to `low` and `high` (by default the parameter's legal bounds).
+
+    Args:
+        mean: Its mean before clipping, within the parameter's bounds.
+        std: Its standard deviation before clipping, at least 0.
+        low: The smallest value; None: the parameter's bound.
+        high: The largest, at least `low`; None: the parameter's bound.
+
+    Raises:
+        ValueError: If a number is not finite, `std` is negative, or `low` exceeds `high`.
+    """
 
     kind: ClassVar[str] = "normal"
     mean: float
@@ -212,7 +268,15 @@ class Normal(ParameterDistribution):
         return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
 
     def clipped(self, low: float, high: float) -> Normal:
-        """Return the same distribution, clipped to the parameter's bounds where it has none of its own."""
+        """Return the same distribution, clipped to the parameter's bounds where it has none of its own.
+
+        Args:
+            low: The parameter's smallest legal value.
+            high: Its largest.
+
+        Raises:
+            ValueError: If the mean lies outside of them.
+        """
         if not low <= self.mean <= high:
             raise ValueError(f"{self!r}: its mean lies outside of the parameter's bounds [{low:g}, {high:g}].")
         legal = {name: bound for name, bound in (("low", low), ("high", high)) if math.isfinite(bound)}
@@ -225,7 +289,11 @@ class Normal(ParameterDistribution):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Mean, std, and the bounds that it is clipped to, which it must have."""
+        """Mean, std, and the bounds that it is clipped to, which it must have.
+
+        Raises:
+            ValueError: If it lacks one.
+        """
         if self.low is None or self.high is None:
             raise ValueError(f"{self!r}: give `low` and `high`.")
         return self.mean, self.std, self.low, self.high
@@ -259,7 +327,15 @@ class _Listed(ParameterDistribution):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Choice(_Listed):
-    """Draw one of `values`, each as likely as the others or by `weights`."""
+    """Draw one of some values, each as likely as the others or by weights.
+
+    Args:
+        values: The values, at least one.
+        weights: How likely each is, as many numbers of at least 0 whose sum is more than 0; None: all the same.
+
+    Raises:
+        ValueError: If a number is not finite, or the weights are none.
+    """
 
     kind: ClassVar[str] = "choice"
     weights: Sequence[float] | None = None
@@ -327,16 +403,32 @@ class Choice(_Listed):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Grid(_Listed):
-    """Give copy i the i-th of `values`, over again where there are more copies; the same at every reset.
+    """Give copy i the i-th of some values, over again where there are more copies; the same at every reset.
 
     Two grids run side by side, not crossed: copy i has the i-th value of each.
+
+    Args:
+        values: The values, at least one, and no more than there are copies.
+
+    Raises:
+        ValueError: If one is no finite number.
     """
 
     kind: ClassVar[str] = "grid"
     fixed: ClassVar[bool] = True
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return `values[i % len(values)]` for copy i, `[num_envs]`, whatever the noise; needs as many copies."""
+        """Return `values[i % len(values)]` for copy i, whatever the noise.
+
+        Args:
+            noise: `[num_envs]`, of which only the number counts.
+
+        Returns:
+            Float32, `[num_envs]`.
+
+        Raises:
+            ValueError: If there are fewer copies than values.
+        """
         num_envs = noise.shape[0]
         if num_envs < len(self.values):
             raise ValueError(f"Grid: {len(self.values)} values need at least as many copies; got num_envs={num_envs}.")
@@ -350,13 +442,14 @@ KINDS: dict[str, type[ParameterDistribution]] = {cls.kind: cls for cls in (Unifo
 def from_dict(form: Mapping[str, object]) -> ParameterDistribution:
     """Make a distribution from its plain JSON form: one entry, from the kind to its arguments in order or by name.
 
-    Such as `{"uniform": [0.1, 0.5]}`, `{"uniform": {"low": 0.1, "high": 0.5}}`, `{"choice": [1, 2, 3]}`.
+    Args:
+        form: Such as `{"uniform": [0.1, 0.5]}`, `{"uniform": {"low": 0.1, "high": 0.5}}`, `{"choice": [1, 2, 3]}`.
 
     Raises:
-        ValueError: If the kind is unknown or the arguments are not its own.
+        ValueError: If there is not one entry, the kind is unknown, or the arguments are not its own.
     """
-    if len(form) != 1:
-        raise ValueError(f"a distribution is written as one entry, like {{'uniform': [0.1, 0.5]}}; got {dict(form)!r}.")
+    if not isinstance(form, Mapping) or len(form) != 1:
+        raise ValueError(f"a distribution is written as one entry, like {{'uniform': [0.1, 0.5]}}; got {form!r}.")
     (kind, arguments), *_ = form.items()
     if kind not in KINDS:
         raise ValueError(f"unknown distribution {kind!r}; known are {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}")

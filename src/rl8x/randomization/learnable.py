@@ -63,6 +63,11 @@ class Learnable(MovingDistribution):
         episodes: Episodes of a candidate in a round, on average; at least 2.
         level_share: rho, the share of episodes that is played on kept levels, in [0, 1).
         group: Parameters with the same text are drawn together.
+
+    Raises:
+        ValueError: If an argument is not as told above.
+
+    Source: Rutherford et al. 2024, arXiv:2408.15099, section 4 and algorithm 1.
     """
 
     kind: ClassVar[str] = "learnable"
@@ -129,7 +134,14 @@ class Learnable(MovingDistribution):
         return LearnableGroup(members, self)
 
     def success(self, scores: Tensor) -> Tensor:
-        """Map the metric of episodes, any shape, to success in [0, 1], float64."""
+        """Map the metric of episodes to success.
+
+        Args:
+            scores: `[...]`; NaN where an episode has none.
+
+        Returns:
+            In [0, 1], float64 `[...]`.
+        """
         if self.bounds is None:
             assert self.threshold is not None
             return (scores >= self.threshold).to(torch.float64)

@@ -81,6 +81,9 @@ class MovingDistribution(ParameterDistribution):
     def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
         """Return the group of some parameters of this class, this one's among them.
 
+        Args:
+            members: Their distributions by name, all with the same `group_key`.
+
         Raises:
             ValueError: If they cannot be drawn together.
         """

@@ -74,6 +74,10 @@ class Scheduled(MovingDistribution):
         interpolation: `"interp"` has each number of the distribution go in a straight line from point to point,
             `"step"` holds each distribution until the next point. Before the first and after the last they are held.
         goes_back: Whether it goes back where the metric falls again; if not, the largest value so far counts.
+
+    Raises:
+        ValueError: If the points are not in order, not of one kind, or of a kind that cannot move; or another argument
+            is not as told above.
     """
 
     kind: ClassVar[str] = "scheduled"
@@ -110,7 +114,11 @@ class Scheduled(MovingDistribution):
         return min(lows), max(highs)
 
     def at(self, metric: float | None) -> ParameterDistribution:
-        """Return the distribution at a value of the metric; None where it was never measured."""
+        """Return the distribution at a value of the metric.
+
+        Args:
+            metric: The metric `by`; None where it was never measured.
+        """
         before = [i for i, (x, _) in enumerate(self.points) if metric is not None and x <= metric]
         i = before[-1] if before else 0
         begin, here = self.points[i]

@@ -98,6 +98,9 @@ class Dataset:
             tensors: As `transitions` of the class; a dict of tensors in place of one is a tree.
             device: As the class has it.
             options: As the class has them.
+
+        Raises:
+            ValueError: If something is wrong with them; it says what, and in which row.
         """
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
         return cls({name: torch.as_tensor(leaf) for name, leaf in flat.items()}, device, **options)
@@ -152,6 +155,9 @@ class Dataset:
     def save(self, path: str | Path) -> None:
         """Write the transitions to a new folder, as a memory-mapped TensorDict; the folder is there whole or not.
 
+        Args:
+            path: The folder.
+
         Raises:
             FileExistsError: If there is something.
         """
@@ -190,14 +196,28 @@ class Dataset:
     # -- as a replay
 
     def prepared_bytes(self, *, next_actions: bool = False) -> int:
-        """Return the memory that the rows of `prepare` take on the device; a few of them may be left out."""
+        """Return the memory that the rows of `prepare` take on the device, in bytes; a few of them may be left out.
+
+        Args:
+            next_actions: As `prepare` has it.
+        """
         parts = (keys.OBS, keys.NEXT_OBS, keys.ACTIONS) + (keys.ACTIONS,) * next_actions
         spec = spec_of(self.transitions)
         of_parts = sum(spec[name].row_bytes for part in parts for name in spec if is_part(name, part))
         return len(self.transitions[keys.REWARDS]) * (of_parts + 2 * torch.float32.itemsize)
 
     def prepared(self, n: int, gamma: float, device: torch.device, *, next_actions: bool = False) -> Self:
-        """Return the same transitions with rows of their own on a device; see `prepare`."""
+        """Return the same transitions with rows of their own on a device; see `prepare`.
+
+        Args:
+            n: As `NStep` has it.
+            gamma: As `NStep` has it.
+            device: Where the rows go.
+            next_actions: As `prepare` has it.
+
+        Raises:
+            ValueError: As `prepare` does.
+        """
         other = copy.copy(self)
         other.device = device
         other.prepare(n, gamma, next_actions=next_actions)
@@ -205,13 +225,17 @@ class Dataset:
 
     @torch.no_grad()
     def prepare(self, n: int, gamma: float, *, next_actions: bool = False) -> None:
-        """Put rows with n-step returns on the device; see `NStep` for what they hold, and for its arguments.
+        """Put rows with n-step returns on the device.
 
-        The last row bootstraps from its `next_obs` where its episode goes on.
+            returns_t   = sum_{j < m} gamma^j r_{t+j}
+            discounts_t = gamma^m (1 - terminated_{t+m-1})
+
+        m is n, or fewer steps where an episode ends. The last row bootstraps from its `next_obs` where its episode goes
+        on.
 
         Args:
-            n: As `NStep` has it.
-            gamma: As `NStep` has it.
+            n: Steps of a return, at least 1.
+            gamma: Discount of a step, in [0, 1].
             next_actions: Whether rows hold the recorded action on `next_obs` too. Of the last step of an episode that
                 is truncated, or that the data leave open, none is recorded: it makes no row of its own, and returns end
                 with the step before it, whose `next_obs` is that step's `obs`. Any other action in its place would be
@@ -219,7 +243,9 @@ class Dataset:
                 nothing, as their discount is 0.
 
         Raises:
-            ValueError: If next actions are asked for and no row has one.
+            ValueError: If a number is out of its range, or next actions are asked for and no row has one.
+
+        Source: Sutton & Barto 2018, section 7.1; time limits as in Pardo et al. 2018, arXiv:1712.00378.
         """
         transitions = with_next(keys.ACTIONS, self.transitions) if next_actions else self.transitions
         self.size = len(transitions[keys.REWARDS])
@@ -236,21 +262,28 @@ class Dataset:
             stored[name].copy_(tensor)
 
     def sample(self, count: int, batch: int, generator: torch.Generator) -> Tensor:
-        """Draw rows uniformly, with replacement; returns where they are, `[count, batch]`, int64.
+        """Draw rows uniformly, with replacement.
 
         Args:
             count: Batches.
             batch: Rows of each.
             generator: Source of the draws, on the device.
+
+        Returns:
+            Where they are, int64 `[count, batch]`.
         """
         return torch.randint(self.size, (count, batch), generator=generator, device=self.device)
 
     @torch.no_grad()
     def gather(self, index: Tensor) -> dict[str, Tensor]:
-        """Return copies of rows by name, each `[*index, ...]`, given where they are, `[*index]`, int64.
+        """Return copies of rows.
 
-        They are those of a replay: `obs`, `actions`, `returns`, `discounts` and `next_obs`; and `next_actions` where
-        they were asked for.
+        Args:
+            index: Where they are, int64 `[*index]`.
+
+        Returns:
+            Those of a replay by name, each `[*index, ...]`: `obs`, `actions`, `returns`, `discounts` and `next_obs`;
+            and `next_actions` where they were asked for.
 
         Raises:
             RuntimeError: If `prepare` has not been called.
@@ -277,7 +310,17 @@ class Dataset:
         return {name: moments(part) for name, part in parts.items() if part.is_floating_point()}
 
     def normalized_score(self, random: float, expert: float) -> float:
-        """Return the mean return of the episodes on the scale of `normalized_score`; NaN where none ends."""
+        """Return the mean return of the episodes on the scale of `normalized_score`; NaN where none ends.
+
+        Args:
+            random: The mean return of a random policy.
+            expert: That of an expert.
+
+        Raises:
+            ValueError: If the two are equal.
+
+        Source: Fu et al. 2020, arXiv:2004.07219, section 5.
+        """
         return normalized_score(self.episode_returns.mean().item(), random, expert)
 
 

@@ -157,7 +157,11 @@ class Comparison:
         )
 
     def curves(self, metric: str) -> dict[str, Curve]:
-        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval."""
+        """Return the mean learning curve of each group, on steps that its runs have in common, with its interval.
+
+        Args:
+            metric: One of `metrics`.
+        """
         found = {}
         for label, runs in self.groups.items():
             ids = {run.id for run in runs}
@@ -206,7 +210,14 @@ class Comparison:
         )
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, tables and figures into a folder; returns their paths, the page first."""
+        """Write the page, tables and figures.
+
+        Args:
+            folder: Where to; missing folders are made.
+
+        Returns:
+            Their paths, the page first.
+        """
         import pandas
 
         folder = Path(folder)
@@ -233,10 +244,10 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[str | Path] = (),
+    runs: Sequence[str | Path] | str | Path = (),
     *,
     experiment: str | None = None,
-    metrics: Sequence[str] = (),
+    metrics: Sequence[str] | str = (),
     group_by: Sequence[str] | str = (),
     minimize: bool = False,
     level: float = 0.95,
@@ -246,21 +257,32 @@ def compare(
     """Compare runs.
 
     Args:
-        runs: Names or IDs of runs, or folders of checkpoints; of a run that has children these are compared.
+        runs: Names or IDs of runs, or folders of checkpoints, or one such; of a run that has children these are
+            compared.
         experiment: Name or ID of an experiment, all of whose runs are compared too.
-        metrics: The metrics to compare. None named: returns of evaluations if all runs have them, else of training.
+        metrics: The metrics to compare, or one. None named: returns of evaluations if all runs have them, else of
+            training.
         group_by: Params whose values make groups; runs of a group are averaged.
         minimize: Whether the lowest value of a metric is its best one.
-        level: Coverage of the intervals over the runs of a group.
+        level: Coverage of the intervals over the runs of a group, in (0, 1).
         tracking_uri: Where the runs are. None: as in training.
         output: A folder for a page, tables and figures. None: nothing is written.
 
+    Returns:
+        The runs side by side; its text is the table for a terminal.
+
     Raises:
-        ValueError: If a run is not there, the runs have no such metric or none in common, or no such param.
+        ValueError: If a run is not there, the runs have no such metric or none in common, no such param, or `level` is
+            out of its range.
+
+    Source: intervals are percentiles of a bootstrap: Efron and Tibshirani 1993, chapter 13.
     """
+    if not 0 < level < 1:
+        raise ValueError(f"`level` must be in (0, 1); got {level}.")
     reader = RunReader(tracking_uri)
-    records = find_runs(reader, runs, experiment)
-    names = tuple(dict.fromkeys(metrics)) or (common_metric(records),)
+    records = find_runs(reader, [runs] if isinstance(runs, str | Path) else runs, experiment)
+    asked = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    names = tuple(dict.fromkeys(asked)) or (common_metric(records),)
     histories = reader.histories([run.id for run in records], names)
     tracks = {name: _tracks(records, histories[name]) for name in names}
     for name in names:

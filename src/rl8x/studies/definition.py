@@ -81,7 +81,12 @@ def _short(value: Any) -> str:
 class StudyConfig:
     """A study: trainings under some configurations, hyperparameters and seeds, and the cells they are tested in.
 
-    `trust` is as in `RunConfig`.
+    Args:
+        trust: As in `RunConfig`.
+
+    Raises:
+        TypeError: If a value is of another kind.
+        ValueError: If a value is out of its range, the trainings never end, are too many, or there is no test cell.
     """
 
     trust: dataclasses.InitVar[Trust] = False
@@ -115,6 +120,9 @@ class StudyConfig:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _plain(getattr(self, field.name), field.name))
         check_options(self)
+        for name in ("name", "directory"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"`{name}` must be a text; got {shortened(getattr(self, name))}. Put it in quotes.")
         if not re.fullmatch(r"[\w][\w .:-]{0,79}", self.name):
             raise ValueError(f"`name` must be letters, digits, spaces and `_ - . :`, at most 80; got {self.name!r}.")
         object.__setattr__(self, "seeds", _seeds(self.seeds))
@@ -131,6 +139,10 @@ class StudyConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, trust: Trust = False) -> StudyConfig:
         """Make a study of plain data: the keys of a run file, and those of a study beside them.
+
+        Args:
+            data: What a study's file holds.
+            trust: As for `RunConfig.from_file`.
 
         Raises:
             ValueError: If a key is unknown or a value is not legal.
@@ -181,7 +193,14 @@ class StudyConfig:
         return dict(hide_in_data(self.plain))
 
     def changes(self, before: Mapping[str, Any]) -> list[str]:
-        """List what is different from the stored definition of a study, but for what may be."""
+        """List what is different from the stored definition of a study, but for what may be.
+
+        Args:
+            before: What `to_dict` returned then.
+
+        Returns:
+            A sentence for each key.
+        """
         now = json.loads(json.dumps(self.to_dict()))
         names = [name for name in {**before, **now} if name not in _FREE]
         different = [name for name in names if before.get(name) != now.get(name)]
@@ -309,7 +328,14 @@ class StudyConfig:
         return [Training(name, dict(each), self.seeds[0]) for each in combined for name in self.train]
 
     def run_data(self, training: Training) -> dict[str, Any]:
-        """Return the run file of a training."""
+        """Return the run file of a training.
+
+        Args:
+            training: One of `trainings()`.
+
+        Raises:
+            ValueError: If a varied key leads into something that is no mapping.
+        """
         data: dict[str, Any] = json.loads(json.dumps(self.run))
         algorithm = training.vary.get("algorithm", data.get("algorithm", RunConfig.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
@@ -332,6 +358,9 @@ class StudyConfig:
 
     def run_of(self, training: Training) -> RunConfig:
         """Make the run of a training.
+
+        Args:
+            training: One of `trainings()`.
 
         Raises:
             ValueError: If it is not legal.

@@ -98,7 +98,11 @@ class Study:
 
     @classmethod
     def from_config(cls, config: StudyConfig) -> Self:
-        """Make a study of its config, as `StudyConfig.from_file` reads it."""
+        """Make a study of its config.
+
+        Args:
+            config: As `StudyConfig.from_file` reads it.
+        """
         return cls(**config.plain, trust=config.trusted)
 
     @property
@@ -364,7 +368,18 @@ class Study:
         return found
 
     def report(self, **options: Any) -> Any:
-        """Write the study's report, as `rl8x report` does: tables, figures, and a page."""
+        """Write the study's report, as `rl8x report` does: tables, figures, and a page.
+
+        Args:
+            options: As `rl8x.studies.report.report` takes them: `baseline`, `parameters`, `over`, `level`, `seed`,
+                `output`.
+
+        Returns:
+            The report; its text is the tables for a terminal.
+
+        Raises:
+            ValueError: If its table is empty or incomplete, or an option is not legal.
+        """
         from rl8x.studies.report import report
 
         return report(self.folder, **options)

@@ -14,7 +14,12 @@ from rl8x.tracking.protocol import Status, TrackingError, check_status
 
 
 class Row(NamedTuple):
-    """One call of `log_metrics`."""
+    """One call of `log_metrics`.
+
+    Attributes:
+        step: Where the clock was.
+        metrics: Numbers by name.
+    """
 
     step: int
     metrics: dict[str, float]
@@ -60,7 +65,11 @@ class MemoryTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with the one that is here, as the protocol says; raises `TrackingError` at another."""
+        """Begin a run, or go on with the one that is here, as the protocol says.
+
+        Raises:
+            TrackingError: If another run is to be gone on with.
+        """
         if resume is None:
             self._clear()
             self.run_id = uuid.uuid4().hex
@@ -87,7 +96,12 @@ class MemoryTracker:
         self.description = text
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keep one row, without what a resumed run already had at this step, as often as it had it."""
+        """Keep one row, without what a resumed run already had at this step, as often as it had it.
+
+        Raises:
+            RuntimeError: If no run goes on.
+            TypeError: If a value is no number, a name no text, or the step no whole number.
+        """
         if not self._open:
             raise RuntimeError("log_metrics() needs a running run; call start() first")
         at = metric_step(step)
@@ -97,7 +111,11 @@ class MemoryTracker:
             self.rows.append(Row(at, row))
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep the name that the file would have; raises `FileNotFoundError` where there is no such file."""
+        """Keep the name that the file would have.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+        """
         if not Path(path).exists():
             raise FileNotFoundError(f"no such file to log as an artifact: {os.fspath(path)}")
         name = Path(path).name
@@ -106,7 +124,14 @@ class MemoryTracker:
     def log_model(
         self, path: str | os.PathLike[str], description: Mapping[str, object], *, name: str, **about: object
     ) -> None:
-        """Keep what is said of a model, by its name."""
+        """Keep what is said of a model.
+
+        Args:
+            path: Its file, which is not kept.
+            description: What it is.
+            name: What it is called.
+            about: What else is said of it, such as `step` and `metrics`.
+        """
         self.models[name] = {**description, **about}
 
     def log_text(self, text: str, artifact_file: str) -> None:
@@ -127,5 +152,12 @@ class MemoryTracker:
             self.status = status
 
     def history(self, name: str) -> list[tuple[int, float]]:
-        """List the (step, value) pairs of one metric, in the order in which they were logged."""
+        """List the values of one metric, in the order in which they were logged.
+
+        Args:
+            name: The metric.
+
+        Returns:
+            (step, value) pairs.
+        """
         return [(row.step, row.metrics[name]) for row in self.rows if name in row.metrics]

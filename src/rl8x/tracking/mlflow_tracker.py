@@ -60,6 +60,9 @@ class MLflowTracker:
         request_timeout_s: Seconds after which an HTTP request counts as failed.
         interval_s: Seconds between two requests with what was logged in between.
 
+    Raises:
+        ValueError: If a number of seconds is negative or infinite.
+
     Attributes:
         resumed_spool: Where the spool of the run to resume was last, if not in `spool_dir`.
     """
@@ -81,7 +84,15 @@ class MLflowTracker:
     interval_s: float = 1.0
 
     def __post_init__(self) -> None:
-        """Begin without a run."""
+        """Begin without a run.
+
+        Raises:
+            ValueError: If a number of seconds is none.
+        """
+        for name in ("finish_timeout_s", "outage_timeout_s", "request_timeout_s", "interval_s"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                raise ValueError(f"MLflowTracker: `{name}` must be seconds, at least 0; got {seconds!r}.")
         self.resumed_spool: Path | None = None
         self._location: Location | None = None
         self._spool: Spool | None = None  # of the last run
@@ -130,7 +141,11 @@ class MLflowTracker:
     # Beginning and end.
 
     def check(self) -> None:
-        """Raise `TrackingError` where the store cannot be used, before `start()`; touches nothing."""
+        """Refuse a store that cannot be used, before `start()`; touches nothing.
+
+        Raises:
+            TrackingError: If MLflow is not installed, or the store's folder cannot be written.
+        """
         check_installed()
         location = locate(self.tracking_uri)
         for folder in () if location.database is None else (location.database.parent, self.spool_root):
@@ -334,6 +349,9 @@ class MLflowTracker:
             metrics: What was measured then; the models of an experiment can be ranked by it.
             register: A name in the model registry of which it becomes a version.
             alias: What that version is called, such as `champion`, for `models:/NAME@champion`.
+
+        Raises:
+            RuntimeError: If no run goes on.
         """
         file = self._kept(Path(path))
         if file is None:
@@ -365,7 +383,13 @@ class MLflowTracker:
         self._append({"op": "text", "to": artifact_name(artifact_file), "text": text})
 
     def log_curves(self, series: Series, title: str, clock: str) -> None:
-        """Have learning curves drawn, by the process that talks to MLflow, and kept as an artifact."""
+        """Have learning curves drawn, by the process that talks to MLflow, and kept as an artifact.
+
+        Args:
+            series: (step, value) pairs by a curve's name; see `rl8x.tracking.curves`.
+            title: What stands above.
+            clock: What the steps count.
+        """
         if self.curves:
             self._append({"op": "curves", "series": series, "title": title, "clock": clock})
 

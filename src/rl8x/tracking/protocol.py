@@ -60,28 +60,72 @@ class Tracker(Protocol):
         """
 
     def log_params(self, params: Mapping[str, object]) -> None:
-        """Add hyperparameters."""
+        """Add hyperparameters.
+
+        Args:
+            params: Their values by name.
+        """
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags; a tag set before is replaced."""
+        """Set tags; a tag set before is replaced.
+
+        Args:
+            tags: Texts by name.
+        """
 
     def describe(self, text: str) -> None:
-        """Describe the run, in Markdown; replaces the one before, but none that the user wrote."""
+        """Describe the run; replaces the description before, but none that the user wrote.
+
+        Args:
+            text: Markdown.
+        """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log one row of metrics at a step of the clock."""
+        """Log one row of metrics.
+
+        Args:
+            metrics: Numbers by name.
+            step: Where the clock is.
+        """
 
     def log_artifact(self, path: str | os.PathLike[str], artifact_path: str | None = None) -> None:
-        """Keep a copy of a file or folder, in the folder `artifact_path` of the run's artifacts."""
+        """Keep a copy of a file or folder, as it is now.
+
+        Args:
+            path: The file or folder.
+            artifact_path: The folder of the run's artifacts to keep it in; None is the topmost.
+
+        Raises:
+            FileNotFoundError: If it is not there.
+        """
 
     def log_text(self, text: str, artifact_file: str) -> None:
-        """Keep a text as the artifact `artifact_file`."""
+        """Keep a text as an artifact.
+
+        Args:
+            text: The text.
+            artifact_file: The artifact's name, with `/` between folders.
+        """
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until all that was logged has arrived; False where it has not in time."""
+        """Wait until all that was logged has arrived.
+
+        Args:
+            timeout_s: Seconds to wait at most.
+
+        Returns:
+            Whether it has.
+        """
 
     def finish(self, status: Status) -> None:
-        """End the run; raises `ValueError` where `status` is none of FINISHED, FAILED, KILLED."""
+        """End the run.
+
+        Args:
+            status: `"FINISHED"`, `"FAILED"` or `"KILLED"`.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
 
 
 class NullTracker:

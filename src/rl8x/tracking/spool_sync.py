@@ -55,7 +55,11 @@ class SpoolReport:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What became of all spools."""
+    """What became of all spools.
+
+    Attributes:
+        spools: A report for each.
+    """
 
     spools: list[SpoolReport] = field(default_factory=list)
 

@@ -14,7 +14,11 @@ _PARENT_TAG: Final = "mlflow.parentRunId"
 
 
 def parent_tag(run_id: str) -> dict[str, str]:
-    """Return the tag that makes a run a child of that with the ID `run_id` on MLflow's page."""
+    """Return the tag that makes a run a child of another on MLflow's page.
+
+    Args:
+        run_id: The ID of the parent.
+    """
     return {_PARENT_TAG: run_id}
 
 

@@ -48,9 +48,9 @@ class Thinning:
 
     Args:
         path: The file; it is the run's own, and a resumed run goes on in it.
-        max_points: Points of a metric at most.
-        max_keys: Metrics at most. Which come first is decided by their groups: evaluations, returns and counters are
-            never left out for losses, nor those for times and memory.
+        max_points: Points of a metric at most; at least 1,280.
+        max_keys: Metrics at most, at least 25. Which come first is decided by their groups: evaluations, returns and
+            counters are never left out for losses, nor those for times and memory.
 
     Raises:
         ValueError: If a limit is too small.
@@ -71,7 +71,10 @@ class Thinning:
         self._has_failed = False
 
     def begin(self, *, repeats: bool) -> None:
-        """Begin, or go on with what is in the file; with `repeats` the first row says from which step on rows repeat.
+        """Begin, or go on with what is in the file.
+
+        Args:
+            repeats: Whether the first row says from which step on rows repeat.
 
         Raises:
             OSError: If the file cannot be made.
@@ -124,7 +127,16 @@ class Thinning:
         return False
 
     def take(self, step: int, time: int, row: Mapping[str, float]) -> dict[str, float]:
-        """Keep a row in the file, and return what of it is to be sent now."""
+        """Keep a row in the file.
+
+        Args:
+            step: Where the clock is.
+            time: Milliseconds since 1970.
+            row: Numbers by name.
+
+        Returns:
+            What of it is to be sent now.
+        """
         assert self._file is not None
         if self._goes_back:
             self._read_back(step)

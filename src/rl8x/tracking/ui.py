@@ -49,10 +49,10 @@ def ui_command(tracking_uri: str | None = None, host: str = "127.0.0.1", port: i
     Args:
         tracking_uri: The store; None is the one that `MLflowTracker` would use.
         host: Address to listen at.
-        port: Port to listen at.
+        port: Port to listen at, from 1 to 65535.
 
     Raises:
-        TrackingError: The store is a server, which has a UI of its own, or cannot be used.
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
     """
     _own_store(tracking_uri)
     if not 0 < port < 65536:
@@ -65,7 +65,13 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
 
     Plain `mlflow ui` opens `./mlflow.db` whatever `MLFLOW_TRACKING_URI` says. No module of the working directory is
     taken for one of MLflow's: not by Python, and not by uvicorn, which looks there unless it is given another folder,
-    such as the one where it is itself. `tracking_uri` and the error are those of `ui_command`.
+    such as the one where it is itself.
+
+    Args:
+        tracking_uri: As `ui_command` takes it.
+
+    Raises:
+        TrackingError: As `ui_command` does.
     """
     settings = {
         "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
@@ -99,7 +105,10 @@ def _check_address(host: str, port: int) -> None:
 def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, bool]:
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
-    `tracking_uri`, `host` and `port` are as for `ui_command`.
+    Args:
+        tracking_uri: As `ui_command` takes it.
+        host: Likewise.
+        port: Likewise.
 
     Returns:
         The link to the runs, and whether a server is there already: the one that keeps them.
@@ -120,10 +129,19 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
 def serve_ui(
     tracking_uri: str | None = None, host: str = "127.0.0.1", port: int = DEFAULT_PORT, *, link: str | None = None
 ) -> int:
-    """Serve the UI until it is interrupted; returns its exit status, or raises as `ui_command`.
+    """Serve the UI until it is interrupted.
 
-    `tracking_uri`, `host` and `port` are as there. The `link` is opened in a browser, where there is one, as soon as
-    the server answers.
+    Args:
+        tracking_uri: As `ui_command` takes it.
+        host: Likewise.
+        port: Likewise.
+        link: Opened in a browser, where there is one, as soon as the server answers.
+
+    Returns:
+        The server's exit status.
+
+    Raises:
+        TrackingError: As `ui_command` does.
     """
     process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
     if link is not None:
@@ -137,7 +155,14 @@ def serve_ui(
 
 
 def open_browser(link: str) -> bool:
-    """Open a link in a browser where there is a display; a browser in the terminal would be in the way."""
+    """Open a link in a browser where there is a display; a browser in the terminal would be in the way.
+
+    Args:
+        link: The link.
+
+    Returns:
+        Whether one was opened.
+    """
     if sys.platform not in ("darwin", "win32") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     with contextlib.suppress(webbrowser.Error, OSError):

@@ -80,6 +80,10 @@ class TrainerBase(Generic[AlgorithmT]):
         origin: How it came to go on from a checkpoint; None where it does not, or has done so in a `run()`.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
+
+    Raises:
+        TypeError: If the algorithm is none, or another argument of another kind.
+        ValueError: If an argument is not legal, or an environment to evaluate in does not fit.
     """
 
     def __init__(
@@ -94,6 +98,13 @@ class TrainerBase(Generic[AlgorithmT]):
         log_models: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        if not isinstance(algorithm, GenericAlgorithmBase):
+            raise TypeError(
+                f"a trainer needs an algorithm, such as PPOConfig().build(CartPole); got {algorithm!r:.200}."
+            )
+        # A look at the protocol's properties, as `isinstance` takes it, would look for the store.
+        if tracker is not None and not callable(getattr(type(tracker), "log_metrics", None)):
+            raise TypeError(f"`tracker` must keep runs, as MLflowTracker(...) does; got {tracker!r:.200}.")
         self.algorithm = algorithm
         begin(algorithm)
         algorithm.execution.plan(algorithm.seconds_per_step, math.inf)
@@ -163,6 +174,9 @@ class TrainerBase(Generic[AlgorithmT]):
 
         Raises:
             CheckpointError: If there is no such checkpoint or it cannot be used; the message names the newest good one.
+
+        Returns:
+            The trainer, at the checkpoint's step.
         """
         checkpoint, origin, options = prepare(
             source,
@@ -180,6 +194,10 @@ class TrainerBase(Generic[AlgorithmT]):
 
     def go_on_from(self, checkpoint: Checkpoint, origin: Origin) -> None:
         """Take over the state of a checkpoint, its folder and its tracked run; the next `run()` goes on with its run.
+
+        Args:
+            checkpoint: The checkpoint.
+            origin: How it was found.
 
         Raises:
             CheckpointError: If it does not fit this trainer.
@@ -243,7 +261,14 @@ class TrainerBase(Generic[AlgorithmT]):
         return {name for callback in self.callbacks for name in declared_metrics(callback)}
 
     def evaluation_name(self, name: str) -> str | None:
-        """Name the metric of an evaluation that measures what `name` does in a training row; None where none does."""
+        """Name the metric of an evaluation that measures what another does in a training row.
+
+        Args:
+            name: The metric of a training row.
+
+        Returns:
+            The name; None where no evaluation measures that.
+        """
         return self.evaluations.name_of(name)
 
     # -- one step, one evaluation
@@ -312,14 +337,24 @@ class TrainerBase(Generic[AlgorithmT]):
         return film
 
     def make_film_env(self, copies: int) -> Env:
-        """Make an environment for films of so many copies, as `play` does."""
+        """Make an environment for films, as `play` does.
+
+        Args:
+            copies: Its copies.
+
+        Raises:
+            ValueError: As `play` does.
+        """
         return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
 
     def plot(self, *metrics: str) -> Figure:
         """Draw what the run has logged so far; a notebook shows the figure.
 
         Args:
-            *metrics: A panel for each; none are the returns of training and evaluations.
+            metrics: A panel for each; none are the returns of training and evaluations.
+
+        Returns:
+            The figure.
 
         Raises:
             ValueError: If the tracker keeps no metrics, or has none of these so far.
@@ -396,7 +431,11 @@ class TrainerBase(Generic[AlgorithmT]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Go on from where `state_dict` was taken.
+
+        Args:
+            state: What it returned.
+        """
         self.algorithm.load_state_dict(state["algorithm"])
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])

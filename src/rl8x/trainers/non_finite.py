@@ -29,7 +29,12 @@ MAX_IN_A_ROW: Final = 10
 
 
 class NonFiniteError(ArithmeticError):
-    """A quantity was not finite: `message` says which, and `diagnosis` is what was found, as plain data."""
+    """A quantity was not finite.
+
+    Args:
+        message: Which, where and when.
+        diagnosis: What was found, as plain data; see `rl8x.trainers.non_finite.diagnose`.
+    """
 
     def __init__(self, message: str, diagnosis: Mapping[str, Any]) -> None:
         super().__init__(message)

@@ -10,7 +10,11 @@ import torch
 
 
 class TrainStats(dict[str, float]):
-    """One row of metrics, `values` by name, with the latest evaluation's beside the step's own.
+    """One row of metrics by name, with the latest evaluation's beside the step's own.
+
+    Args:
+        values: The metrics by name.
+        fresh: See below; None is all of them.
 
     Attributes:
         fresh: Names that this step or an evaluation right after it measured; the others are older evaluations'.
@@ -23,7 +27,11 @@ class TrainStats(dict[str, float]):
         self.stop_reason: str | None = None
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Take in what was measured after the row."""
+        """Take in what was measured after the row.
+
+        Args:
+            values: Metrics by name.
+        """
         self.update(values)
         self.fresh |= values.keys()
 

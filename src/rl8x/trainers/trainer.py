@@ -53,6 +53,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
         Returns:
             The row, with the latest evaluation's metrics beside it.
+
+        Raises:
+            ValueError: If the `env_config` is not legal, or would never apply.
+            NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
         """
         return self._finish_row(self._step(env_config))
 
@@ -178,8 +182,13 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             The last row, with `stop_reason` set.
 
         Raises:
+            TypeError: If a condition is none.
+            ValueError: If an option is not legal, before the first step.
             NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
             CheckpointError: If another process is at the run, or has gone on with it.
+            TrackingError: If runs cannot be kept where the tracker should.
+            KeyboardInterrupt: After SIGINT, once the run is saved.
+            SystemExit: After SIGTERM and SIGHUP, likewise.
         """
         options = {
             "env_config": env_config,
@@ -303,7 +312,14 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         return stop
 
     def check_run(self, **options: Any) -> None:
-        """Refuse what `run()` with these options, all but `progress`, would refuse before its first step."""
+        """Refuse what `run()` would refuse before its first step.
+
+        Args:
+            options: Those of `run()` but `progress`.
+
+        Raises:
+            ValueError: If an option is unknown or not legal.
+        """
         check_names_in(options, RUN_OPTIONS, "`run()`")
         self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
 
@@ -346,4 +362,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):
-    """The trainer that users make: `Trainer(PPOConfig(...).build(CartPole)).run(stop_conditions=[...])`."""
+    """The trainer that users make; arguments and attributes are those of `TrainerBase`.
+
+    trainer = Trainer(PPOConfig(num_envs=64).build(CartPole))
+    trainer.run(stop_conditions=[HitsUpperBound("eval/returns/mean", 475)])
+    """

@@ -15,7 +15,14 @@ from rl8x.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillationConfig(OnPolicyConfig):
-    """Hyperparameters of distillation."""
+    """Hyperparameters of distillation.
+
+    Raises:
+        TypeError: If a value is not of its option's kind, or `teacher_obs` is no list.
+        ValueError: As `PPOConfig` does, or if `beta_schedule` leaves [0, 1].
+
+    Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1.
+    """
 
     teacher: Any = option(
         None,
@@ -60,9 +67,7 @@ class DistillationConfig(OnPolicyConfig):
         super().__post_init__()
         if isinstance(self.teacher_obs, str):
             raise TypeError(f"`teacher_obs` must be a list of names; got {self.teacher_obs!r}.")
-        for _, beta in self.schedule.points:
-            if not 0.0 <= beta <= 1.0:
-                raise ValueError(f"`beta_schedule` must stay at least 0 and at most 1; got {beta!r}.")
+        self.schedule.bounded(0.0, 1.0, "beta_schedule")
 
     @property
     def schedule(self) -> Schedule:
@@ -75,6 +80,9 @@ class DistillationConfig(OnPolicyConfig):
         Args:
             env: As `OnlineConfig.build` takes it.
             env_kwargs: Keyword arguments for the environment's constructor, such as `observe_parameters`.
+
+        Raises:
+            ValueError: If there is no teacher, it does not fit, and as `OnlineConfig.build` does.
         """
         if self.teacher is None:
             raise ValueError("distillation needs a `teacher`: a run, a policy, an algorithm or a trainer.")

@@ -43,7 +43,11 @@ PLAYED: Final = "monitors/teacher_share"
 
 
 class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationConfig):
-    """A student that learns from a teacher. Made by `DistillationConfig(...).build(env)`, or by `distill`."""
+    """A student that learns from a teacher. Made by `DistillationConfig(...).build(env)`, or by `distill`.
+
+    Source: Ross, Gordon & Bagnell 2011, arXiv:1011.0686, algorithm 3.1; for teachers that see the physics: Lee et al.
+    2020, arXiv:2010.11251.
+    """
 
     metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
     target_metric: ClassVar[str] = PLAYED
@@ -57,7 +61,11 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return teacher
 
     def make_policy(self) -> Student:
-        """Make the student; torch's generator is seeded for it."""
+        """Make the student; torch's generator is seeded for it.
+
+        Raises:
+            ValueError: If the teacher acts in another space, or `teacher_obs` names no parts or all.
+        """
         config, space = self.config, self.env.single_observation_space
         if self.teacher.policy.action_space != self.env.single_action_space:
             theirs, ours = describe(self.teacher.policy.action_space), describe(self.env.single_action_space)

@@ -53,7 +53,12 @@ class ActorCritic(Learner[ActorCriticConfigT]):
     critics: Critics
 
     def make_actor(self, distribution: type[Distribution], distribution_config: Mapping[str, Any]) -> Actor:
-        """Return a policy of the config's model with a distribution of actions."""
+        """Return a policy of the config's model.
+
+        Args:
+            distribution: Class of its action distribution.
+            distribution_config: Keyword arguments of that class.
+        """
         config = self.config
         return Actor(
             self.observation_space,
@@ -87,12 +92,29 @@ class ActorCritic(Learner[ActorCriticConfigT]):
 
     @abstractmethod
     def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
-        """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn."""
+        """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn.
+
+        Args:
+            nets: As `Learner.update` has them.
+            batch: As `Learner.update` has it, `[batch_size, ...]` each.
+            trains_policy: Whether it is.
+
+        Returns:
+            As `Learner.update` does.
+        """
 
     # -- in an update
 
     def critics_obs(self, batch: Batch, key: str) -> Any:
-        """Return a batch's observations as the critics read them, `[batch_size, *obs]` or a dict of such."""
+        """Return a batch's observations as the critics read them.
+
+        Args:
+            batch: The rows.
+            key: `keys.OBS` or `keys.NEXT_OBS`.
+
+        Returns:
+            `[batch_size, *obs]`, or a dict of such.
+        """
         return self.policy.model_inputs(unflatten_tree(key, batch))[0]
 
     @property
@@ -102,7 +124,14 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         return torch.linspace(config.v_min, config.v_max, config.num_atoms, device=self.device)
 
     def means(self, outputs: Tensor) -> Tensor:
-        """Return the values that the critics' outputs stand for: `[..., num_atoms]`, or with one atom as they are."""
+        """Return the values that the critics' outputs stand for.
+
+        Args:
+            outputs: `[..., num_atoms]`, or with one atom the values themselves.
+
+        Returns:
+            `[...]`.
+        """
         return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
 
     def value_goals(self, after: Tensor, batch: Batch) -> Tensor:
@@ -224,7 +253,11 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         return super().learned_state() | scale
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; the replay stays."""
+        """Go back to what `learned_state` or `state_dict` returned; the replay stays.
+
+        Raises:
+            ValueError: If the state has a scale of returns and this algorithm none, or the other way round.
+        """
         if ("return_scale" in state) != (self.return_scale is not None):
             had = "a" if "return_scale" in state else "no"
             raise ValueError(

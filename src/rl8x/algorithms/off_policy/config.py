@@ -62,7 +62,7 @@ class LearnerConfig(AlgorithmConfig):
         super().__post_init__()
         if not isinstance(self.dataset, str | Dataset | None):
             raise TypeError(f"`dataset` must be a path, a Minari id or a Dataset; got {self.dataset!r}.")
-        self.schedule("lr")
+        self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
 
     def build(self, env: Any = None, *, dataset: str | Dataset | None = None, **env_kwargs: Any) -> Any:
@@ -82,7 +82,11 @@ class LearnerConfig(AlgorithmConfig):
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
-        """What is built: with a data set the algorithm's offline form."""
+        """What is built: with a data set the algorithm's offline form.
+
+        Raises:
+            TypeError: If there is a data set, and no such form.
+        """
         if self.dataset is None or self.algorithm is None:
             return self.algorithm
         if self.offline_algorithm is None:
@@ -93,7 +97,11 @@ class LearnerConfig(AlgorithmConfig):
         return self.offline_algorithm
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Refuse an environment beside a data set: both are None."""
+        """Refuse an environment beside a data set: both are None.
+
+        Raises:
+            TypeError: If one is given.
+        """
         if env is not None or env_kwargs:
             raise TypeError(
                 f"{type(self).__name__} learns from a data set, without an environment; got {env!r}. To evaluate in "
@@ -102,15 +110,13 @@ class LearnerConfig(AlgorithmConfig):
         return None, None
 
     def schedule(self, name: str) -> Schedule:
-        """Return the schedule of a hyperparameter that has one of its name, such as `lr`; else it is constant."""
+        """Return the schedule of a hyperparameter that has one of its name; else it is constant.
+
+        Args:
+            name: The hyperparameter, such as `lr`.
+        """
         schedule = getattr(self, f"{name}_schedule")
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
-
-    def check_shares(self, name: str) -> None:
-        """Raise `ValueError` where the schedule of a hyperparameter leaves [0, 1]."""
-        values = [value for _, value in self.schedule(name).points]
-        if not all(0.0 <= value <= 1.0 for value in values):
-            raise ValueError(f"`{name}_schedule` must have values in [0, 1]; got {values}.")
 
     @property
     def returns(self) -> tuple[int, float]:
@@ -118,7 +124,14 @@ class LearnerConfig(AlgorithmConfig):
         return 1, 1.0
 
     def target_share(self, update: int) -> float:
-        """Return the share of the way that targets go in an update, which counts from 1."""
+        """Return the share of the way that targets go in an update.
+
+        Args:
+            update: The update, counted from 1.
+
+        Returns:
+            In [0, 1]; 0 leaves them where they are.
+        """
         return 0.0
 
 
@@ -200,7 +213,7 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        self.check_shares("priority_beta")
+        self.schedule("priority_beta").bounded(0.0, 1.0, "priority_beta_schedule")
 
     def check_source(self) -> None:
         """Refuse, beside a data set, options of collecting and of the replay, and without one those that need it.
@@ -232,7 +245,12 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
     def make_env(  # type: ignore[override] # none where there is a data set
         self, env: Any, seed: int, env_kwargs: Mapping[str, Any]
     ) -> tuple[Env | None, EnvFactory | None]:
-        """Make the environment that is asked for, or none where there is a data set; see `OnlineConfig.make_env`."""
+        """Make the environment that is asked for, or none where there is a data set; see `OnlineConfig.make_env`.
+
+        Raises:
+            TypeError: If there are both.
+            ValueError: If there is neither, and as `OnlineConfig.make_env` and `check_source` do.
+        """
         if self.dataset is not None:
             nothing = ValueConfig.make_env(self, env, seed, env_kwargs)
             self.check_source()
@@ -248,7 +266,12 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         return super().rollout_bytes(observation, action) + self.num_envs * (self.horizon + 1) * next_obs
 
     def replay_bytes(self, observation: Space, action: Space) -> int:
-        """Return the memory that a full replay takes, for the spaces of one copy."""
+        """Return the memory that a full replay takes, in bytes.
+
+        Args:
+            observation: Space of one copy's observation.
+            action: Space of one copy's action.
+        """
         return self.buffer_size * row_bytes(observation, action)
 
 
@@ -285,7 +308,11 @@ class ActorCriticConfig(OffPolicyConfig):
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
 
     def check_source(self) -> None:
-        """Refuse the scale of returns beside a data set too, whose returns are not measured."""
+        """Refuse the scale of returns beside a data set too, whose returns are not measured.
+
+        Raises:
+            ValueError: If there are both, and as `OffPolicyConfig.check_source` does.
+        """
         super().check_source()
         if self.dataset is not None and self.return_bound is not None:
             raise ValueError(

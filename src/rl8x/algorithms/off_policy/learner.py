@@ -113,7 +113,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     # -- what an algorithm says
 
     def check_spaces(self) -> None:
-        """Raise `ValueError` where the spaces do not fit, naming the algorithm that does."""
+        """Refuse spaces that do not fit, naming the algorithm that does.
+
+        Raises:
+            ValueError: If they do not.
+        """
 
     @abstractmethod
     def make_policy(self) -> Policy:
@@ -141,7 +145,12 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return [self.make_updater(self.update, self.numbers)]
 
     def make_updater(self, update: Update, numbers: Sequence[str]) -> Updater:
-        """Return what runs an update that measures `numbers`, the first ones of the algorithm's or all."""
+        """Return what runs an update.
+
+        Args:
+            update: The update.
+            numbers: What it measures: the first ones of the algorithm's, or all.
+        """
         return Updater(update, self.nets, numbers, self.execution, self._made_of())
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
@@ -162,7 +171,12 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     # -- building
 
     def add_net(self, name: str, module: torch.nn.Module) -> None:
-        """Add a network that is trained with the config's optimizer."""
+        """Add a network that is trained with the config's optimizer.
+
+        Args:
+            name: Its name in `nets`.
+            module: The network, on any device.
+        """
         config = self.config
         rule = make_rule(config.optimizer, config.optimizer_config)
         module = module.to(self.device)

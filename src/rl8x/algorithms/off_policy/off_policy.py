@@ -57,8 +57,14 @@ def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
 class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyConfigT]):
     """Learns from a replay of what its policy did in an environment.
 
+    Args:
+        config: The hyperparameters.
+        env: The environment that is trained in.
+        seed: The seed in use, also where the config leaves it open.
+        env_factory: Makes another such environment; None where an instance was given.
+
     Attributes:
-        rollout: The last collect.
+        rollout: The last collect, `[horizon + 1, num_envs, ...]`.
         replay: What is learned from.
         updates_owed: Updates that are due, with the fraction of one that is carried over.
     """

@@ -24,9 +24,19 @@ LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
 class OfflineAlgorithm(Learner[LearnerConfigT]):
     """Learns from a data set; a step makes `updates_per_step` updates.
 
+    Args:
+        config: The hyperparameters, `dataset` among them.
+        env: None.
+        seed: The seed in use, also where the config leaves it open.
+        env_factory: None.
+
     Attributes:
         dataset: The data set, as it was read.
         replay: Its rows, with the returns that the algorithm wants, on the device.
+
+    Raises:
+        ValueError: If there is no `dataset`, its spaces are not known or do not fit, or ranks cannot share
+            `batch_size`.
     """
 
     replay: Dataset

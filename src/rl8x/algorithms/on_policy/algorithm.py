@@ -151,7 +151,11 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
     """Tensors that `targets` changes in place, beside those of the policy."""
 
     def coefficient(self, now: int) -> float:
-        """Return the objective's coefficient at the clock."""
+        """Return the objective's coefficient at the clock.
+
+        Args:
+            now: The clock's counter.
+        """
         return 0.0
 
     def coefficients(self) -> dict[str, Number]:
@@ -179,7 +183,12 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return 0 if sequences < 0 else sequences * self.seq_len
 
     def validate(self) -> None:
-        """Raise `ValueError` where config, environment and policy do not fit together."""
+        """Refuse config, environment and policy that do not fit together.
+
+        Raises:
+            ValueError: If `seq_len`, `sgd_minibatch_size` or `seqs_per_state_reset` do not divide what they must, or
+                the environment allows fewer copies or steps.
+        """
         config, horizon = self.config, self.config.horizon
         if horizon % self.seq_len:
             raise ValueError(

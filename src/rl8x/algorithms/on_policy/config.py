@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Final
 
 from rl8x.algorithms.hyperparameters import nearest_divisor, option
 from rl8x.algorithms.memory_check import Space
 from rl8x.algorithms.on_policy.minibatches import packed_bytes
 from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.optimizer import OPTIMIZERS
+from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.models import Model
 from rl8x.schedules import Schedule
 
@@ -19,7 +20,13 @@ _STORED: Final = 3 * 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnPolicyConfig(OnlineConfig):
-    """Hyperparameters of every algorithm that learns from a rollout in epochs of minibatches, and then drops it."""
+    """Hyperparameters of every algorithm that learns from a rollout in epochs of minibatches, and then drops it.
+
+    Raises:
+        TypeError: As `AlgorithmConfig` does.
+        ValueError: If `sgd_minibatch_size` or `seq_len` divides nothing, a schedule or an option of the optimizer is
+            not legal, and as `OnlineConfig` does.
+    """
 
     model: str | type[Model] | Model | None = option(
         None, "Network: 'mlp' (the default), 'lstm', 'gru', a dotted path to a Model class, a class or an instance."
@@ -60,7 +67,9 @@ class OnPolicyConfig(OnlineConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        Schedule.make(self.lr_schedule if self.lr_schedule is not None else self.lr, name="lr_schedule")
+        lr = Schedule.make(self.lr_schedule if self.lr_schedule is not None else self.lr, name="lr_schedule")
+        lr.bounded(0.0, math.inf, "lr_schedule")
+        make_rule(self.optimizer, self.optimizer_config)
         transitions = self.num_envs * self.horizon
         if self.sgd_minibatch_size is not None and transitions % self.sgd_minibatch_size:
             raise ValueError(

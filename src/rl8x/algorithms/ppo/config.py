@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from rl8x.algorithms.hyperparameters import option
@@ -13,7 +14,15 @@ from rl8x.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOConfig(OnPolicyConfig):
-    """Hyperparameters of PPO; the defaults are rl8's."""
+    """Hyperparameters of PPO; the defaults are rl8's.
+
+    Raises:
+        TypeError: If a value is not of its option's kind.
+        ValueError: If a value is out of its range, `sgd_minibatch_size` does not divide `num_envs * horizon`, `seq_len`
+            does not divide `horizon`, or a schedule is not legal.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347; `dual_clip_param`: Ye et al. 2020, arXiv:1912.09729, eq. 5.
+    """
 
     distribution: str | type[Distribution] | None = option(
         None, "Action distribution: a built-in name, a dotted path, or a class. None picks by the action space."
@@ -55,7 +64,8 @@ class PPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        Schedule.make(
+        entropy = Schedule.make(
             self.entropy_coeff_schedule if self.entropy_coeff_schedule is not None else self.entropy_coeff,
             name="entropy_coeff_schedule",
         )
+        entropy.bounded(0.0, math.inf, "entropy_coeff_schedule")

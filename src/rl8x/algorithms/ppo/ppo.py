@@ -37,7 +37,10 @@ _SILENCED_STEPS: Final = 10
 
 
 class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
-    """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`."""
+    """Proximal policy optimisation on one environment. Made by `PPOConfig(...).build(env)`.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347.
+    """
 
     metrics: tuple[str, ...] = (
         *LOSS_METRICS,

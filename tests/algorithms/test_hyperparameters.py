@@ -1,0 +1,78 @@
+"""What options of configs may be: ranges, kinds, and values of schedules are checked before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Optional
+
+import pytest
+
+from rl8x.algorithms import AlgorithmConfig, BCConfig, DistillationConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig
+from rl8x.algorithms.hyperparameters import option
+
+CONFIGS = [PPOConfig, PQNConfig, DQNConfig, SACConfig, BCConfig, DistillationConfig]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("lr", [math.inf, math.nan, -math.inf, 0.0])
+def test_a_learning_rate_is_finite_and_above_0(config, lr):
+    with pytest.raises(ValueError, match=r"`lr` must be (finite|greater than 0); got"):
+        config(lr=lr)
+
+
+def test_a_number_without_bounds_is_finite_all_the_same():
+    with pytest.raises(ValueError, match="`target_entropy` must be finite; got inf"):
+        SACConfig(target_entropy=math.inf)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_learning_rate_never_falls_below_0(config):
+    falling = {"kind": "interp", "points": [[0, 1e-3], [100, 0.0]]}
+    assert config(lr_schedule=falling).lr_schedule == falling
+    with pytest.raises(ValueError, match=r"`lr_schedule` must stay at least 0; got -0\.001"):
+        config(lr_schedule=[[0, 1e-3], [100, -1e-3]])
+
+
+def test_schedules_stay_in_the_ranges_of_what_they_replace():
+    with pytest.raises(ValueError, match=r"`entropy_coeff_schedule` must stay at least 0; got -1\.0"):
+        PPOConfig(entropy_coeff_schedule=[[0, -1.0]])
+    with pytest.raises(ValueError, match=r"`beta_schedule` must stay at least 0 and at most 1; got 2\.0"):
+        DistillationConfig(beta_schedule=[[0, 2.0]])
+
+
+@pytest.mark.parametrize("name", ["num_envs", "horizon", "lr", "execution", "precision", "device", "model_config"])
+def test_none_is_refused_where_an_option_has_no_such_meaning(name):
+    with pytest.raises(TypeError, match=f"`{name}` must be .*; got None. Leave it out for its default"):
+        PPOConfig(**{name: None})
+
+
+def test_none_is_legal_where_an_annotation_or_a_default_says_so():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(AlgorithmConfig):
+        first: Optional[int] = option(1, "One.")  # noqa: UP045 - as users write it
+        second: int = option(None, "Two.")  # type: ignore[assignment]
+
+    assert (Mine(first=None).first, Mine().second) == (None, None)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eps": -1e-8}, "`eps` must be finite, at least 0; got -1e-08"),
+        ({"betas": [0.9, 1.0]}, r"`betas` must be finite, at least 0 and less than 1; got 1\.0"),
+        ({"betas": 0.9}, r"`betas` must be two numbers; got 0\.9"),
+        ({"weight_decay": "0.1"}, "`weight_decay` must be finite, at least 0; got '0.1'"),
+        ({"epsilon": 1e-8}, "no option 'epsilon'"),
+    ],
+)
+def test_options_of_an_optimizer_are_checked_with_the_config(config, options, message):
+    with pytest.raises(ValueError, match=f"`optimizer_config`.*{message}"):
+        config(optimizer="adam", optimizer_config=options)
+
+
+def test_options_of_gradient_descent_are_checked_too():
+    with pytest.raises(ValueError, match="`momentum` must be finite, at least 0; got nan"):
+        PPOConfig(optimizer="sgd", optimizer_config={"momentum": math.nan})
+    assert PPOConfig(optimizer="sgd", optimizer_config={"momentum": 0.9}).optimizer == "sgd"
