@@ -3,6 +3,8 @@ import copy
 import pytest
 import torch
 
+from rl8x import PPOConfig
+from rl8x.distributed import Ranks
 from rl8x.envs import CartPole, Parameter
 from rl8x.envs.parameters import inherited_config, moving_in, shown_value
 from rl8x.envs.simulator import SimulatorEnv
@@ -190,3 +192,17 @@ def test_plain_forms_of_configurations():
     assert list(moving_in(plain)) == ["length"]
     assert inherited_config(plain, 2)["length"] == plain["length"]
     assert shown_value(plain["length"]) == ("Adaptive(start=(0.4, 0.6), thresholds=(2.0, 5.0), step=0.1, episodes=2)")
+
+
+def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
+    def levels(rank, seed):
+        present = Ranks(rank, 2, rank)
+        monkeypatch.setattr("rl8x.envs.moving.ranks", lambda: present)
+        monkeypatch.setattr("rl8x.algorithms.seeds.ranks", lambda: present)
+        env = PPOConfig(num_envs=4, horizon=4, sgd_minibatch_size=4, seed=seed, device="cpu").build(CartPole).env
+        env.reset(config={"length": Learnable(Uniform(0.1, 3.0), threshold=100, levels=8, candidates=8)})
+        [group] = env._config.groups
+        return group.state["values"].tolist()
+
+    assert levels(0, seed=3) == levels(1, seed=3)
+    assert levels(0, seed=3) != levels(0, seed=4)

@@ -108,6 +108,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             torch.set_num_threads(self.num_threads)
         seed = draw_seed(self.seed)
         made, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
+        if made is not None:
+            made.shared_seed = part_seed(seed, "parameters", rank=0)
         return algorithm(self, made, seed, factory)
 
     @property

@@ -67,7 +67,9 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
     max_horizon: ClassVar[int | None] = None
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
-    not_traced: ClassVar[tuple[str, ...]] = ("carry", "generator", "metadata", "render_mode", "_next_config", "_movers")
+    not_traced: ClassVar[tuple[str, ...]] = (
+        *("carry", "generator", "metadata", "render_mode", "_next_config", "_movers", "shared_seed"),
+    )
     """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
 
     carry: Carry | None = None

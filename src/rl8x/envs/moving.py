@@ -30,6 +30,8 @@ class MovesParameters:
     """Whether `Step.sources` says of each episode how its parameters were drawn."""
     parameters: Mapping[str, Parameter] = {}
     """What `env_config` may set."""
+    shared_seed: int = 0
+    """The same on all ranks: of what all draw alike."""
     carry: Carry | None
     generator: torch.Generator
     _movers: dict[str, Group]
@@ -87,9 +89,13 @@ class MovesParameters:
         return self._config.steered
 
     def begin_moving(self) -> None:
-        """Draw what groups begin with, where they have not begun: on several ranks the same, without a message."""
+        """Draw what groups begin with, where they have not begun: on several ranks the same, without a message.
+
+        Without one, since a single rank may be at it, such as with an environment for a film.
+        """
         for group in self._config.groups:
-            alike = torch.Generator(self.generator.device).manual_seed(zlib.crc32(group.key.encode()))
+            seed = self.shared_seed ^ zlib.crc32(group.key.encode())
+            alike = torch.Generator(self.generator.device).manual_seed(seed)
             group.begin(self.generator if ranks().size == 1 else alike)
 
     @property
