@@ -24,7 +24,7 @@ from torch import Tensor
 from rl8x.envs.arguments import check_actions, check_declared, check_time_limit, whole_number
 from rl8x.envs.moving import MovesParameters
 from rl8x.envs.observed import ObserveParameters, ShowsParameters
-from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
+from rl8x.envs.parameters import EnvConfig, Parameter
 from rl8x.envs.pictures import DrawsItself
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
 from rl8x.spaces import tree_of
@@ -325,49 +325,6 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
 
     # ---- stateful: Gymnasium's API
 
-    @property
-    def config(self) -> dict[str, object]:
-        """The `env_config` in force, in plain JSON form; empty for the defaults."""
-        return dict(self._config.given)
-
-    @property
-    def next_config(self) -> dict[str, Any]:
-        """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
-        return dict((self._next_config or self._config).given)
-
-    def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
-        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
-
-        Args:
-            config: Names of parameters to values, distributions or their JSON forms.
-            called: What the user calls it in error messages.
-            copies: What the user calls the number of copies.
-
-        Raises:
-            TypeError: If it is no mapping.
-            ValueError: As `configure` does.
-        """
-        return dict(self._resolve(config, called, copies).given)
-
-    def configure(self, config: EnvConfig | None) -> None:
-        """Check an `env_config`, which takes effect at the next `reset`.
-
-        Args:
-            config: Names of parameters to a number, `num_envs` numbers, a distribution or its JSON form, in the
-                parameters' units; `{}` for the defaults, None for no change.
-
-        Raises:
-            TypeError: If it is no mapping.
-            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
-        """
-        if config is not None:
-            self._next_config = self._with_known_groups(self._resolve(config))
-
-    def adopt_next_config(self) -> None:
-        """Put what `configure` was given last into force, as `reset` does; a `restart` must follow."""
-        if self._next_config is not None:
-            self._config, self._next_config = self._next_config, None
-
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None, config: EnvConfig | None = None
     ) -> tuple[Observation, dict[str, Any]]:
@@ -503,17 +460,6 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
             self.generator.seed()
         else:
             self.generator.manual_seed(whole_number(seed, type(self).__name__, "seed"))
-
-    def _resolve(
-        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
-    ) -> ResolvedConfig:
-        """Check an `env_config` and turn it into tensors on the environment's device."""
-        # A tensor's device has its index ("cuda:0"), by which constants are found again.
-        owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
-        options: Any = {"owner": owner, "device": device, "copies": copies, "steered": steered}
-        resolved = resolve_config(config, self.parameters, num_envs=self.num_envs, metrics=self.metric_names, **options)
-        self.check_moves(resolved, owner)
-        return resolved
 
 
 def _apart(obs: Observation, state: State) -> Any:

@@ -1,4 +1,4 @@
-"""What an environment does about parameters that move while a policy trains: their state, and when it changes."""
+"""The `env_config` of an environment: what is in force, and parameters in it that move while a policy trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig
+from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
 from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group
 from rl8x.randomization.scheduled import PerCopy
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MovesParameters:
-    """The part of an environment that has to do with parameters that move.
+    """The part of an environment that has to do with its `env_config`, and with parameters that move.
 
     A group of such parameters is kept by its key for as long as the environment lives: a configuration that comes into
     force again goes on where it was, and programs that read its tensors read the right ones.
@@ -30,19 +30,72 @@ class MovesParameters:
     """Whether `Step.sources` says of each episode how its parameters were drawn."""
     parameters: Mapping[str, Parameter] = {}
     """What `env_config` may set."""
+    num_envs: int
+    metric_names: tuple[str, ...]
     shared_seed: int = 0
     """The same on all ranks: of what all draw alike."""
     carry: Carry | None
     generator: torch.Generator
     _movers: dict[str, Group]
+    _no_noise: Tensor
     _config: ResolvedConfig
     _next_config: ResolvedConfig | None
 
-    if TYPE_CHECKING:
+    # ---- the configuration in force, and the next
 
-        def _resolve(
-            self, config: EnvConfig, called: str = ..., copies: str = ..., *, steered: bool = ...
-        ) -> ResolvedConfig: ...
+    @property
+    def config(self) -> dict[str, object]:
+        """The `env_config` in force, in plain JSON form; empty for the defaults."""
+        return dict(self._config.given)
+
+    @property
+    def next_config(self) -> dict[str, Any]:
+        """The `env_config` that the next `reset` puts into force where it is given none, in plain JSON form."""
+        return dict((self._next_config or self._config).given)
+
+    def plain_config(self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs") -> dict[str, Any]:
+        """Check an `env_config` and return it in the form of `config`, to compare the two; nothing changes.
+
+        Args:
+            config: Names of parameters to values, distributions or their JSON forms.
+            called: What the user calls it in error messages.
+            copies: What the user calls the number of copies.
+
+        Raises:
+            TypeError: If it is no mapping.
+            ValueError: As `configure` does.
+        """
+        return dict(self._resolve(config, called, copies).given)
+
+    def configure(self, config: EnvConfig | None) -> None:
+        """Check an `env_config`, which takes effect at the next `reset`.
+
+        Args:
+            config: Names of parameters to a number, `num_envs` numbers, a distribution or its JSON form, in the
+                parameters' units; `{}` for the defaults, None for no change.
+
+        Raises:
+            TypeError: If it is no mapping.
+            ValueError: If a name is unknown or a value out of bounds; the message has the legal names and bounds.
+        """
+        if config is not None:
+            self._next_config = self._with_known_groups(self._resolve(config))
+
+    def adopt_next_config(self) -> None:
+        """Put what `configure` was given last into force, as `reset` does; a `restart` must follow."""
+        if self._next_config is not None:
+            self._config, self._next_config = self._next_config, None
+
+    def _resolve(
+        self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
+    ) -> ResolvedConfig:
+        """Check an `env_config` and turn it into tensors on the environment's device."""
+        # A tensor's device has its index ("cuda:0"), by which constants are found again.
+        owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
+        options: Any = {"owner": owner, "device": device, "copies": copies, "steered": steered}
+        resolved = resolve_config(config, self.parameters, num_envs=self.num_envs, metrics=self.metric_names, **options)
+        self.check_moves(resolved, owner)
+        return resolved
 
     # ---- which groups there are
 
