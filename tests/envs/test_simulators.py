@@ -109,7 +109,7 @@ def test_names_of_mujoco_models_that_do_not_exist_are_told():
     for field, message in (
         (
             ModelField("body_mass", "tors"),
-            r"no body 'tors' in the model\. Did you mean 'torso'\? There are world, torso",
+            r"the model has no body 'tors'\. Did you mean 'torso'\? There are world, torso",
         ),
         (ModelField("body_mas", "torso"), "no field 'body_mas'. Did you mean 'body_mass'"),
         (ModelField("geom_friction", "floor", 3), "`index` of 'geom_friction' must lie in a row of 3; got 3"),
