@@ -1,9 +1,13 @@
 """Who the ranks are, how their rows become one, and where functions are cut at sums over ranks."""
 
+import concurrent.futures
 import math
 import multiprocessing
 import os
+import queue
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,48 +35,97 @@ def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
     assert not torch.distributed.is_initialized()
 
 
+class Wires:
+    """What `torch.distributed` does between threads, each of which is a rank."""
+
+    def __init__(self, size):
+        self.size, self.calls, self.here = size, [], threading.local()
+        self.sent = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
+
+    def isend(self, tensor, rank):
+        self.calls.append("isend")
+        self.sent[self.here.rank, rank].put(tensor.clone())
+        return SimpleNamespace(wait=lambda: None)
+
+    def irecv(self, tensor, rank):
+        found = self.sent[rank, self.here.rank]
+        return SimpleNamespace(wait=lambda: tensor.copy_(found.get(timeout=30)))
+
+    def all_gather(self, tensors, tensor):
+        self.calls.append("all_gather")
+        for rank in range(self.size):
+            self.sent[self.here.rank, rank].put(tensor.clone())
+        for rank, into in enumerate(tensors):
+            into.copy_(self.sent[rank, self.here.rank].get(timeout=30))
+
+    def all_reduce(self, tensor):
+        self.calls.append("all_reduce")
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        self.all_gather(parts, tensor)
+        tensor.copy_(torch.stack(parts).sum(0))
+
+
 def part_of(rank):
     return torch.randn(1000, generator=torch.Generator().manual_seed(rank)) * 10**rank
 
 
-def add_up(rank, size, most, found):
-    """Be a rank, and tell what sums and gatherings were, and which processors it has."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    distributed._MOST_EXCHANGED = most
-    this = Ranks(rank, size, rank)
-    sums = [this.sum(part_of(rank)), this.sum(torch.tensor(rank))]
-    rows = this.gather(part_of(rank).view(10, 100).T)
-    found.put([rank, *(each.numpy() for each in sums), torch.stack(rows).numpy(), os.sched_getaffinity(0)])
+@pytest.mark.parametrize(
+    ("size", "most", "calls"),
+    [
+        (2, 4000, {"isend"}),
+        (3, 4000, {"isend", "all_reduce", "all_gather"}),  # no power of two
+        (4, 4000, {"isend"}),
+        (8, 4000, {"isend"}),
+        (4, 3999, {"isend", "all_reduce", "all_gather"}),
+        (16, 4000, {"all_reduce", "all_gather"}),
+    ],
+)
+def test_sums_are_the_same_to_the_bit_on_all_ranks_and_gatherings_in_their_order(size, most, calls, monkeypatch):
+    wires = Wires(size)
+    monkeypatch.setattr(distributed, "dist", wires)
+    monkeypatch.setattr(distributed, "_MOST_EXCHANGED", most)
 
+    def rank_of(rank):
+        wires.here.rank = rank
+        this = Ranks(rank, size, rank)
+        this._began = True
+        given = part_of(rank)
+        found = [this.sum(given), this.sum(torch.tensor(rank)), *this.gather(given.view(10, 100).T)]
+        assert given.equal(part_of(rank))
+        return found
 
-@pytest.mark.parametrize(("size", "most"), [(2, 2**20), (3, 2**20), (4, 2**20), (4, 16)])
-def test_sums_are_the_same_to_the_bit_on_all_ranks_and_gatherings_in_their_order(size, most, monkeypatch):
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    own = {"TORCHELASTIC_USE_AGENT_STORE": True, "GLOO_SOCKET_IFNAME": "lo", "RL8X_RANK_TIMEOUT_S": 60}
-    for name, value in (variables | own).items():
-        monkeypatch.setenv(name, str(value))
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    made = [context.Process(target=add_up, args=(rank, size, most, queue)) for rank in range(size)]
-    for process in made:
-        process.start()
-    found = sorted((queue.get(timeout=60) for _ in made), key=lambda each: each[0])
-    for process in made:
-        process.join(60)
+    with concurrent.futures.ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(rank_of, range(size)))
     expected = torch.stack([part_of(rank) for rank in range(size)])
-    for _, total, number, rows, _ in found:
-        assert total.tobytes() == found[0][1].tobytes()
-        np.testing.assert_allclose(total, expected.double().sum(0), rtol=1e-5, atol=1e-5)
+    for total, number, *rows in found:
+        assert total.equal(found[0][0])
+        torch.testing.assert_close(total.double(), expected.double().sum(0), rtol=1e-5, atol=1e-5 * 10**size)
         assert number == sum(range(size))
-        np.testing.assert_array_equal(rows, expected.view(size, 10, 100).mT)
-    processors = [each[-1] for each in found]
-    share = os.cpu_count() // size
-    if len(os.sched_getaffinity(0)) == os.cpu_count() and share:
-        assert [len(each) for each in processors] == [share] * size
-        assert len(set().union(*processors)) == share * size
-    else:  # there are too few, or the user has chosen some
-        assert processors == [os.sched_getaffinity(0)] * size
+        assert torch.stack(rows).equal(expected.view(size, 10, 100).mT)
+    assert set(wires.calls) == calls
+
+
+@pytest.mark.parametrize(
+    ("allowed", "local_size", "kept"),
+    [
+        ({0, 1, 2, 3, 4}, 2, [[0, 1], [2, 3]]),
+        ({0, 1, 2, 3, 4}, 5, [[0], [1], [2], [3], [4]]),
+        ({0, 1, 2, 3, 4}, 6, []),  # more ranks than processors
+        ({1, 3}, 2, []),  # the user's choice
+    ],
+)
+def test_ranks_share_out_the_processors_of_a_machine(allowed, local_size, kept, monkeypatch):
+    chosen = []
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_size))
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, own: chosen.append((thread, own)))
+    for rank in range(local_size):
+        Ranks(rank, local_size, rank)._keep_to_own_processors()
+    assert [own for thread, own in chosen if thread == os.getpid()] == kept
+    assert {thread for thread, _ in chosen} == (
+        {int(name) for name in os.listdir("/proc/self/task")} if kept else set()
+    )
 
 
 @pytest.mark.parametrize(("number", "size"), [(5, 2), (7, 3), (2, 4), (128, 8)])

@@ -237,7 +237,7 @@ def test_it_learns_from_a_data_set_too(name):
     [
         ({"num_atoms": 51, "num_quantiles": 200}, "`num_atoms` and `num_quantiles` exclude each other; got 51 and 200"),
         ({"num_atoms": 51, "v_min": 1.0, "v_max": 1.0}, "`v_min` must be less than `v_max`, both finite; got 1.0"),
-        ({"num_atoms": 51, "v_max": float("inf")}, "both finite; got -10.0 and inf"),
+        ({"num_atoms": 51, "v_max": float("inf")}, "`v_max` must be finite; got inf"),
         ({"num_atoms": 51, "huber_delta": 1.0}, "`huber_delta` has no meaning with `num_atoms`"),
         ({"num_atoms": 0}, "`num_atoms` must be at least 1 and at most 1000; got 0"),
         ({"num_quantiles": -1}, "`num_quantiles` must be at least 1"),

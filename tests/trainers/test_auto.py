@@ -64,11 +64,11 @@ def planned(seconds_per_step, steps):
 
 
 def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
-    assert planned(0.5, 1000) == ("compile", 4)
-    assert planned(0.5, 36) == ("compile", 4)
-    assert planned(0.5, 35) == ("eager", 0)  # too short to earn it
+    assert planned(0.125, 1000) == ("compile", 4)
+    assert planned(0.125, 144) == ("compile", 4)
+    assert planned(0.125, 143) == ("eager", 0)  # too short to earn it
     assert planned(100.0, 3) == ("compile", 1)
-    assert planned(0.5, math.inf) == ("compile", 24)  # nothing is known to come
+    assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile"])

@@ -56,7 +56,7 @@ def test_compiled_updates_equal_eager_ones():
 def test_a_run_changes_from_eager_to_compiled_updates(monkeypatch):
     traced_only(monkeypatch)
     eager, changing = build(execution="eager"), build(execution="auto")
-    changing.execution.plan(2.0 / 3, 100)
+    changing.execution.plan(0.5 / 3, 200)
     assert changing.execution.starts_at == 3
     for step in range(6):
         changing.execution.begin_step(step)
