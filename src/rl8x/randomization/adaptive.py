@@ -148,6 +148,7 @@ class AdaptiveGroup(Group):
             "count": torch.zeros(ends, dtype=torch.int64, device=device),
             "total": torch.zeros(ends, dtype=torch.float64, device=device),
             "open": torch.ones(ends, dtype=torch.bool, device=device),
+            "settled": torch.zeros(ends, dtype=torch.bool, device=device),
             "share": torch.tensor(self._options.boundary_share, dtype=torch.float32, device=device),
         }
 
@@ -162,9 +163,9 @@ class AdaptiveGroup(Group):
         """
         state, ends = self.state, 2 * len(self.members)
         chosen = noise[:, -1]
-        at_boundary = chosen < state["share"]
         # The share is 0 in evaluations, where no copy is at a boundary.
         end = (chosen / state["share"].clamp(min=1e-6) * ends).to(torch.int64).clamp(max=ends - 1)
+        at_boundary = (chosen < state["share"]) & ~state["settled"][end]
         low, high = state["low"].to(torch.float32), state["high"].to(torch.float32)
         values = {}
         for i, name in enumerate(self.members):
@@ -187,13 +188,18 @@ class AdaptiveGroup(Group):
         decided = (count >= options.episodes) & (pending == 0)
         mean = total / count.clamp(min=1)
         # +1 outward, -1 inward, [2 d]
-        moves = (decided & (mean >= options.thresholds[1])).double() - (
-            decided & (mean <= options.thresholds[0])
-        ).double()
+        outward = decided & (mean >= options.thresholds[1])
+        moves = outward.double() - (decided & (mean <= options.thresholds[0])).double()
         limits = self._limits
+        at_limit = torch.stack([state["low"] <= limits["lowest"], state["high"] >= limits["highest"]], 1).flatten()
         low, high = state["low"] - moves[0::2] * limits["step"], state["high"] + moves[1::2] * limits["step"]
-        state["low"].copy_(torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"]))
-        state["high"].copy_(torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"]))
+        low = torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"])
+        high = torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"])
+        changed = (low != state["low"]) | (high != state["high"])
+        others_changed = (changed.sum() - changed.to(torch.int64) > 0).repeat_interleave(2)
+        state["settled"].copy_((state["settled"] | outward & at_limit) & (moves >= 0) & ~others_changed)
+        state["low"].copy_(low)
+        state["high"].copy_(high)
         state["count"].copy_(count.masked_fill(decided, 0))
         state["total"].copy_(total.masked_fill(decided, 0.0))
         # A reset takes away what was pending: a round that is not full then goes on.
