@@ -30,10 +30,12 @@ class Adaptive(MovingDistribution):
 
     and its buffer is emptied. All other episodes draw each parameter from its range.
 
-    Three things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
+    Four things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
     train in. A buffer counts the episodes that began while it was open, and waits for the last of them: the first m
     that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
-    copies it holds more of them. And a range never gets narrower than it began.
+    copies it holds more of them. A range never gets narrower than it began. And since what is played at an end is
+    trained on, an end that stands at its limit with p >= t_H is settled: it has nowhere to go, and its share of the
+    episodes draws from the ranges, until the range of another parameter of the group changes, which asks anew.
 
     All `Adaptive` parameters of an `env_config` share their options but for `start`, `step` and `limits`, since an
     episode is at one boundary of one of them. Parameters with another `group` adapt on their own: an episode may then
@@ -119,7 +121,8 @@ class AdaptiveGroup(Group):
         options: One of them, for what they share.
 
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
-    `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, that of episodes at a boundary.
+    `open`, bool `[2 d]`, whether episodes that begin are counted in; `settled`, bool `[2 d]`, whether the end's share of
+    the episodes is handed back to the ranges; `share`, 0-d, that of episodes at a boundary.
     """
 
     def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
@@ -159,7 +162,8 @@ class AdaptiveGroup(Group):
             noise: `[num_envs, d + 1]` in [0, 1); the last column decides whether and which.
 
         Returns:
-            Values by name, float32 `[num_envs]` each, and the boundary, in [0, 2 d), where its buffer is open, else -1.
+            Values by name, float32 `[num_envs]` each, and the boundary, in [0, 2 d), where the copy is at one whose
+            buffer is open, else -1.
         """
         state, ends = self.state, 2 * len(self.members)
         chosen = noise[:, -1]
