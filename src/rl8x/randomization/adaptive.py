@@ -121,8 +121,8 @@ class AdaptiveGroup(Group):
         options: One of them, for what they share.
 
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
-    `open`, bool `[2 d]`, whether episodes that begin are counted in; `settled`, bool `[2 d]`, whether the end's share of
-    the episodes is handed back to the ranges; `share`, 0-d, that of episodes at a boundary.
+    `open`, bool `[2 d]`, whether episodes that begin are counted in; `settled`, bool `[2 d]`, whether the end hands its
+    share of the episodes back to the ranges; `share`, 0-d, that of episodes at a boundary.
     """
 
     def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
@@ -191,23 +191,25 @@ class AdaptiveGroup(Group):
         pending = (episodes.pending.unsqueeze(-1) == ends).sum(0)
         decided = (count >= options.episodes) & (pending == 0)
         mean = total / count.clamp(min=1)
-        # +1 outward, -1 inward, [2 d]
-        outward = decided & (mean >= options.thresholds[1])
-        moves = outward.double() - (decided & (mean <= options.thresholds[0])).double()
-        limits = self._limits
+        self._move(decided & (mean >= options.thresholds[1]), decided & (mean <= options.thresholds[0]))
+        state["count"].copy_(count.masked_fill(decided, 0))
+        state["total"].copy_(total.masked_fill(decided, 0.0))
+        # A reset takes away what was pending: a round that is not full then goes on.
+        state["open"].copy_(decided | (count + pending < options.episodes))
+
+    def _move(self, outward: Tensor, inward: Tensor) -> None:
+        """Move the ends that are marked, bool `[2 d]` each, and note which of them are settled."""
+        state, limits = self.state, self._limits
         at_limit = torch.stack([state["low"] <= limits["lowest"], state["high"] >= limits["highest"]], 1).flatten()
+        moves = outward.double() - inward.double()
         low, high = state["low"] - moves[0::2] * limits["step"], state["high"] + moves[1::2] * limits["step"]
         low = torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"])
         high = torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"])
         changed = (low != state["low"]) | (high != state["high"])
         others_changed = (changed.sum() - changed.to(torch.int64) > 0).repeat_interleave(2)
-        state["settled"].copy_((state["settled"] | outward & at_limit) & (moves >= 0) & ~others_changed)
+        state["settled"].copy_((state["settled"] | (outward & at_limit)) & ~inward & ~others_changed)
         state["low"].copy_(low)
         state["high"].copy_(high)
-        state["count"].copy_(count.masked_fill(decided, 0))
-        state["total"].copy_(total.masked_fill(decided, 0.0))
-        # A reset takes away what was pending: a round that is not full then goes on.
-        state["open"].copy_(decided | (count + pending < options.episodes))
 
     def evaluate(self, evaluates: bool) -> None:
         """Play no copy at a boundary, or the share again."""
