@@ -49,7 +49,7 @@ class Task:
     Attributes:
         env: The environment.
         ranges: The widest range of each parameter that is drawn.
-        start: The range of each with which Adaptive begins; its middle is the fixed physics.
+        start: The range of each with which Adaptive begins.
         transitions: How many are trained on.
         thresholds: Adaptive's, of the returns.
         moves: How many of Adaptive's moves go from one end of a parameter's widest range to the other.
@@ -123,30 +123,33 @@ SHARED: dict[str, Any] = {
 TASKS: dict[str, Task] = {
     "cartpole": Task(
         env=CartPole,
-        ranges={"length": (0.1, 3.0), "force_mag": (2.0, 20.0)},
+        ranges={"length": (0.1, 5.0), "force_mag": (1.0, 25.0)},
         start={"length": (0.4, 0.6), "force_mag": (9.0, 11.0)},
-        transitions=409_600,
-        thresholds=(100.0, 300.0),
-        moves=8,
+        transitions=614_400,
+        thresholds=(100.0, 400.0),
+        moves=2,
         boundary_share=0.5,
         solved=475.0,
         config={**SHARED, "gamma": 0.99, "gae_lambda": 0.95, "lr": 5e-3},
     ),
     "pendulum": Task(
         env=Pendulum,
-        ranges={"m": (0.4, 1.6), "l": (0.4, 1.6)},
-        start={"m": (0.9, 1.1), "l": (0.9, 1.1)},
-        transitions=1_024_000,
-        thresholds=(-1400.0, -1000.0),
-        moves=3,
-        boundary_share=0.3,
+        ranges={"m": (0.2, 1.2), "l": (0.2, 1.2)},
+        start={"m": (0.3, 0.6), "l": (0.3, 0.6)},
+        transitions=1_228_800,
+        thresholds=(-900.0, -500.0),
+        moves=2,
+        boundary_share=0.1,
         solved=-400.0,
         config={
             **SHARED,
+            "num_envs": 256,
+            "horizon": 32,
+            "sgd_minibatch_size": 1024,
             "gamma": 0.98,
             "gae_lambda": 0.9,
             "lr": 4e-3,
-            "distribution_config": {"initial_std": 2.0},
+            "distribution_config": {"std": "state", "initial_std": 1.5},
         },
     ),
 }
@@ -186,10 +189,10 @@ def measure(name: str, task: Task, method: str, seed: int) -> dict[str, Any]:
     )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     cells = tested(task, algorithm.policy, seed=10_000 + seed)
-    middle = torch.tensor([[sum(ends) / 2 for ends in task.start.values()]], dtype=torch.float64)
+    fixed = torch.tensor([[task.env.parameters[key].default for key in task.ranges]], dtype=torch.float64)
     spans = torch.tensor([high - low for low, high in task.ranges.values()], dtype=torch.float64)
     physics = torch.tensor([*task.grid.values()], dtype=torch.float64).T[:: task.episodes]
-    nearest = int(((physics - middle) / spans).square().sum(1).argmin())
+    nearest = int(((physics - fixed) / spans).square().sum(1).argmin())
     others = torch.cat([cells[:nearest], cells[nearest + 1 :]])
     worst = cells.sort().values[: math.ceil(WORST * len(cells))]
     support = algorithm.env.parameter_support()

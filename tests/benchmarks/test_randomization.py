@@ -56,7 +56,7 @@ def test_a_short_run_of_each_method_replaces_its_row_and_those_of_other_settings
     assert [row["method"] for row in rows] == list(randomization.METHODS)
     assert {row["env_steps"] for row in rows} == {256}
     assert rows[0]["support"] == {"length": [0.5, 0.5], "force_mag": [10.0, 10.0]}
-    assert rows[0]["at_fixed"] == rows[0]["cells"][0 * 3 + 1]  # length 0.1 and force 11 are next to 0.5 and 10
+    assert rows[0]["at_fixed"] == rows[0]["cells"][0 * 3 + 1]  # length 0.1 and force 13 are next to 0.5 and 10
     assert rows[0]["outside"] == pytest.approx((sum(rows[0]["cells"]) - rows[0]["at_fixed"]) / 8, abs=0.1)
     assert randomization.main([*arguments, "--methods", "uniform"]) == 0
     assert len(json.loads(out.read_text())["rows"]) == 4
@@ -67,8 +67,8 @@ def test_a_short_run_of_each_method_replaces_its_row_and_those_of_other_settings
 
 def test_each_cell_is_played_under_its_own_physics():
     task = dataclasses.replace(randomization.TASKS["cartpole"], cells=2, episodes=3)
-    assert task.grid["length"] == pytest.approx([0.1] * 6 + [3.0] * 6)
-    assert task.grid["force_mag"] == pytest.approx(([2.0] * 3 + [20.0] * 3) * 2)
+    assert task.grid["length"] == pytest.approx([0.1] * 6 + [5.0] * 6)
+    assert task.grid["force_mag"] == pytest.approx(([1.0] * 3 + [25.0] * 3) * 2)
 
     class Left:
         """Push left, always; the pole falls as it must under each physics."""
