@@ -7,8 +7,8 @@ Every method has the same algorithm, hyperparameters and transitions. What is me
 deterministic, on a grid of physics that is the whole range of Uniform and of what the other two may come to: the mean
 return of each cell, and of the cells the mean of the worst tenth (CVaR at 10%). Intervals are of Student's t at 95%,
 over seeds; those of differences to Uniform are Welch's. `outside` is the mean over the cells that are not those of the
-fixed physics. Settings were chosen on seeds from 10 on, which are not reported. Rows of other tasks, methods and seeds
-that the file has already stay there.
+fixed physics. Ranges and Adaptive's settings were chosen on seeds from 10 on, which are not reported; Learnable's table
+on narrower ranges. Rows of other tasks, methods and seeds that the file has already stay there.
 """
 
 from __future__ import annotations
