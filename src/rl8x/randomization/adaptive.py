@@ -30,10 +30,12 @@ class Adaptive(MovingDistribution):
 
     and its buffer is emptied. All other episodes draw each parameter from its range.
 
-    Three things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
+    Four things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
     train in. A buffer counts the episodes that began while it was open, and waits for the last of them: the first m
     that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
-    copies it holds more of them. And a range never gets narrower than it began.
+    copies it holds more of them. A range never gets narrower than it began. And since what is played at an end is
+    trained on, an end that stands at its limit with p >= t_H is settled: it has nowhere to go, and its share of the
+    episodes draws from the ranges, until the range of another parameter of the group changes, which asks anew.
 
     All `Adaptive` parameters of an `env_config` share their options but for `start`, `step` and `limits`, since an
     episode is at one boundary of one of them. Parameters with another `group` adapt on their own: an episode may then
@@ -132,7 +134,8 @@ class AdaptiveGroup(Group):
         options: One of them, for what they share.
 
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
-    `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, that of episodes at a boundary.
+    `open`, bool `[2 d]`, whether episodes that begin are counted in; `settled`, bool `[2 d]`, whether the end hands its
+    share of the episodes back to the ranges; `share`, 0-d, that of episodes at a boundary.
     """
 
     def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
@@ -161,6 +164,7 @@ class AdaptiveGroup(Group):
             "count": torch.zeros(ends, dtype=torch.int64, device=device),
             "total": torch.zeros(ends, dtype=torch.float64, device=device),
             "open": torch.ones(ends, dtype=torch.bool, device=device),
+            "settled": torch.zeros(ends, dtype=torch.bool, device=device),
             "share": torch.tensor(self._options.boundary_share, dtype=torch.float32, device=device),
         }
 
@@ -171,13 +175,14 @@ class AdaptiveGroup(Group):
             noise: `[num_envs, d + 1]` in [0, 1); the last column decides whether and which.
 
         Returns:
-            Values by name, float32 `[num_envs]` each, and the boundary, in [0, 2 d), where its buffer is open, else -1.
+            Values by name, float32 `[num_envs]` each, and the boundary, in [0, 2 d), where the copy is at one whose
+            buffer is open, else -1.
         """
         state, ends = self.state, 2 * len(self.members)
         chosen = noise[:, -1]
-        at_boundary = chosen < state["share"]
         # The share is 0 in evaluations, where no copy is at a boundary.
         end = (chosen / state["share"].clamp(min=1e-6) * ends).to(torch.int64).clamp(max=ends - 1)
+        at_boundary = (chosen < state["share"]) & ~state["settled"][end]
         low, high = state["low"].to(torch.float32), state["high"].to(torch.float32)
         values = {}
         for i, name in enumerate(self.members):
@@ -199,18 +204,25 @@ class AdaptiveGroup(Group):
         pending = (episodes.pending.unsqueeze(-1) == ends).sum(0)
         decided = (count >= options.episodes) & (pending == 0)
         mean = total / count.clamp(min=1)
-        # +1 outward, -1 inward, [2 d]
-        moves = (decided & (mean >= options.thresholds[1])).double() - (
-            decided & (mean <= options.thresholds[0])
-        ).double()
-        limits = self._limits
-        low, high = state["low"] - moves[0::2] * limits["step"], state["high"] + moves[1::2] * limits["step"]
-        state["low"].copy_(torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"]))
-        state["high"].copy_(torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"]))
+        self._move(decided & (mean >= options.thresholds[1]), decided & (mean <= options.thresholds[0]))
         state["count"].copy_(count.masked_fill(decided, 0))
         state["total"].copy_(total.masked_fill(decided, 0.0))
         # A reset takes away what was pending: a round that is not full then goes on.
         state["open"].copy_(decided | (count + pending < options.episodes))
+
+    def _move(self, outward: Tensor, inward: Tensor) -> None:
+        """Move the ends that are marked, bool `[2 d]` each, and note which of them are settled."""
+        state, limits = self.state, self._limits
+        at_limit = torch.stack([state["low"] <= limits["lowest"], state["high"] >= limits["highest"]], 1).flatten()
+        moves = outward.double() - inward.double()
+        low, high = state["low"] - moves[0::2] * limits["step"], state["high"] + moves[1::2] * limits["step"]
+        low = torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"])
+        high = torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"])
+        changed = (low != state["low"]) | (high != state["high"])
+        others_changed = (changed.sum() - changed.to(torch.int64) > 0).repeat_interleave(2)
+        state["settled"].copy_((state["settled"] | (outward & at_limit)) & ~inward & ~others_changed)
+        state["low"].copy_(low)
+        state["high"].copy_(high)
 
     def evaluate(self, evaluates: bool) -> None:
         """Play no copy at a boundary, or the share again."""
