@@ -36,7 +36,7 @@ from rl8x.execution.compiled import CompiledProgram
 from rl8x.tracking import MemoryTracker, MLflowTracker
 from rl8x.trainers import NonFiniteError, Trainer
 
-EXAMPLES = 120
+EXAMPLES = 80
 MINUTES = float(os.environ.get("RL8X_FUZZ_MINUTES", "0"))
 LEARNED = ("losses/", "coefficients/", "monitors/q", "monitors/td_error", "monitors/grad_norm", "replay/")
 DOCUMENTED_WARNINGS = (

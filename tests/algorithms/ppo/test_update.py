@@ -147,6 +147,7 @@ def test_two_workers_give_the_same_bits_every_time():
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.usefixtures("_traced_only")
 def test_chunks_of_wide_observations_are_smaller():
     algorithm = build(execution="compile")
     algorithm.collect()
