@@ -29,7 +29,7 @@ def shell(mlruns, monkeypatch):
     """An interactive shell, as a notebook's kernel has it, in an empty folder."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    monkeypatch.setattr("sys.ps1", "In : ", raising=False)  # before IPython sets it, which would leave it to later tests
+    monkeypatch.setattr("sys.ps1", "In : ", raising=False)  # before IPython does, for good
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
     shell.history_manager.enabled = False
