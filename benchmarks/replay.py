@@ -150,15 +150,21 @@ def work_table(result: Row, name: str) -> str:
 
 
 def goals_table(result: Row, name: str) -> str:
-    """Return how many times as many transitions a second rl8x made as other libraries, beside what is wanted."""
+    """Return how many times as many transitions a second rl8x made as other libraries, beside what is wanted.
+
+    And beside the most that could be reached, if there were nothing but the products of the updates.
+    """
     rows, lines = [row for row in result["rows"] if row["work"] == name], []
+    updates = result["works"][name]["updates_per_sample"]
     for variant, peer, goal in GOALS[name]:
         own = select(rows, "transitions_per_s", peer="rl8x", variant=variant)
         other = select(rows, "transitions_per_s", peer=peer)
         if own and other:
-            ratio = statistics.median(own) / statistics.median(other)
-            lines.append([variant, PEERS[peer].title, f"{ratio:.1f}", f"{goal:g}"])
-    return table(["rl8x", "beside", "times", "wanted"], lines)
+            rate, theirs = statistics.median(own), statistics.median(other)
+            limit = result["products"][name][precision_of(variant)]
+            most = "" if limit is None else f"{limit / updates / theirs:.1f}"
+            lines.append([variant, PEERS[peer].title, f"{rate / theirs:.1f}", f"{goal:g}", most])
+    return table(["rl8x", "beside", "times", "wanted", "at most, by the products"], lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -247,10 +247,6 @@ def test_a_traced_step_equals_the_eager_one(case, monkeypatch):
     both(**CASES[case])
 
 
-def test_a_compiled_step_equals_the_eager_one():
-    both()
-
-
 # -- the algorithm
 
 
