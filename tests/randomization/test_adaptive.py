@@ -34,13 +34,6 @@ def test_draws_are_at_an_end_in_the_share_of_copies_and_in_the_range_elsewhere()
         inside = values[name][(sources != 2 * i) & (sources != 2 * i + 1)]
         bins = torch.histc((inside - low) / (high - low), 10, 0, 1)
         assert ((bins - len(inside) / 10).square() / (len(inside) / 10)).sum() < 27.9  # 9 degrees
-    group.state["settled"][1] = True
-    handed_back, marked = group.draw(noise)
-    assert marked.equal(torch.where(sources == 1, -1, sources))
-    there = handed_back["a"][sources == 1]
-    assert ((there - 0.5).div(1.0).histc(10, 0, 1) - len(there) / 10).square().sum() / (len(there) / 10) < 27.9
-    assert handed_back["a"][sources != 1].equal(values["a"][sources != 1])
-    group.state["settled"][1] = False
     group.state["open"][2] = False
     closed, marked = group.draw(noise)
     assert marked.equal(torch.where(sources == 2, -1, sources))
@@ -60,7 +53,7 @@ class Plain:
         self.ranges = [list(start) for start, _ in members]
         self.starts, self.steps = [list(start) for start, _ in members], [step for _, step in members]
         self.buffers = [[] for _ in range(2 * len(members))]
-        self.open, self.settled = [True] * len(self.buffers), [False] * len(self.buffers)
+        self.open = [True] * len(self.buffers)
         self.episodes, self.thresholds = episodes, thresholds
 
     def update(self, scores, ended, sources, pending):
@@ -68,7 +61,6 @@ class Plain:
             for i, score in enumerate(scores[t]):
                 if ended[t][i] and sources[t][i] >= 0 and score == score:
                     self.buffers[sources[t][i]].append(score)
-        before = [list(ends) for ends in self.ranges]
         for end, buffer in enumerate(self.buffers):
             waits = sum(source == end for source in pending)
             if len(buffer) >= self.episodes and not waits:
@@ -79,16 +71,10 @@ class Plain:
                 moved = self.ranges[parameter][side] + sign * outward * self.steps[parameter]
                 limits = (self.starts[parameter][1], 2.0) if side else (0.0, self.starts[parameter][0])
                 self.ranges[parameter][side] = min(max(moved, limits[0]), limits[1])
-                at_limit = before[parameter][side] == (0.0, 2.0)[side]
-                self.settled[end] = (outward == 1 and at_limit) or (outward == 0 and self.settled[end])
                 buffer.clear()
                 self.open[end] = True
             else:
                 self.open[end] = len(buffer) + waits < self.episodes
-        for parameter, (was, now) in enumerate(zip(before, self.ranges, strict=True)):
-            for end in range(len(self.buffers)):
-                if was != now and end // 2 != parameter:
-                    self.settled[end] = False
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -109,7 +95,6 @@ def test_ranges_move_as_those_of_a_plain_formulation(seed):
         found = torch.stack([group.state["low"], group.state["high"]], 1)
         torch.testing.assert_close(found, torch.tensor(plain.ranges, dtype=torch.float64))
         assert group.state["open"].tolist() == plain.open
-        assert group.state["settled"].tolist() == plain.settled
         assert group.state["count"].tolist() == [len(buffer) for buffer in plain.buffers]
         moved |= {round(float(value), 6) for value in found.flatten()}
     assert len(moved) > 6
@@ -160,26 +145,6 @@ def test_a_reset_that_takes_away_what_was_waited_for_opens_the_buffer_again():
     group.update(waiting._replace(ended=torch.zeros(1, 4, dtype=torch.bool), pending=none), GENERATOR)
     assert group.state["open"][0]
     assert group.state["count"][0] == 2
-
-
-def test_an_end_that_stands_well_at_its_limit_hands_its_episodes_back_until_another_range_changes():
-    group = two(thresholds=(1.0, 3.0))
-    group.state["high"].copy_(torch.tensor([2.0, 1.5]))
-
-    def decide(end, score):
-        sources = torch.full((1, 4), end)
-        ended, none = torch.ones(1, 4, dtype=torch.bool), torch.full((4,), -1)
-        group.update(Episodes(torch.full((1, 4), score), ended, sources, none), GENERATOR)
-        return group.state["settled"].nonzero().flatten().tolist()
-
-    assert decide(1, 2.0) == []  # neither well nor badly
-    assert decide(1, 3.0) == [1]
-    assert decide(0, 3.0) == [1]  # the range of the same parameter widens: its high end is the same question
-    assert decide(3, 3.0) == []  # that of b does, to its limit
-    assert decide(1, 3.0) == [1]
-    assert decide(3, 3.0) == [1, 3]
-    assert decide(3, 0.0) == []
-    assert group.ranges()["b"][1] == 1.5
 
 
 def test_what_is_drawn_together_shares_its_options():

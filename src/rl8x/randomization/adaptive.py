@@ -30,12 +30,10 @@ class Adaptive(MovingDistribution):
 
     and its buffer is emptied. All other episodes draw each parameter from its range.
 
-    Four things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
+    Three things differ from the paper. Episodes at the boundaries are trained on too, as there are no other copies to
     train in. A buffer counts the episodes that began while it was open, and waits for the last of them: the first m
     that end would be the short ones. It closes at the end of the horizon in which m have begun, so that with many
-    copies it holds more of them. A range never gets narrower than it began. And since what is played at an end is
-    trained on, an end that stands at its limit with p >= t_H is settled: it has nowhere to go, and its share of the
-    episodes draws from the ranges, until the range of another parameter of the group changes, which asks anew.
+    copies it holds more of them. A range never gets narrower than it began.
 
     All `Adaptive` parameters of an `env_config` share their options but for `start`, `step` and `limits`, since an
     episode is at one boundary of one of them. Parameters with another `group` adapt on their own: an episode may then
@@ -134,8 +132,7 @@ class AdaptiveGroup(Group):
         options: One of them, for what they share.
 
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
-    `open`, bool `[2 d]`, whether episodes that begin are counted in; `settled`, bool `[2 d]`, whether the end hands its
-    share of the episodes back to the ranges; `share`, 0-d, that of episodes at a boundary.
+    `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, that of episodes at a boundary.
     """
 
     def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
@@ -164,7 +161,6 @@ class AdaptiveGroup(Group):
             "count": torch.zeros(ends, dtype=torch.int64, device=device),
             "total": torch.zeros(ends, dtype=torch.float64, device=device),
             "open": torch.ones(ends, dtype=torch.bool, device=device),
-            "settled": torch.zeros(ends, dtype=torch.bool, device=device),
             "share": torch.tensor(self._options.boundary_share, dtype=torch.float32, device=device),
         }
 
@@ -180,9 +176,9 @@ class AdaptiveGroup(Group):
         """
         state, ends = self.state, 2 * len(self.members)
         chosen = noise[:, -1]
+        at_boundary = chosen < state["share"]
         # The share is 0 in evaluations, where no copy is at a boundary.
         end = (chosen / state["share"].clamp(min=1e-6) * ends).to(torch.int64).clamp(max=ends - 1)
-        at_boundary = (chosen < state["share"]) & ~state["settled"][end]
         low, high = state["low"].to(torch.float32), state["high"].to(torch.float32)
         values = {}
         for i, name in enumerate(self.members):
@@ -211,18 +207,12 @@ class AdaptiveGroup(Group):
         state["open"].copy_(decided | (count + pending < options.episodes))
 
     def _move(self, outward: Tensor, inward: Tensor) -> None:
-        """Move the ends that are marked, bool `[2 d]` each, and note which of them are settled."""
+        """Move the ends that are marked, bool `[2 d]` each."""
         state, limits = self.state, self._limits
-        at_limit = torch.stack([state["low"] <= limits["lowest"], state["high"] >= limits["highest"]], 1).flatten()
-        moves = outward.double() - inward.double()
-        low, high = state["low"] - moves[0::2] * limits["step"], state["high"] + moves[1::2] * limits["step"]
-        low = torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"])
-        high = torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"])
-        changed = (low != state["low"]) | (high != state["high"])
-        others_changed = (changed.sum() - changed.to(torch.int64) > 0).repeat_interleave(2)
-        state["settled"].copy_((state["settled"] | (outward & at_limit)) & ~inward & ~others_changed)
-        state["low"].copy_(low)
-        state["high"].copy_(high)
+        moves = (outward.double() - inward.double()).view(-1, 2)
+        low, high = state["low"] - moves[:, 0] * limits["step"], state["high"] + moves[:, 1] * limits["step"]
+        state["low"].copy_(torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"]))
+        state["high"].copy_(torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"]))
 
     def evaluate(self, evaluates: bool) -> None:
         """Play no copy at a boundary, or the share again."""
