@@ -22,13 +22,13 @@ def faults(tmp_path, *names, share):
 
 
 def test_nothing_is_lost_or_untrue_where_processes_are_killed_and_disks_and_addresses_fail(tmp_path):
-    table = faults(tmp_path, "kill", "write", "damage", "disk", "secrets", "spools", share=0.01)
+    table = faults(tmp_path, "kill", "write", "damage", "disk", "secrets", "spools", share=0.005)
     kill = table["SIGKILL at a random instant of a random run, then resume"]
-    assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 4
+    assert kill["tries"] == kill["resumed"] == kill["equal"] == kill["status"] == 2
     assert kill["rows_lost"] == kill["rows_doubled"] == kill["wrong_rows"] == 0
     write = table["SIGKILL inside a checkpoint write"]
     assert write["tries"] == write["resumed"] == write["equal"] == 1
     damage = table["flipped or cut bytes in a checkpoint"]
-    assert damage["tries"] == damage["clear_errors"] == 2
+    assert damage["tries"] == damage["clear_errors"] == 1
     assert len(table) == 6
     assert all(row["ok"] for row in table.values())
