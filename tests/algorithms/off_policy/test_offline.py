@@ -268,6 +268,51 @@ def test_rows_that_are_no_elements_of_the_spaces_are_refused():
             Dataset(rows, **options)
 
 
+def odd(actions, space, obs=None, obs_space=None):
+    """Twelve rows in the dtypes that they are given in, of episodes of one step."""
+    obs = torch.zeros(12, 4) if obs is None else obs
+    ends = torch.ones(12, dtype=torch.bool)
+    rows = {"obs": obs, "next_obs": obs, "actions": actions, "rewards": torch.zeros(12)}
+    spaces = {
+        "observation_space": gymnasium.spaces.Box(-1, 1, (4,)) if obs_space is None else obs_space,
+        "action_space": space,
+    }
+    return Dataset.from_tensors({**rows, "terminated": ends, "truncated": ~ends}, **spaces)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("name", ["bc", "iql", "dqn", "sac"])
+def test_actions_may_be_recorded_in_any_whole_numbers(name, dtype):
+    actions = torch.arange(12) % 2
+    rows = [
+        build(name, odd(each, gymnasium.spaces.Discrete(2)), updates_per_step=2).step()
+        for each in (actions, actions.to(dtype))
+    ]
+    assert repr(rows[0]) == repr(rows[1])
+
+
+def test_images_in_other_whole_numbers_are_taken_for_bytes():
+    image = gymnasium.spaces.Box(0, 255, (1, 4, 4), np.uint8)
+    obs, actions = torch.randint(256, (12, 1, 4, 4)), torch.zeros(12, dtype=torch.int64)
+    data = odd(actions, gymnasium.spaces.Discrete(2), obs, image)
+    assert data.digest == odd(actions, gymnasium.spaces.Discrete(2), obs.to(torch.uint8), image).digest
+    assert data.transitions["next_obs"].dtype == torch.uint8
+    with pytest.raises(ValueError, match=r"`obs` must be from 0 to 255, as Box.* says; got -?\d+ to "):
+        odd(actions, gymnasium.spaces.Discrete(2), obs + 300, image)
+
+
+@pytest.mark.parametrize(
+    ("actions", "space", "message"),
+    [
+        ([[0, 1], [1, 3]], gymnasium.spaces.MultiDiscrete([2, 3]), "`actions` must be from 0 to 2, .* got 1 to 3"),
+        ([[0, 1], [5, 0]], gymnasium.spaces.MultiBinary(2), "`actions` must be from 0 to 1, .* got 0 to 5"),
+    ],
+)
+def test_each_whole_number_must_be_in_its_own_range(actions, space, message):
+    with pytest.raises(ValueError, match=message):
+        odd(torch.tensor(actions).repeat(6, 1), space)
+
+
 # -- the command line
 
 
