@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -14,6 +15,7 @@ from torch import nn
 from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names
+from rl8x.algorithms.memory_check import nothing_is_gathered
 from rl8x.checkpoint.tree import CheckpointError
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
@@ -115,7 +117,7 @@ def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, A
 
 
 def build_algorithm(
-    build: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False
+    build: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False, only_acts: bool = False
 ) -> GenericAlgorithmBase[Any]:
     """Build the algorithm that `describe_algorithm` described.
 
@@ -123,6 +125,7 @@ def build_algorithm(
         build: The description.
         overrides: Hyperparameters that are to be different; what they name is the user's own word.
         trust: Whether modules that the description names may be imported.
+        only_acts: Whether it will gather no experience, for which there may be no room on this machine.
 
     Raises:
         CheckpointError: If it cannot be built from a file.
@@ -152,7 +155,8 @@ def build_algorithm(
     check_names(overrides, config_class)
     _check_known(values, config_class)
     config = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
-    return config.build(env, **kwargs)
+    with nothing_is_gathered() if only_acts else contextlib.nullcontext():
+        return config.build(env, **kwargs)
 
 
 def _env_maker(env: Mapping[str, Any], trust: Trust) -> tuple[Any, dict[str, Any]]:

@@ -49,7 +49,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
     find_modules_here(trust)
     checkpoint = find(run, auto=auto)
-    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust)
+    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust, only_acts=True)
     state = checkpoint.state["trainer"]["algorithm"]
     algorithm.load_learned_state(state)
     maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
