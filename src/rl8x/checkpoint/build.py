@@ -16,7 +16,7 @@ from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names
 from rl8x.algorithms.memory_check import nothing_is_gathered
-from rl8x.checkpoint.tree import CheckpointError
+from rl8x.checkpoint.tree import CheckpointError, decode, encode
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
@@ -35,6 +35,8 @@ from rl8x.importing import (
     to_plain,
 )
 from rl8x.models import Model
+from rl8x.replay.dataset import Dataset
+from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
 # What a file may name: all that rl8x calls by a user's word.
@@ -63,6 +65,7 @@ def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
         "config": values,
         "env": _describe_env(algorithm, problems),
         "env_class": None if algorithm.env is None else type(algorithm.env).__name__,
+        "spaces": _describe_spaces(algorithm),
         "problems": problems,
     }
 
@@ -84,6 +87,15 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
         problems.append("the environment's arguments have no form in a file")
         return None
     return {"class": path, **arguments}
+
+
+def _describe_spaces(algorithm: GenericAlgorithmBase[Any]) -> list[dict[str, Any]] | None:
+    """Describe the spaces of observations and actions, where a data set alone says them."""
+    if getattr(algorithm.config, "dataset", None) is None:
+        return None
+    spaces = (algorithm.policy.observation_space, algorithm.policy.action_space)
+    described: list[dict[str, Any]] = encode([space_to_plain(space) for space in spaces])[0]  # bounds may be infinite
+    return described
 
 
 def _plain(value: Any) -> Any:
@@ -125,7 +137,8 @@ def build_algorithm(
         build: The description.
         overrides: Hyperparameters that are to be different; what they name is the user's own word.
         trust: Whether modules that the description names may be imported.
-        only_acts: Whether it will gather no experience, for which there may be no room on this machine.
+        only_acts: Whether it will not learn: there may be no room for its experience on this machine, or its data set
+            may not be here, for which one row of the same spaces stands.
 
     Raises:
         CheckpointError: If it cannot be built from a file.
@@ -146,6 +159,8 @@ def build_algorithm(
         config_class: type[AlgorithmConfig] = _imported(build["config_class"], AlgorithmConfig, trust)
         values = restored_options(config_class, build["config"], trust)
         env, kwargs = (None, {}) if build["env"] is None else _env_maker(build["env"], trust)
+        if only_acts and build.get("spaces") is not None:
+            values["dataset"] = Dataset.stand_in(*map(space_from_plain, decode(build["spaces"], {})))
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not say how its algorithm is built ({error!r})") from None
     except UntrustedError as error:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.probes import traced_only
 
-from rl8x import HitsUpperBound, NullTracker, Trainer, keys
+from rl8x import HitsUpperBound, NullTracker, Trainer, keys, load_algorithm
 from rl8x.algorithms import (
     BCConfig,
     DQNConfig,
@@ -22,6 +22,7 @@ from rl8x.algorithms import (
 from rl8x.checkpoint import Checkpoints
 from rl8x.cli.main import main
 from rl8x.envs import CartPole, Pendulum
+from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking import MemoryTracker
@@ -125,6 +126,26 @@ def test_a_run_goes_on_to_the_bit_from_its_folder_alone(name, tmp_path):
         assert [again[each] for each in whole.algorithm.numbers] == [row[each] for each in whole.algorithm.numbers]
     assert torch.equal(weights(second.algorithm), weights(whole.algorithm))
     assert second.algorithm.counters == whole.algorithm.counters
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_was_learned_acts_without_the_data_set(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = ENVS.get(name, CartPole)
+    dataset(env).save("data")
+    algorithm = build(name, "data", normalize_observations=True)
+    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints="run")
+    trainer.step()
+    trainer.save()
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    assert main(["export", "run", "--output", "policy.safetensors"]) == 0
+    assert main(["collect", "run", "--env", env.__name__, "--transitions", "9", "--output", "recorded"]) == 0
+    obs = torch.randn(5, *env(1).single_observation_space.shape)
+    expected = algorithm.policy.decide(obs).actions
+    np.testing.assert_array_equal(Policy.load("policy.safetensors").decide(obs).actions, expected)
+    np.testing.assert_array_equal(load_algorithm("run").policy.decide(obs).actions, expected)
+    with pytest.raises(ValueError, match="no data set in 'data'"):
+        Trainer.resume("run", tracker=NullTracker())
 
 
 def test_another_data_set_under_the_same_path_is_refused(tmp_path):
