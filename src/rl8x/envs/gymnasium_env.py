@@ -338,10 +338,21 @@ def _float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return an action space in float32, discrete actions counted from 0; `_raw_actions` adds the offset."""
+    """Return an action space in float32, discrete actions counted from 0; `_raw_actions` adds the offset.
+
+    Its bounds are no wider than the simulator's, which may refuse what lies beyond: 0.1 in float32 is more than 0.1.
+    """
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
-    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else _float32(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec)
+    rounded = _float32(space)
+    if rounded is not space and isinstance(space, spaces.Box):
+        low, high = rounded.low, rounded.high
+        low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
+        high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
+        return spaces.Box(low, np.maximum(low, high), space.shape, np.float32)
+    return rounded
 
 
 def _write_row(dense: Any, row: int, value: Any) -> None:
