@@ -189,6 +189,11 @@ def test_observations_are_normalised_by_the_moments_of_the_data():
     assert moments.count.item() == 120
 
 
+def test_without_a_normaliser_the_device_has_the_observations_once(monkeypatch):
+    monkeypatch.setattr(Policy, "observe", lambda *_, **options: pytest.fail("all observations are copied for nothing"))
+    build("bc", dataset())
+
+
 def test_evaluations_play_where_a_name_says(tmp_path):
     trainer = Trainer(build(), tracker=NullTracker(), eval_env="CartPole", num_eval_envs=3, checkpoints=tmp_path)
     stats = trainer.run(max_steps=2, steps_per_eval=2, progress="none")
