@@ -82,6 +82,21 @@ def map_spaces(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]],
     return function(space)
 
 
+def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space with float32 in place of float64."""
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+    return space
+
+
+def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
+    """Whether a policy for one space fits the other: they are equal, but floats may be of either precision.
+
+    Recorded data say float64 where a simulator does, of which policies get float32.
+    """
+    return bool(map_spaces(one, in_float32) == map_spaces(other, in_float32))
+
+
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
     """Return the dtype of a tensor of the space's elements.
 

@@ -1,6 +1,7 @@
 """Learning from a data set through the same trainer: the clock, the rows, going on, and what is refused."""
 
 import dataclasses
+import functools
 import json
 
 import gymnasium
@@ -21,7 +22,7 @@ from rl8x.algorithms import (
 )
 from rl8x.checkpoint import Checkpoints
 from rl8x.cli.main import main
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.spaces import space_from_plain, space_to_plain
@@ -200,6 +201,30 @@ def test_evaluations_play_where_a_name_says(tmp_path):
     assert stats["eval/episodes/ended"] == 3
     with pytest.raises(ValueError, match="must have the training environment's spaces"):
         Trainer(build(), tracker=NullTracker(), eval_env="Pendulum")
+
+
+class Doubles(gymnasium.Env):
+    """Its observations are float64, as those of MuJoCo's tasks, and so are those that Minari has of them."""
+
+    observation_space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64)})
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"x": np.zeros(4)}, {}
+
+    def step(self, action):
+        return {"x": np.zeros(4)}, 1.0, False, False, {}
+
+
+def test_what_was_recorded_in_float64_is_evaluated_in_the_simulator():
+    rows, env = dataset().transitions, functools.partial(GymnasiumEnv, Doubles, time_limit=3)
+    renamed = {f"{name}/x" if "obs" in name else name: tensor.double() for name, tensor in rows.items()}
+    renamed["actions"] = rows["actions"]
+    data = Dataset(renamed, observation_space=Doubles.observation_space, action_space=Doubles.action_space)
+    trainer = Trainer(build("bc", data), tracker=NullTracker(), eval_env=env, num_eval_envs=2)
+    trainer.step()
+    assert trainer.eval()["eval/returns/mean"] == 3.0
 
 
 def test_what_does_not_fit_is_refused():
