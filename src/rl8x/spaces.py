@@ -321,7 +321,7 @@ def _whole_numbers(part: str, leaf: spaces.Space[Any], tensor: Tensor) -> Tensor
         tensor = tensor.long()
         low, high = leaf.start, leaf.start + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec) - 1
     else:
-        low, high = np.zeros(leaf.shape), np.ones(leaf.shape)
+        low, high = np.zeros(leaf.shape or ()), np.ones(leaf.shape or ())
     # Of all rows: of images a flag for each number would take as much memory as they do.
     ends = [end.reshape(-1).tolist() for end in (tensor.amin(0), tensor.amax(0))]
     bounds = [np.asarray(bound).reshape(-1).tolist() for bound in (low, high)]

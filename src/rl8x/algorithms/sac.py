@@ -291,7 +291,8 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         mask = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[1] if self.policy.masked else None
         if mask is None or self.config.target_entropy is not None:
             return self.target_entropy
-        return self.config.target_entropy_frac * (mask | ~mask.any(-1, keepdim=True)).sum(-1).log()
+        num_legal: Tensor = (mask | ~mask.any(-1, keepdim=True)).sum(-1)
+        return self.config.target_entropy_frac * num_legal.log()
 
     def _alpha(self, nets: Mapping[str, Net]) -> Tensor:
         """Return the temperature, 0-d."""

@@ -340,7 +340,7 @@ def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec)
     rounded = in_float32(space)
-    if rounded is not space and isinstance(space, spaces.Box):
+    if rounded is not space and isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box):
         low, high = rounded.low, rounded.high
         low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
         high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
