@@ -546,6 +546,10 @@ class Unbounded(TwoJoints):
     single_action_space = Box(-np.inf, np.inf, (2,), dtype=np.float32)
 
 
+class Fixed(TwoJoints):
+    single_action_space = Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32))
+
+
 class Counts(TwoJoints):
     single_action_space = Box(0, 5, (2,), dtype=np.int64)
 
@@ -565,6 +569,8 @@ def test_what_does_not_fit_is_refused():
         build(Counts)
     with pytest.raises(ValueError, match=r"finite bounds; got Box.*RescaleAction.*or use PPO"):
         build(Unbounded)
+    with pytest.raises(ValueError, match=r"TD3 needs .* low < high .* got \[-1.0, 2.0\] and \[1.0, 2.0\].* use PPO"):
+        build(Fixed)
     for name in ("actor_bc_coeff", "critic_bc_coeff"):
         with pytest.raises(ValueError, match=rf"`{name}` needs a data set: give `dataset`, or leave it out; got 0\.1"):
             build(**{name: 0.1})
