@@ -82,6 +82,21 @@ def map_spaces(space: spaces.Space[Any], function: Callable[[spaces.Space[Any]],
     return function(space)
 
 
+def in_float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space with float32 in place of float64."""
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
+    return space
+
+
+def are_alike(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
+    """Whether a policy for one space fits the other: they are equal, but floats may be of either precision.
+
+    Recorded data say float64 where a simulator does, of which policies get float32.
+    """
+    return bool(map_spaces(one, in_float32) == map_spaces(other, in_float32))
+
+
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
     """Return the dtype of a tensor of the space's elements.
 
@@ -274,12 +289,15 @@ def _plain_bound(bound: Any) -> Any:
     return np.asarray(first).item() if (bound == first).all() else bound.tolist()
 
 
-def check_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> None:
-    """Refuse rows `[rows, ...]`, by flat names that begin with `name`, that are no elements of a space.
+def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return rows `[rows, ...]`, by flat names that begin with `name`, in the dtypes that elements of a space have.
+
+    Numbers of actions and the like are int64, whatever type they were recorded in: they become indices.
 
     Raises:
-        ValueError: If a part is missing, or of another shape or kind; or a number of a discrete action too large.
+        ValueError: If a part is missing, or of another shape or kind; or a whole number is not in the space.
     """
+    found = {}
     for path, leaf in leaves(space):
         part = "/".join((name, *path))
         if part not in rows:
@@ -287,10 +305,28 @@ def check_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tenso
         tensor = rows[part]
         shape, is_float = tuple(leaf.shape or ()), isinstance(leaf, spaces.Box) and torch_dtype(leaf).is_floating_point
         if tuple(tensor.shape[1:]) != shape or tensor.is_floating_point() != is_float:
-            found = f"{tensor.dtype} {list(tensor.shape[1:])}"
-            raise ValueError(f"`{part}` must be elements of {describe(leaf)}; got {found} in each row.")
-        if isinstance(leaf, spaces.Discrete):
-            low, high = int(leaf.start), int(leaf.start + leaf.n - 1)
-            if len(tensor) and (int(tensor.min()) < low or int(tensor.max()) > high):
-                found = f"{int(tensor.min())} to {int(tensor.max())}"
-                raise ValueError(f"`{part}` must be from {low} to {high}, as {describe(leaf)} says; got {found}.")
+            kind = f"{tensor.dtype} {list(tensor.shape[1:])}"
+            raise ValueError(f"`{part}` must be elements of {describe(leaf)}; got {kind} in each row.")
+        found[part] = tensor if is_float else _whole_numbers(part, leaf, tensor)
+    return found
+
+
+def _whole_numbers(part: str, leaf: spaces.Space[Any], tensor: Tensor) -> Tensor:
+    """Return numbers `[rows, *leaf.shape]` in the dtype that they are used in, and refuse what is not in the space."""
+    if isinstance(leaf, spaces.Box):
+        if tensor.dtype == torch_dtype(leaf):
+            return tensor
+        low, high = leaf.low, leaf.high
+    elif isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+        tensor = tensor.long()
+        low, high = leaf.start, leaf.start + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec) - 1
+    else:
+        low, high = np.zeros(leaf.shape or ()), np.ones(leaf.shape or ())
+    # Of all rows: of images a flag for each number would take as much memory as they do.
+    ends = [end.reshape(-1).tolist() for end in (tensor.amin(0), tensor.amax(0))]
+    bounds = [np.asarray(bound).reshape(-1).tolist() for bound in (low, high)]
+    for least, most, first, last in zip(*ends, *bounds, strict=True):
+        if least < first or most > last:
+            allowed, found = f"from {int(first)} to {int(last)}", f"{int(least)} to {int(most)}"
+            raise ValueError(f"`{part}` must be {allowed}, as {describe(leaf)} says; got {found}.")
+    return tensor.to(torch_dtype(leaf)) if isinstance(leaf, spaces.Box) else tensor

@@ -6,8 +6,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl8x import Trainer
-from rl8x.algorithms import BCConfig, PPOConfig
+from rl8x import Trainer, load_algorithm
+from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig
 from rl8x.algorithms import memory_check as memory
 from rl8x.cli.main import main
 from rl8x.envs import CartPole, Env, GymnasiumEnv
@@ -206,3 +206,21 @@ def test_a_data_set_that_does_not_fit_is_refused_before_its_rows_are_made(there_
     there_are(need + 1)
     with pytest.warns(RuntimeWarning, match="may not be enough"), pytest.raises(pytest.fail.Exception):
         config.build(dataset=dataset)
+
+
+def test_what_only_acts_needs_no_room_for_experience(there_are, tmp_path, monkeypatch):
+    """A policy that a large machine trained is exported, recorded and loaded on a small one."""
+    monkeypatch.chdir(tmp_path)
+    small = {"num_envs": 4, "batch_size": 4, "device": "cpu", "model_config": {"hidden_sizes": [8]}}
+    for name, folder in (("memory", None), ("disk", str(tmp_path / "replay"))):
+        algorithm = DQNConfig(**small, buffer_path=folder).build(CartPole)
+        Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path / name).save()
+    (tmp_path / "replay").rmdir()
+    (tmp_path / "replay").write_text("no folder")
+    there_are(1000)
+    for name, what in (("memory", "of memory on cpu"), ("disk", "`buffer_path` must be a folder")):
+        with pytest.raises(ValueError, match=what):
+            Trainer.resume(tmp_path / name, tracker=NullTracker())
+        assert load_algorithm(tmp_path / name).policy.action_space == spaces.Discrete(2)
+        assert main(["export", name, "--output", f"{name}.safetensors"]) == 0
+        assert main(["collect", name, "--transitions", "10", "--output", f"{name}-data"]) == 0

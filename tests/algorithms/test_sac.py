@@ -321,6 +321,30 @@ def test_a_learned_temperature_keeps_the_target_entropy():
     assert algorithm.step()["monitors/entropy"] == pytest.approx(-0.5, abs=0.25)
 
 
+class FewLegal(Probe):
+    """Two of eight actions are legal: no policy has an entropy of more than log 2."""
+
+    terminates = True
+    single_action_space = Discrete(8)
+    single_observation_space = Dict(
+        {"x": Box(-1.0, 1.0, (1,), dtype=np.float32), "action_mask": Box(0, 1, (8,), dtype=np.int8)}
+    )
+
+    def observe(self, state, parameters):
+        return {"x": state["x"], "action_mask": (torch.arange(8) < 2).to(torch.int8).expand(self.num_envs, 8)}
+
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), actions.float(), torch.ones(self.num_envs, dtype=torch.bool)
+
+
+def test_a_learned_temperature_keeps_an_entropy_that_the_mask_leaves_possible():
+    algorithm = learned(FewLegal, alpha=None, target_entropy_frac=0.9, steps=120)
+    algorithm.collect()
+    row = algorithm.step()
+    assert row["monitors/entropy"] == pytest.approx(0.9 * math.log(2), abs=0.05)
+    assert row["coefficients/alpha"] < 2.0
+
+
 class OneLegal(Probe):
     """Only actions 2 and 3: the illegal one would be worth more, if it could be taken."""
 

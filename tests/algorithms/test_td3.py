@@ -457,6 +457,23 @@ def test_cloning_holds_the_policy_at_the_actions_of_the_data():
         assert action_of(algorithm, torch.ones(1, 1)) == pytest.approx(expected, abs=0.25)
 
 
+def test_distances_of_actions_without_axes_are_those_of_one_dimension():
+    """A `Box` of shape () has actions `[batch_size]`."""
+    found = []
+    for shape in ((), (1,)):
+        generator, ends = torch.Generator().manual_seed(4), torch.ones(24, dtype=torch.bool)
+        rows = {"obs": torch.randn(24, 2, generator=generator), "rewards": torch.randn(24, generator=generator)}
+        rows |= {"actions": torch.rand(24, generator=generator).view(24, *shape), "next_obs": rows["obs"]}
+        data = Dataset.from_tensors(
+            {**rows, "terminated": ends, "truncated": ~ends},
+            observation_space=Box(-np.inf, np.inf, (2,)),
+            action_space=Box(-1.0, 2.0, shape),
+        )
+        options = {**OFFLINE, "actor_bc_coeff": 0.5, "critic_bc_coeff": 0.5, "execution": "eager"}
+        found.append(dict(TD3Config(**options).build(dataset=data).step()))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
 # -- execution and resume
 
 
@@ -519,6 +536,10 @@ class Unbounded(TwoJoints):
     single_action_space = Box(-np.inf, np.inf, (2,), dtype=np.float32)
 
 
+class Fixed(TwoJoints):
+    single_action_space = Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32))
+
+
 class Counts(TwoJoints):
     single_action_space = Box(0, 5, (2,), dtype=np.int64)
 
@@ -538,6 +559,8 @@ def test_what_does_not_fit_is_refused():
         build(Counts)
     with pytest.raises(ValueError, match=r"finite bounds; got Box.*RescaleAction.*or use PPO"):
         build(Unbounded)
+    with pytest.raises(ValueError, match=r"TD3 needs .* low < high .* got \[-1.0, 2.0\] and \[1.0, 2.0\].* use PPO"):
+        build(Fixed)
     for name in ("actor_bc_coeff", "critic_bc_coeff"):
         with pytest.raises(ValueError, match=rf"`{name}` needs a data set: give `dataset`, or leave it out; got 0\.1"):
             build(**{name: 0.1})

@@ -51,7 +51,7 @@ def test_it_records_what_a_hand_loop_does(transitions):
     found = record(policy, env, transitions, seed=7)
     generator = torch.Generator().manual_seed(7)
     obs, _ = other.reset(seed=7)
-    copies, returns, sums = [[], [], []], [], [0.0] * 3
+    copies, returns, sums = [[], [], []], [[], [], []], [0.0] * 3
     for i in range(-(-transitions // 3)):
         noise = policy.noise(1, 3, generator)[0]
         act = policy.act(obs, {}, torch.zeros(3, dtype=torch.bool), noise)
@@ -62,7 +62,8 @@ def test_it_records_what_a_hand_loop_does(transitions):
                 copies[c].append([each.tolist() for each in row])
             sums[c] += rewards[c].item()
             if terminated[c] or truncated[c]:
-                returns.append(sums[c])
+                if 3 * i + c < transitions:
+                    returns[c].append(sums[c])
                 sums[c] = 0.0
         obs = after
     for rows in filter(None, copies):
@@ -71,11 +72,20 @@ def test_it_records_what_a_hand_loop_does(transitions):
     names = ("obs", "actions", "rewards", "terminated", "truncated", "next_obs")
     for i, name in enumerate(names):
         assert found.dataset.transitions[name].tolist() == [row[i] for row in rows]
-    assert found.returns.tolist() == returns
+    assert found.returns.tolist() == [each for copy in returns for each in copy]
     assert found.dataset.size == transitions
     if transitions > 30:
         kinds = set(zip(*(found.dataset.transitions[name].tolist() for name in names[3:5]), strict=True))
         assert kinds == {(False, False), (True, False), (False, True)}
+
+
+@pytest.mark.parametrize(("transitions", "whole"), [(14, 2), (15, 3), (16, 3), (29, 5)])
+def test_episodes_of_which_the_end_is_not_recorded_are_not_counted(transitions, whole):
+    env = Pendulum(3, seed=1, time_limit=5)
+    found = record(policy_for(env), env, transitions)
+    assert len(found.returns) == whole
+    rows = found.dataset.transitions["rewards"]
+    assert found.returns[0].item() == pytest.approx(rows[:5].sum().item(), rel=1e-5)
 
 
 def test_deterministic_actions_are_the_most_likely_and_a_share_is_random():

@@ -48,6 +48,27 @@ class DictToy(Toy):
         return super().step(action - 3)
 
 
+class Strict(Toy):
+    """Refuses actions beyond its bounds, which float32 has not to the last digit."""
+
+    action_space = spaces.Box(np.array([-0.1, 0.3, -np.inf]), np.array([0.1, 5.7, 0.7]), dtype=np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return super().step(0)
+
+
+def test_bounds_of_actions_in_float32_are_no_wider_than_the_simulators():
+    env = GymnasiumEnv(Strict, 2, seed=1)
+    space = env.single_action_space
+    env.reset()
+    for bound, wanted in ((space.low, Strict.action_space.low), (space.high, Strict.action_space.high)):
+        np.testing.assert_allclose(bound, wanted, rtol=2e-7)
+        env.step(torch.as_tensor(np.maximum(bound, -1e3)).expand(2, 3))
+    with pytest.raises(AssertionError):
+        env.step(torch.tensor([0.1, 1.0, 0.0]).expand(2, 3))
+
+
 def oracle(num_envs, steps, seed, actions, factory=Toy):
     """Step single environments in a Python loop with same-step resets: the truth for every mode."""
     rows = []

@@ -281,6 +281,26 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         Dataset.load(tmp_path)
 
 
+@pytest.mark.parametrize("meta", ["{", "[]", '{"obs": {"dtype": "torch.float32"}}', '{"obs": {}}', "\xff"])
+def test_a_damaged_folder_is_one_line(meta, tmp_path):
+    (tmp_path / "meta.json").write_bytes(meta.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"{tmp_path} is no memory-mapped TensorDict, or damaged"):
+        Dataset.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["text", "groups"])
+def test_a_damaged_hdf5_file_is_one_line(content, tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
+    path = tmp_path / "data.hdf5"
+    if content == "text":
+        path.write_text("no data")
+    else:
+        with h5py.File(path, "w") as file:
+            file["observations/x"] = np.zeros(3)
+    with pytest.raises(ValueError, match=f"{path} is no file in the layout of D4RL, or damaged"):
+        Dataset.load(path)
+
+
 def write_hdf5(path, arrays):
     h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
     with h5py.File(path, "w") as file:

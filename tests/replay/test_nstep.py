@@ -183,6 +183,15 @@ def test_another_n_takes_what_waits():
     assert len(shorter.rows(horizon_of(1), 1)["obs"]) == 2
 
 
+def test_what_waits_goes_where_the_rollout_is():
+    """A checkpoint has all on the CPU, wherever the run was; the meta device stands for an accelerator."""
+    nstep, resumed = NStep(3, 0.9), NStep(3, 0.9)
+    nstep.rows(horizon_of(2), 2)
+    resumed.load_state_dict(nstep.state_dict())
+    rows = resumed.rows({name: tensor.to("meta") for name, tensor in horizon_of(2).items() if name != "valid"}, 2)
+    assert {(len(tensor), tensor.device.type) for tensor in rows.values()} == {(2 * 2, "meta")}
+
+
 def test_what_waits_is_forgotten():
     nstep = NStep(3, 0.9)
     nstep.rows(horizon_of(4, rewards=torch.full((4, 2), math.nan)), 4)

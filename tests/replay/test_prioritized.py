@@ -186,6 +186,19 @@ def test_priorities_go_with_their_rows(capacity):
     check_sums(other)
 
 
+@pytest.mark.parametrize(("before", "now"), [(0.6, 1.0), (1.0, 0.4), (0.6, 0.0), (0.0, 0.6)])
+def test_priorities_count_by_the_power_that_is_in_force_after_a_resume(before, now):
+    replay, other = PrioritizedReplay(100, "cpu", alpha=before), PrioritizedReplay(100, "cpu", alpha=now)
+    replay.append({"number": torch.arange(70)})
+    replay.update(torch.arange(50), torch.arange(50) + 3.0)
+    other.load_state_dict(clone(replay.state_dict()))
+    other.append({"number": torch.arange(1)})
+    # Drawn uniformly, rows have no priorities.
+    known = torch.cat([torch.arange(50) + 3.0, torch.ones(20), torch.tensor([52.0])]) if before else torch.ones(71)
+    torch.testing.assert_close(powers_of(other), torch.cat([known**now, torch.zeros(57)]), rtol=1e-5, atol=0)
+    check_sums(other)
+
+
 def test_rows_of_a_uniform_replay_are_taken():
     replay = Replay(100, "cpu")
     replay.append(rows_of(30))

@@ -1,4 +1,6 @@
+import errno
 import math
+import os
 from collections import deque
 
 import pytest
@@ -149,6 +151,22 @@ def test_a_full_disk_is_refused(tmp_path):
     replay = Replay(10**15, "cpu", path=tmp_path / "new")
     with pytest.raises(ValueError, match=f"GB on {tmp_path}"):
         replay.append(rows_of([0]))
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "posix_fallocate"), reason="this system takes no space for files before they are full"
+)
+def test_a_disk_that_refuses_after_all_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    """As one with a quota does, of which its free space says nothing."""
+
+    def refuse(file, offset, size):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    replay = Replay(10**6, "cpu", path=tmp_path)
+    with pytest.raises(ValueError, match=f"file of 0.0 GB cannot be made in {tmp_path}: .*quota.* Lower the capacity"):
+        replay.append(rows_of([0]))
+    assert (replay.size, replay.total, list(tmp_path.iterdir())) == (0, 0, [])
 
 
 def test_a_ring_on_a_disk_leaves_no_file(tmp_path):

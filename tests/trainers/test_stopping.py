@@ -1,5 +1,7 @@
 """How a run stops that was solved by an evaluation: at once, at the right place, with its checkpoint."""
 
+import pytest
+
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import Checkpoints, listed, read
@@ -42,3 +44,17 @@ def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_b
     last = read(listed(tmp_path)[-1])
     assert last.metadata["counters"][keys.STEPS] == 3
     assert last.state["best"] == {"metric": "eval/returns/mean", "mode": "max", "value": value, "steps": 3}
+
+
+def test_a_best_by_evaluations_that_nobody_makes_is_warned_of(tmp_path, recwarn):
+    def run(name, callbacks=(), **options):
+        trainer = make(checkpoints=Checkpoints(tmp_path / name, best="eval/returns/mean"), callbacks=callbacks)
+        trainer.run(max_steps=1, progress="none", **options)
+        return trainer.checkpoints.best
+
+    assert run("now and then", steps_per_eval=1) is not None
+    assert run("to confirm", stop_conditions=[Confirmed(HitsUpperBound(keys.STEPS, 1), by=SOLVED)]) is not None
+    assert run("in a callback", callbacks=[lambda trainer, stats: trainer.eval() and None]) is not None
+    assert not [each for each in recwarn if "best of" in str(each.message)]
+    with pytest.warns(RuntimeWarning, match="best of 'eval/returns/mean': this run makes no evaluations"):
+        assert run("never") is None

@@ -7,9 +7,12 @@ and more elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +35,17 @@ _SLOT: Final = 3 * 1 + 2 * 4 + 8
 _EVALUATED: Final = 16 * (4 + 1)
 # How many times what is counted a run with a small network was measured to take.
 _USUAL: Final = 1.5
+_CHECKS: Final = ContextVar("checks", default=True)
+
+
+@contextlib.contextmanager
+def nothing_is_gathered() -> Iterator[None]:
+    """Within the block refuse nothing: what is built there will act, and have no experience that takes memory."""
+    token = _CHECKS.set(False)
+    try:
+        yield
+    finally:
+        _CHECKS.reset(token)
 
 
 def check_training(
@@ -73,6 +87,8 @@ def check_replay(buffer_size: int, device: torch.device, need: int) -> None:
 
 def check_replay_on_disk(buffer_size: int, path: str, need: int) -> None:
     """Refuse a replay in a folder that cannot be written to, or whose disk has less than so many bytes left."""
+    if not _CHECKS.get():
+        return
     try:
         free = free_disk(Path(path))
         tempfile.TemporaryFile(dir=path).close()
@@ -156,6 +172,8 @@ def _left(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
 
 
 def _check(need: int, device: torch.device, what: str, options: str, *, warn: bool = False) -> None:
+    if not _CHECKS.get():
+        return
     available = available_bytes(device)
     if available is not None and need * _USUAL > available and device.type == "cpu":
         give_back_freed_memory()

@@ -53,7 +53,7 @@ class SACConfig(ActorCriticConfig):
     target_entropy: float | None = option(
         None,
         "The entropy that a learned temperature keeps, in nats, of actions scaled to [-1, 1]. None: minus the number "
-        "of dimensions; of n discrete actions target_entropy_frac log n.",
+        "of dimensions; of n discrete actions target_entropy_frac log n, n being those that a mask allows.",
     )
     target_entropy_frac: float = option(
         0.98, "Share of the largest entropy that is the target for discrete actions.", low=0.0, high=1.0
@@ -271,7 +271,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             return loss, {"losses/policy": loss, "entropies": acted.entropies}
 
         found, policy_norm = nets["policy"].minimise(policy_loss)
-        gaps = found["entropies"] - self.target_entropy
+        gaps = found["entropies"] - self._target_entropies(batch)
         alpha_loss = (alpha * gaps).mean()
         if "alpha" in nets:
             nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}))
@@ -282,6 +282,17 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             "coefficients/alpha": alpha,
             "monitors/policy_grad_norm": policy_norm,
         }
+
+    def _target_entropies(self, batch: Batch) -> Tensor | float:
+        """Return the entropy that the temperature keeps, of each row, `[batch_size]`, where a mask leaves it less.
+
+        Without that, no policy could have the entropy, and the temperature would grow without end.
+        """
+        mask = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[1] if self.policy.masked else None
+        if mask is None or self.config.target_entropy is not None:
+            return self.target_entropy
+        num_legal: Tensor = (mask | ~mask.any(-1, keepdim=True)).sum(-1)
+        return self.config.target_entropy_frac * num_legal.log()
 
     def _alpha(self, nets: Mapping[str, Net]) -> Tensor:
         """Return the temperature, 0-d."""

@@ -201,8 +201,8 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
 
     def _distances(self, actions: Tensor, others: Tensor) -> Tensor:
         """Return squared distances of actions `[batch_size, *action]` in half ranges, `[batch_size]`."""
-        distances: Tensor = ((actions - others) / self._distribution.action_half_range).square().flatten(1).sum(-1)
-        return distances
+        distances: Tensor = ((actions - others) / self._distribution.action_half_range).square()
+        return distances.reshape(len(actions), -1).sum(-1)
 
     @property
     def _distribution(self) -> NoisyDeterministic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -14,7 +15,8 @@ from torch import nn
 from rl8x._version import __version__
 from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names
-from rl8x.checkpoint.tree import CheckpointError
+from rl8x.algorithms.memory_check import nothing_is_gathered
+from rl8x.checkpoint.tree import CheckpointError, decode, encode
 from rl8x.conditions import Condition
 from rl8x.distributions import Distribution
 from rl8x.envs import Env, GymnasiumEnv
@@ -33,6 +35,8 @@ from rl8x.importing import (
     to_plain,
 )
 from rl8x.models import Model
+from rl8x.replay.dataset import Dataset
+from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
 # What a file may name: all that rl8x calls by a user's word.
@@ -61,6 +65,7 @@ def describe_algorithm(algorithm: GenericAlgorithmBase[Any]) -> dict[str, Any]:
         "config": values,
         "env": _describe_env(algorithm, problems),
         "env_class": None if algorithm.env is None else type(algorithm.env).__name__,
+        "spaces": _describe_spaces(algorithm),
         "problems": problems,
     }
 
@@ -82,6 +87,15 @@ def _describe_env(algorithm: GenericAlgorithmBase[Any], problems: list[str]) -> 
         problems.append("the environment's arguments have no form in a file")
         return None
     return {"class": path, **arguments}
+
+
+def _describe_spaces(algorithm: GenericAlgorithmBase[Any]) -> list[dict[str, Any]] | None:
+    """Describe the spaces of observations and actions, where a data set alone says them."""
+    if getattr(algorithm.config, "dataset", None) is None:
+        return None
+    spaces = (algorithm.policy.observation_space, algorithm.policy.action_space)
+    described: list[dict[str, Any]] = encode([space_to_plain(space) for space in spaces])[0]  # bounds may be infinite
+    return described
 
 
 def _plain(value: Any) -> Any:
@@ -115,7 +129,7 @@ def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, A
 
 
 def build_algorithm(
-    build: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False
+    build: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False, only_acts: bool = False
 ) -> GenericAlgorithmBase[Any]:
     """Build the algorithm that `describe_algorithm` described.
 
@@ -123,6 +137,8 @@ def build_algorithm(
         build: The description.
         overrides: Hyperparameters that are to be different; what they name is the user's own word.
         trust: Whether modules that the description names may be imported.
+        only_acts: Whether it will not learn: there may be no room for its experience on this machine, or its data set
+            may not be here, for which one row of the same spaces stands.
 
     Raises:
         CheckpointError: If it cannot be built from a file.
@@ -143,6 +159,8 @@ def build_algorithm(
         config_class: type[AlgorithmConfig] = _imported(build["config_class"], AlgorithmConfig, trust)
         values = restored_options(config_class, build["config"], trust)
         env, kwargs = (None, {}) if build["env"] is None else _env_maker(build["env"], trust)
+        if only_acts and build.get("spaces") is not None:
+            values["dataset"] = Dataset.stand_in(*map(space_from_plain, decode(build["spaces"], {})))
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not say how its algorithm is built ({error!r})") from None
     except UntrustedError as error:
@@ -152,7 +170,8 @@ def build_algorithm(
     check_names(overrides, config_class)
     _check_known(values, config_class)
     config = config_class(**{**values, **restored_options(config_class, overrides, trust=True)})
-    return config.build(env, **kwargs)
+    with nothing_is_gathered() if only_acts else contextlib.nullcontext():
+        return config.build(env, **kwargs)
 
 
 def _env_maker(env: Mapping[str, Any], trust: Trust) -> tuple[Any, dict[str, Any]]:

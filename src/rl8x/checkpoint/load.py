@@ -28,6 +28,6 @@ def load_algorithm(
     """
     checkpoint = find(source, auto=auto)
     overrides = {} if device is None else {"device": device}
-    algorithm = build_algorithm(checkpoint.metadata["build"], overrides, trust=trust)
+    algorithm = build_algorithm(checkpoint.metadata["build"], overrides, trust=trust, only_acts=True)
     algorithm.load_learned_state(checkpoint.state["trainer"]["algorithm"])
     return algorithm

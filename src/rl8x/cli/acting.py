@@ -11,6 +11,7 @@ from rl8x.config import apply_overrides
 from rl8x.envs import Env, env_maker
 from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.policy import Policy
+from rl8x.spaces import are_alike
 
 if TYPE_CHECKING:
     from rl8x.algorithms import GenericAlgorithmBase
@@ -49,7 +50,7 @@ def load_acting(run: str, env: str | None, *, auto: bool, trust: bool) -> Acting
 
     find_modules_here(trust)
     checkpoint = find(run, auto=auto)
-    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust)
+    algorithm = build_algorithm(checkpoint.metadata["build"], {}, trust=trust, only_acts=True)
     state = checkpoint.state["trainer"]["algorithm"]
     algorithm.load_learned_state(state)
     maker = algorithm.env_factory if env is None else env_maker(env, trust=True)
@@ -66,7 +67,7 @@ def _trained_config(state: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_spaces(env: Env, policy: Policy) -> None:
     """Refuse an environment of other spaces than the policy's."""
     spaces = (env.single_observation_space, env.single_action_space)
-    if spaces != (policy.observation_space, policy.action_space):
+    if not all(map(are_alike, spaces, (policy.observation_space, policy.action_space))):
         raise UserError(f"the policy was trained for other spaces than those of --env: {spaces[0]} and {spaces[1]}.")
 
 

@@ -33,6 +33,10 @@ rl8x train --algorithm bc --dataset medium --eval-env CartPole --steps-per-eval 
 """
 
 
+# Where an episode ended by itself, beside `truncated`, which the end of the recording sets too.
+_ENDED = "ended"
+
+
 class Recording(NamedTuple):
     """What `record` made.
 
@@ -151,7 +155,7 @@ def record(
     assert carry is not None
     starts = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     slots: list[dict[str, Tensor]] = []
-    returns, kept = [], 0
+    kept = 0
     while kept < transitions:
         if state_reset_every and len(slots) % state_reset_every == 0:
             state = policy.initial_state(env.num_envs)
@@ -170,13 +174,15 @@ def record(
                 keys.TRUNCATED: step.truncated,
                 **flatten_tree(keys.NEXT_OBS, step.final_obs),
                 keys.VALID: valid,
+                keys.EPISODE_RETURNS: step.episode_returns,
+                _ENDED: ends,
             }
         )
-        returns.append(step.episode_returns[ends & valid].cpu())
         obs, starts, state, kept = step.obs, ends, act.state, kept + int(valid.sum())
     rows = _in_order({name: torch.stack([slot[name] for slot in slots]).cpu() for name in slots[0]}, transitions)
+    returns = rows.pop(keys.EPISODE_RETURNS)[rows.pop(_ENDED)]
     spaces: Any = {"observation_space": env.single_observation_space, "action_space": env.single_action_space}
-    return Recording(Dataset(rows, **spaces), torch.cat(returns))
+    return Recording(Dataset(rows, **spaces), returns)
 
 
 def _mixed(actions: Any, obs: Any, env: Env, epsilon: float, generator: torch.Generator) -> Any:

@@ -78,7 +78,7 @@ def export(
     with users_mistakes():
         checkpoint = find_checkpoint(run, which)
         # Of the run's own device there may be none here.
-        algorithm = build_algorithm(checkpoint.metadata["build"], {"device": "cpu"}, trust=trust)
+        algorithm = build_algorithm(checkpoint.metadata["build"], {"device": "cpu"}, trust=trust, only_acts=True)
         policy, at = policy_at(checkpoint, algorithm)
         made = export_policy(policy, output, format=chosen, sampled=sampled)
         say(f"{checkpoint.path.name} -> {made}")

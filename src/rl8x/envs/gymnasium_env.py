@@ -41,7 +41,7 @@ from rl8x.envs.vectorised import (
     time_limit_of,
     vectorised,
 )
-from rl8x.spaces import check_supported, element_of, map_spaces, tree_of, where_rows
+from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map
 
 
@@ -116,7 +116,7 @@ class GymnasiumEnv(SimulatorEnv):
         try:
             check_supported(self.vector_env.single_observation_space, f"{self._source}.single_observation_space")
             check_supported(self._source_action_space, f"{self._source}.single_action_space")
-            self.single_observation_space = map_spaces(self.vector_env.single_observation_space, _float32)
+            self.single_observation_space = map_spaces(self.vector_env.single_observation_space, in_float32)
             self.single_action_space = map_spaces(self._source_action_space, _policy_space)
             self._setting = self._settle(copies)
             self.parameters = {} if self._setting is None else self._setting.parameters
@@ -330,18 +330,22 @@ class GymnasiumEnv(SimulatorEnv):
         return actions.detach().cpu().numpy().astype(space.dtype, copy=False)
 
 
-def _float32(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space with float32 in place of float64."""
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.float64:
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), space.shape, np.float32)
-    return space
-
-
 def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return an action space in float32, discrete actions counted from 0; `_raw_actions` adds the offset."""
+    """Return an action space in float32, discrete actions counted from 0; `_raw_actions` adds the offset.
+
+    Its bounds are no wider than the simulator's, which may refuse what lies beyond: 0.1 in float32 is more than 0.1.
+    """
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
-    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else _float32(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec)
+    rounded = in_float32(space)
+    if rounded is not space and isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box):
+        low, high = rounded.low, rounded.high
+        low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
+        high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
+        return spaces.Box(low, np.maximum(low, high), space.shape, np.float32)
+    return rounded
 
 
 def _write_row(dense: Any, row: int, value: Any) -> None:

@@ -154,17 +154,26 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
     """Map a new file `[*shape]` of a folder into memory; it is gone from the folder at once, and later from the disk.
 
     So two processes never share one, and none is left behind; what a run goes on with is in its checkpoints.
+
+    Raises:
+        ValueError: If the disk refuses.
     """
     size = math.prod(shape)
-    file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
     try:
-        # All of it now: where the disk is full later, writing to the memory would end the process without a word.
-        if hasattr(os, "posix_fallocate"):  # not on macOS
-            os.posix_fallocate(file, 0, size * dtype.itemsize)
-        return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
-    finally:
-        os.close(file)
-        Path(name).unlink()
+        file, name = tempfile.mkstemp(prefix="rl8x-replay-", dir=folder)
+        try:
+            # All of it now: where the disk is full later, writing to the memory would end the process without a word.
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file, 0, size * dtype.itemsize)
+            return torch.from_file(name, shared=True, size=size, dtype=dtype).view(shape)
+        finally:
+            os.close(file)
+            Path(name).unlink()
+    except OSError as error:  # a quota, or others who took the space since it was looked at
+        raise ValueError(
+            f"a replay's file of {size * dtype.itemsize / 1e9:,.1f} GB cannot be made in {folder}: {error.strerror}. "
+            "Lower the capacity, or give another folder."
+        ) from error
 
 
 def free_disk(folder: Path) -> int:

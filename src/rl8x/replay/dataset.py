@@ -33,7 +33,7 @@ from rl8x.replay.dataset_files import (
 )
 from rl8x.replay.dataset_rows import check_gaps, checked, is_part, with_next
 from rl8x.replay.nstep import NStep
-from rl8x.spaces import check_elements
+from rl8x.spaces import as_elements, tree_of
 from rl8x.trees import flatten_tree, unflatten_tree
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Dataset:
 
     Args:
         transitions: By name, each `[rows, ...]`, in the order in which they were made, episode after episode. Floats
-            become float32; rewards and flags may be `[rows, 1]`, and flags 0 and 1.
+            become float32, whole numbers what their space has; rewards and flags may be `[rows, 1]`, and flags 0 and 1.
         device: Where batches are made.
         gaps: What happens where a row that ends no episode is not followed by the row that it led to: "refuse" it, or
             "truncate" the episode there, as for rows in any order.
@@ -77,9 +77,13 @@ class Dataset:
             raise ValueError(f"`gaps` must be 'refuse' or 'truncate'; got {gaps!r}.")
         rows = checked(transitions)
         self.observation_space, self.action_space = observation_space, action_space
-        for name, space in ((keys.OBS, observation_space), (keys.ACTIONS, action_space)):
-            if space is not None:
-                check_elements(name, space, rows)
+        for name, space in (
+            (keys.OBS, observation_space),
+            (keys.NEXT_OBS, observation_space),
+            (keys.ACTIONS, action_space),
+        ):
+            if space is not None and any(is_part(each, name) for each in rows):
+                rows |= as_elements(name, space, rows)
         self.episode_returns = _episode_returns(rows)
         if any(is_part(name, keys.NEXT_OBS) for name in rows):
             check_gaps(rows, gaps)
@@ -104,6 +108,23 @@ class Dataset:
         """
         flat = {key: leaf for name, tree in tensors.items() for key, leaf in flatten_tree(name, tree).items()}
         return cls({name: torch.as_tensor(leaf) for name, leaf in flat.items()}, device, **options)
+
+    @classmethod
+    def stand_in(cls, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> Self:
+        """Make one row of these spaces: for an algorithm that only acts, and whose data set need not be here.
+
+        Args:
+            observation_space: Space of one observation.
+            action_space: Space of one action.
+        """
+
+        def row(space: gymnasium.Space[Any]) -> Any:
+            return tree_of(space.sample(), lambda part: torch.as_tensor(part).unsqueeze(0))
+
+        obs, end = row(observation_space), torch.ones(1, dtype=torch.bool)
+        tensors = {keys.OBS: obs, keys.NEXT_OBS: obs, keys.ACTIONS: row(action_space), keys.REWARDS: torch.zeros(1)}
+        spaces: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
+        return cls.from_tensors({**tensors, keys.TERMINATED: end, keys.TRUNCATED: ~end}, **spaces)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu", **options: Any) -> Self:

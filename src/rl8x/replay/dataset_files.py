@@ -28,13 +28,20 @@ _D4RL: Final = {
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
     """Map the tensors of a memory-mapped TensorDict, by flat names; only its JSON and plain memory are read."""
+    try:
+        return _mapped_tensors(folder)
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(f"{folder} is no memory-mapped TensorDict, or damaged: {error!r}.") from None
+
+
+def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     meta = json.loads((folder / "meta.json").read_text())
     for name, entry in meta.items():
         if not isinstance(entry, dict) or "/" in name:
             continue
         if "dtype" not in entry:
-            found |= {f"{name}/{part}": tensor for part, tensor in read_folder(folder / name).items()}
+            found |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}
             continue
         file, shape, dtype = (
             folder / f"{name}.memmap",
@@ -78,8 +85,11 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
         import h5py
     except ImportError as error:
         raise ImportError(f"{path} needs h5py to be read: pip install h5py.") from error
-    with h5py.File(path, "r") as file:
-        found = {ours: torch.from_numpy(file[name][()]) for name, ours in _D4RL.items() if name in file}
+    try:
+        with h5py.File(path, "r") as file:
+            found = {ours: torch.from_numpy(file[name][()]) for name, ours in _D4RL.items() if name in file}
+    except (OSError, TypeError) as error:  # TypeError: a group, or no numbers
+        raise ValueError(f"{path} is no file in the layout of D4RL, or damaged: {error}.") from None
     missing = [name for name in ("observations", "actions", "rewards", "terminals") if _D4RL[name] not in found]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}: a file in the layout of D4RL has them.")

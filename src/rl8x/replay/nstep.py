@@ -63,7 +63,8 @@ class NStep:
         """
         block = {name: tensor[:horizon] for name, tensor in rollout_tensors.items() if _is_read(name)}
         if self._waiting:
-            block = {name: torch.cat([self._waiting[name], tensor]) for name, tensor in block.items()}
+            # Slots of a checkpoint come on the CPU.
+            block = {name: torch.cat([self._waiting[name].to(tensor.device), tensor]) for name, tensor in block.items()}
         length = len(block[keys.REWARDS])
         complete = max(0, length - (self.n - 1))
         # Copies, as the rollout's memory is written to again; nothing waits where n is 1.

@@ -137,11 +137,12 @@ class PrioritizedReplay(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows in segments, as `Replay` does, and the priorities whole."""
-        return {**super().state_dict(), "powers": self._powers, "sums": self._sums, "max": self._max}
+        state = {"alpha": self.alpha, "powers": self._powers, "sums": self._sums, "max": self._max}
+        return {**super().state_dict(), **state}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the rows and priorities of a state; rows of a `Replay` all get the same.
+        """Take the rows and priorities of a state, by this `alpha`; rows of a `Replay` all get the same.
 
         Raises:
             ValueError: As `Replay.load_state_dict` does.
@@ -159,7 +160,12 @@ class PrioritizedReplay(Replay):
             numbers = torch.arange(first, first + slots.stop - slots.start, device=powers.device)
             there = (numbers - state["base"]) % state["capacity"]
             self._powers.view(-1)[slots] = powers.view(-1)[there].to(self.device)
-        if sums is not None and state["capacity"] == self.capacity:
+        before = state.get("alpha", self.alpha)
+        if before != self.alpha:
+            # What was drawn uniformly has no priorities: its powers are all 1, and stay it.
+            for each in (self._powers, self._max):
+                each.copy_(torch.where(each > 0, each.pow(self.alpha / before if before else 1.0), 0.0))
+        if sums is not None and state["capacity"] == self.capacity and before == self.alpha:
             self._sums.copy_(sums)  # to the bit, whatever order other sums are added in
         else:
             self._sums.copy_(self._powers.sum(1, dtype=torch.float64))

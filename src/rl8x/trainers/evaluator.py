@@ -22,6 +22,7 @@ from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, info_means, masked_summary, named, summary
+from rl8x.spaces import are_alike
 
 # Steps between two looks at whether all episodes have ended: each look is a copy to the host.
 _STEPS_PER_LOOK: Final = 16
@@ -178,7 +179,7 @@ def make_evaluator(
             "Give it a `time_limit`, or use eval_env=False."
         )
     spaces = (env.single_observation_space, env.single_action_space)
-    if spaces != (policy.observation_space, policy.action_space):
+    if not all(map(are_alike, spaces, (policy.observation_space, policy.action_space))):
         raise ValueError(f"`eval_env` must have the training environment's spaces; got {spaces[0]} and {spaces[1]}.")
     generator = torch.Generator(algorithm.device).manual_seed(noise_seed)
     return EpisodeEvaluator(env, policy, generator, algorithm.execution, state_reset_every=algorithm.state_reset_every)

@@ -102,7 +102,7 @@ class RunState:
             condition.start()
         self.plain = self.options | dict(plain_configs)
         self._measured = frozenset(measured)
-        if self.options["steps_per_eval"] is None and not _evaluates(self.conditions):
+        if not self.evaluates:
             for condition in self.conditions:
                 _check_evaluated(condition, condition.awaited_names - self._measured)
         if self._saved is not None:
@@ -168,6 +168,11 @@ class RunState:
             "row": None if last is None else dict(last),
             "stop_reason": None if last is None else last.stop_reason,
         }
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it evaluates by itself, now and then or where a condition asks."""
+        return self.options["steps_per_eval"] is not None or _evaluates(self.conditions)
 
     # -- while it runs
 

@@ -336,7 +336,19 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             self.tracker.check()
         if self.checkpoints.check():
             run.state_dict()  # raises where a condition cannot be saved
+            self._check_best(run)
         return run
+
+    def _check_best(self, run: RunState) -> None:
+        """Warn where the best policy goes by evaluations that nobody makes; a callback may make them."""
+        best = None if self.checkpoints.options is None else self.checkpoints.options.best
+        if best is not None and best.startswith(keys.EVAL_PREFIX) and not run.evaluates and not self.callbacks:
+            warnings.warn(
+                f"no checkpoint will be the best of {best!r}: this run makes no evaluations. Give `steps_per_eval`, "
+                "such as steps_per_eval=10.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _restart(self) -> None:
         """Go on where the same job was before torchrun started it again, if it had saved something."""

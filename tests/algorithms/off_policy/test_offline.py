@@ -1,6 +1,7 @@
 """Learning from a data set through the same trainer: the clock, the rows, going on, and what is refused."""
 
 import dataclasses
+import functools
 import json
 
 import gymnasium
@@ -9,7 +10,7 @@ import pytest
 import torch
 from tests.probes import traced_only
 
-from rl8x import HitsUpperBound, NullTracker, Trainer, keys
+from rl8x import HitsUpperBound, NullTracker, Trainer, keys, load_algorithm
 from rl8x.algorithms import (
     BCConfig,
     DQNConfig,
@@ -21,7 +22,8 @@ from rl8x.algorithms import (
 )
 from rl8x.checkpoint import Checkpoints
 from rl8x.cli.main import main
-from rl8x.envs import CartPole, Pendulum
+from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
+from rl8x.policy import Policy
 from rl8x.replay.dataset import Dataset
 from rl8x.spaces import space_from_plain, space_to_plain
 from rl8x.tracking import MemoryTracker
@@ -127,6 +129,26 @@ def test_a_run_goes_on_to_the_bit_from_its_folder_alone(name, tmp_path):
     assert second.algorithm.counters == whole.algorithm.counters
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_was_learned_acts_without_the_data_set(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = ENVS.get(name, CartPole)
+    dataset(env).save("data")
+    algorithm = build(name, "data", normalize_observations=True)
+    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints="run")
+    trainer.step()
+    trainer.save()
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    assert main(["export", "run", "--output", "policy.safetensors"]) == 0
+    assert main(["collect", "run", "--env", env.__name__, "--transitions", "9", "--output", "recorded"]) == 0
+    obs = torch.randn(5, *env(1).single_observation_space.shape)
+    expected = algorithm.policy.decide(obs).actions
+    np.testing.assert_array_equal(Policy.load("policy.safetensors").decide(obs).actions, expected)
+    np.testing.assert_array_equal(load_algorithm("run").policy.decide(obs).actions, expected)
+    with pytest.raises(ValueError, match="no data set in 'data'"):
+        Trainer.resume("run", tracker=NullTracker())
+
+
 def test_another_data_set_under_the_same_path_is_refused(tmp_path):
     dataset().save(tmp_path / "data")
     first = Trainer(
@@ -168,12 +190,41 @@ def test_observations_are_normalised_by_the_moments_of_the_data():
     assert moments.count.item() == 120
 
 
+def test_without_a_normaliser_the_device_has_the_observations_once(monkeypatch):
+    monkeypatch.setattr(Policy, "observe", lambda *_, **options: pytest.fail("all observations are copied for nothing"))
+    build("bc", dataset())
+
+
 def test_evaluations_play_where_a_name_says(tmp_path):
     trainer = Trainer(build(), tracker=NullTracker(), eval_env="CartPole", num_eval_envs=3, checkpoints=tmp_path)
     stats = trainer.run(max_steps=2, steps_per_eval=2, progress="none")
     assert stats["eval/episodes/ended"] == 3
     with pytest.raises(ValueError, match="must have the training environment's spaces"):
         Trainer(build(), tracker=NullTracker(), eval_env="Pendulum")
+
+
+class Doubles(gymnasium.Env):
+    """Its observations are float64, as those of MuJoCo's tasks, and so are those that Minari has of them."""
+
+    observation_space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float64)})
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"x": np.zeros(4)}, {}
+
+    def step(self, action):
+        return {"x": np.zeros(4)}, 1.0, False, False, {}
+
+
+def test_what_was_recorded_in_float64_is_evaluated_in_the_simulator():
+    rows, env = dataset().transitions, functools.partial(GymnasiumEnv, Doubles, time_limit=3)
+    renamed = {f"{name}/x" if "obs" in name else name: tensor.double() for name, tensor in rows.items()}
+    renamed["actions"] = rows["actions"]
+    data = Dataset(renamed, observation_space=Doubles.observation_space, action_space=Doubles.action_space)
+    trainer = Trainer(build("bc", data), tracker=NullTracker(), eval_env=env, num_eval_envs=2)
+    trainer.step()
+    assert trainer.eval()["eval/returns/mean"] == 3.0
 
 
 def test_what_does_not_fit_is_refused():
@@ -266,6 +317,51 @@ def test_rows_that_are_no_elements_of_the_spaces_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             Dataset(rows, **options)
+
+
+def odd(actions, space, obs=None, obs_space=None):
+    """Twelve rows in the dtypes that they are given in, of episodes of one step."""
+    obs = torch.zeros(12, 4) if obs is None else obs
+    ends = torch.ones(12, dtype=torch.bool)
+    rows = {"obs": obs, "next_obs": obs, "actions": actions, "rewards": torch.zeros(12)}
+    spaces = {
+        "observation_space": gymnasium.spaces.Box(-1, 1, (4,)) if obs_space is None else obs_space,
+        "action_space": space,
+    }
+    return Dataset.from_tensors({**rows, "terminated": ends, "truncated": ~ends}, **spaces)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("name", ["bc", "iql", "dqn", "sac"])
+def test_actions_may_be_recorded_in_any_whole_numbers(name, dtype):
+    actions = torch.arange(12) % 2
+    rows = [
+        build(name, odd(each, gymnasium.spaces.Discrete(2)), updates_per_step=2).step()
+        for each in (actions, actions.to(dtype))
+    ]
+    assert repr(rows[0]) == repr(rows[1])
+
+
+def test_images_in_other_whole_numbers_are_taken_for_bytes():
+    image = gymnasium.spaces.Box(0, 255, (1, 4, 4), np.uint8)
+    obs, actions = torch.randint(256, (12, 1, 4, 4)), torch.zeros(12, dtype=torch.int64)
+    data = odd(actions, gymnasium.spaces.Discrete(2), obs, image)
+    assert data.digest == odd(actions, gymnasium.spaces.Discrete(2), obs.to(torch.uint8), image).digest
+    assert data.transitions["next_obs"].dtype == torch.uint8
+    with pytest.raises(ValueError, match=r"`obs` must be from 0 to 255, as Box.* says; got -?\d+ to "):
+        odd(actions, gymnasium.spaces.Discrete(2), obs + 300, image)
+
+
+@pytest.mark.parametrize(
+    ("actions", "space", "message"),
+    [
+        ([[0, 1], [1, 3]], gymnasium.spaces.MultiDiscrete([2, 3]), "`actions` must be from 0 to 2, .* got 1 to 3"),
+        ([[0, 1], [5, 0]], gymnasium.spaces.MultiBinary(2), "`actions` must be from 0 to 1, .* got 0 to 5"),
+    ],
+)
+def test_each_whole_number_must_be_in_its_own_range(actions, space, message):
+    with pytest.raises(ValueError, match=message):
+        odd(torch.tensor(actions).repeat(6, 1), space)
 
 
 # -- the command line

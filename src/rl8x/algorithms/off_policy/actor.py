@@ -43,6 +43,11 @@ def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = Fa
             f"{name} needs actions with finite bounds; got {describe(space)}. Give the environment's Box the largest "
             "actions that make sense (Gymnasium: RescaleAction), or use PPO."
         )
+    if not (space.low < space.high).all():
+        raise ValueError(
+            f"{name} needs actions that can be chosen, with low < high in each dimension; got {space.low.tolist()} and "
+            f"{space.high.tolist()}. Leave out what is fixed, or use PPO."
+        )
 
 
 class Actor(Policy):

@@ -66,8 +66,9 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
         wanted = {"next_actions": self.reads_next_actions}
         check_dataset(self.dataset.size, self.device, self.dataset.prepared_bytes(**wanted))
         self.replay = self.dataset.prepared(*config.returns, self.device, **wanted)
-        obs = unflatten_tree(keys.OBS, self.dataset.transitions)
-        self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
+        if self.policy.obs_moments is not None:  # else all observations would be on the device twice for nothing
+            obs = unflatten_tree(keys.OBS, self.dataset.transitions)
+            self.policy.observe(tree_map(lambda part: part.unsqueeze(1).to(self.device), obs), shared=True)
 
     @property
     def batch_size(self) -> int:
