@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import signal
 import threading
 
 import numpy as np
@@ -444,12 +445,26 @@ def test_who_has_a_training_is_said(here, capfd, monkeypatch):
     assert "fixed seed=0: this process is still at it, and is waited for" in capfd.readouterr().err
 
 
-def test_a_study_under_torchrun_is_refused_in_one_line(monkeypatch, tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_study_under_torchrun_is_refused_once_and_ends_all_ranks(monkeypatch, tmp_path, capfd, rank):
+    said_before, ignored = [], []
+
+    class Four(Ranks):
+        def share(self, what, value):
+            said_before.append(capfd.readouterr().err)
+            return [value] * 4
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rl8x.studies.study.ranks", lambda: Ranks(1, 4, 1))
-    with pytest.raises(ValueError, match=r"torchrun has started 4\. Start it without torchrun, with `jobs`") as refused:
+    monkeypatch.setattr("rl8x.studies.study.ranks", lambda: Four(rank, 4, rank))
+    monkeypatch.setattr(signal, "signal", lambda *which: ignored.append(which))
+    with pytest.raises(SystemExit) as ended:
         make().run()
-    assert "\n" not in str(refused.value)
+    assert ended.value.code == 2
+    assert ignored == [(signal.SIGTERM, signal.SIG_IGN)]  # by which torchrun would end it with another code
+    assert capfd.readouterr() == ("", "")
+    (said,) = said_before  # rank 0's, before any of them ends
+    assert said.count("\n") == (rank == 0)
+    assert rank or "torchrun has started 4. Start it without torchrun, with `jobs` trainings at a time" in said
     assert list(tmp_path.iterdir()) == []
 
 
