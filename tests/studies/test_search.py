@@ -56,6 +56,34 @@ def test_a_resumed_training_decides_as_before(tmp_path):
     assert not search.should_prune(tmp_path, Training("a", {}, 0, 6), 20, 0.0)  # another point has its own median
 
 
+def test_trainings_whose_names_end_alike_have_medians_of_their_own(tmp_path):
+    def decide(name, trial, value):
+        return search.should_prune(tmp_path, Training(name, {}, 0, trial), 10, value)
+
+    for trial in range(4):
+        assert not decide("very-wide", trial, 100.0)
+        assert not decide("wide", trial, 1.0)
+    assert not decide("wide", 4, 1.0)  # as all of `wide` before it, though below all of `very-wide`
+    assert decide("very-wide", 4, 99.0)
+
+
+@NEEDS
+def test_the_sampler_learns_what_a_trial_that_was_given_up_came_to(tmp_path, monkeypatch):
+    import optuna
+
+    monkeypatch.chdir(tmp_path)
+    study = make(2)
+    study.folder.mkdir(parents=True)
+    found = search.open_search(study.folder, study.config)
+    search.next_trials(found, study.config, 2)
+    search.tell(found, 0, [3.0, 5.0], steps=2, pruned=True)
+    search.tell(found, 1, [], steps=0, pruned=False)
+    given_up, failed = search.open_search(study.folder, study.config).trials
+    assert (given_up.state, given_up.value) == (optuna.trial.TrialState.PRUNED, 4.0)
+    assert given_up.intermediate_values == {2: 4.0}
+    assert (failed.state, failed.value) == (optuna.trial.TrialState.FAIL, None)
+
+
 @NEEDS
 def test_a_search_ends_after_its_trials_and_goes_on_with_more(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

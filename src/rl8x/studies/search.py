@@ -107,9 +107,17 @@ def num_ended(search: Any) -> int:
     return sum(trial.state.is_finished() and _KEY in trial.user_attrs for trial in search.trials)
 
 
-def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> None:
-    """Give a trial the mean of its trainings' values; without any it has failed."""
-    from optuna.trial import TrialState
+def tell(search: Any, number: int, values: Sequence[float], *, steps: int, pruned: bool) -> None:
+    """Give a trial the mean of its trainings' values; without any it has failed.
+
+    Args:
+        search: The search.
+        number: The trial's.
+        values: Of its trainings.
+        steps: Steps of the trainer that they made.
+        pruned: Whether it was given up.
+    """
+    from optuna.trial import Trial, TrialState
 
     if not values:
         search.tell(number, state=TrialState.FAIL)
@@ -117,6 +125,7 @@ def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> 
     mean = sum(values) / len(values)
     if pruned:
         # What was measured of it still teaches the sampler, as what it came to at its last point.
+        Trial(search, search.trials[number]._trial_id).report(mean, steps)
         search.tell(number, state=TrialState.PRUNED)
     else:
         search.tell(number, mean)
@@ -134,7 +143,10 @@ def should_prune(folder: Path, training: Training, steps: int, value: float) -> 
     with contextlib.suppress(OSError, ValueError):
         return bool(json.loads(own.read_text())["pruned"])
     others = []
-    for path in notes.glob(f"*-{training.training}-{training.seed}-{steps}.json"):
+    for path in notes.glob("*.json"):
+        # After the trial by the whole name: that of one training may end as another's does.
+        if path.name.partition("-")[2] != own.name.partition("-")[2]:
+            continue
         with contextlib.suppress(OSError, ValueError, KeyError):
             if path != own:
                 others.append(float(json.loads(path.read_text())["value"]))
