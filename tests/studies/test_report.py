@@ -103,6 +103,13 @@ def test_rows_are_groups_of_training_and_hyperparameters():
         summarize(evaluated, baseline="wide")
 
 
+def test_groups_whose_hyperparameters_differ_in_the_last_digits_have_labels_of_their_own():
+    table = evaluations(trainings=("fixed",), vary=(1.0, 2.0))
+    made = make_report(table.assign(**{"vary.lr": table["vary.lr"].map({1.0: 0.9999999, 2.0: 1.0})}), SUPPORTS)
+    assert made.frame["label"].tolist() == ["lr=0.9999999", "lr=1.0"]
+    assert str(made).count("baseline") == 1
+
+
 def test_the_order_of_rows_does_not_matter_but_for_that_of_groups(table):
     shuffled = table.sample(frac=1, random_state=1)
     ours = make_report(shuffled, SUPPORTS, baseline="fixed").frame.set_index("training").loc[["fixed", "uniform"]]

@@ -21,6 +21,7 @@ from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
+from rl8x.studies.parent import _described
 from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.store import StoreDownError
 
@@ -332,6 +333,30 @@ def test_keys_of_a_run_may_vary_too(here):
     study = make(tracking=False, vary={"env_kwargs.time_limit": [3, 5], "max_steps": [1]}, seeds=1)
     frame = study.run()
     assert (frame.groupby("vary.env_kwargs.time_limit")[table.LENGTHS].max() == [3, 5]).all()
+
+
+def test_a_varied_key_may_lead_into_what_another_sets(here):
+    vary = {"model_config": [{"activation": "tanh"}], "model_config.hidden_sizes": [[8], [4, 4]]}
+    study = make(tracking=False, vary=vary, seeds=1, train={"fixed": {}}, max_steps=1)
+    before = [training.key for training in study.config.trainings()]
+    sizes = [study.config.run_of(each).algorithm_config["model_config"] for each in study.config.trainings()]
+    assert sizes == [{"activation": "tanh", "hidden_sizes": each} for each in ([8], [4, 4])]
+    assert study.config.vary == vary
+    assert [training.key for training in study.config.trainings()] == before
+
+
+def test_trainings_that_differ_have_names_that_differ():
+    named = [Training("wide", {"gamma": gamma}, 0).group for gamma in (0.99, 0.9999, 0.99995, 0.99999, 1.0)]
+    assert named == [f"wide gamma={text}" for text in ("0.99", "0.9999", "0.99995", "0.99999", "1")]
+    # Of a search numbers are rounded, and two trials may draw the same.
+    assert Training("wide", {"lr": 0.00123456}, 1, 3).label == "wide lr=0.001235 trial=3 seed=1"
+
+
+def test_many_values_that_have_no_order_are_a_param_too():
+    values = [None, *(each / 10 for each in range(1, 9))]
+    assert _described(values) == str(values)
+    assert _described([{"hidden_sizes": [size]} for size in range(9)]).startswith("[{'hidden_sizes': [0]}, ")
+    assert _described([*values[1:], 1.0]) == "9 values from 0.1 to 1.0"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import inspect
@@ -62,8 +63,9 @@ class Training:
 
     @property
     def group(self) -> str:
-        """The name of all trainings that differ by their seeds only."""
-        return " ".join([self.training, *(f"{name}={_short(value)}" for name, value in self.vary.items())])
+        """The name of all trainings that differ by their seeds only; in a search it may round, as it has the trial."""
+        parts = [f"{name}={_short(value, rounds=self.trial is not None)}" for name, value in self.vary.items()]
+        return " ".join([self.training, *parts, *([] if self.trial is None else [f"trial={self.trial}"])])
 
     @property
     def key(self) -> str:
@@ -73,8 +75,11 @@ class Training:
         return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+def _short(value: Any, *, rounds: bool) -> str:
+    if isinstance(value, float):
+        short = f"{value:.4g}"
+        return short if rounds or float(short) == value else repr(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -348,7 +353,7 @@ class StudyConfig:
                 inner = inner[part]
                 if not isinstance(inner, dict):
                     raise ValueError(f"vary[{name!r}]: {part} is {shortened(inner)}, not a mapping.")
-            inner[last] = value
+            inner[last] = copy.deepcopy(value)  # another varied key may lead into it
         if self.train[training.training] or data.get("env"):  # a data set has no physics to set
             data["env_config"] = self.train[training.training]
         data["seed"] = training.seed

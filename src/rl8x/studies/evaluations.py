@@ -169,8 +169,14 @@ def _label(table: pandas.DataFrame, row: Any, varied: list[str]) -> str:
         value = row[name]
         if table[name].nunique(dropna=False) > 1 and value is not None:
             short = name.removeprefix(VARY).removeprefix("algorithm_config.")
-            parts.append(f"{short}={value:g}" if isinstance(value, float) else f"{short}={value}")
+            parts.append(f"{short}={_number(value, table[name]) if isinstance(value, float) else value}")
     return ", ".join(parts) or str(row[TRAINING])
+
+
+def _number(value: float, column: pandas.Series) -> str:
+    """Write a number of a column in six digits, unless that is how another is written too."""
+    numbers = {each for each in column.unique() if isinstance(each, float)}
+    return f"{value:g}" if len({f"{each:g}" for each in numbers}) == len(numbers) else repr(float(value))
 
 
 def _group(

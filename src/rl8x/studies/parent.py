@@ -162,7 +162,7 @@ def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name
 
 def _described(values: Any) -> str:
     """Write the values of a test parameter or a varied key as a run's params show them."""
-    if isinstance(values, list) and len(values) > 8:
+    if isinstance(values, list) and len(values) > 8 and all(isinstance(value, int | float) for value in values):
         return f"{len(values)} values from {min(values)} to {max(values)}"
     return str(hide_in_data(values))
 
