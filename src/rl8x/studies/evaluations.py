@@ -42,7 +42,8 @@ class Group:
         label: What distinguishes it from the others.
         seeds: `[seeds]`.
         scores: Mean returns of the last policies, `[seeds, cells]`.
-        inside: Whether each cell lies in the training's support, `[cells]`.
+        inside: Whether each cell lies in what the policy was trained on, `[seeds, cells]`: distributions that move go
+            with each seed to other ends.
     """
 
     training: str
@@ -183,8 +184,12 @@ def _group(
     rows: pandas.DataFrame, num_cells: int, training: str, vary: Mapping[str, Any], label: str
 ) -> tuple[Group | None, dict[Any, str]]:
     """Gather the scores of a group; also returns why each seed that is not complete was left out."""
-    wide = rows.pivot_table(index=SEED, columns="cell", values=RETURNS, aggfunc="last", dropna=False)
-    wide = wide.reindex(columns=range(num_cells))
+    wide, within = (
+        rows.pivot_table(index=SEED, columns="cell", values=name, aggfunc="last", dropna=False).reindex(
+            columns=range(num_cells)
+        )
+        for name in (RETURNS, INSIDE)
+    )
     present = rows.groupby(SEED)["cell"].nunique()
     finite = np.isfinite(wide.to_numpy(dtype=np.float64)).all(axis=1)
     why = {}
@@ -196,9 +201,8 @@ def _group(
     complete = wide[finite]
     if complete.empty:
         return None, why
-    inside = rows.drop_duplicates("cell").set_index("cell")[INSIDE].reindex(range(num_cells)).astype(bool)
-    scores = complete.to_numpy(dtype=np.float64)
-    return Group(training, vary, label, tuple(complete.index), scores, inside.to_numpy()), why
+    scores, inside = complete.to_numpy(dtype=np.float64), within[finite].to_numpy().astype(bool)
+    return Group(training, vary, label, tuple(complete.index), scores, inside), why
 
 
 def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:
