@@ -115,6 +115,7 @@ def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
         table.ENV_STEPS,
         table.FINAL,
         table.INSIDE,
+        table.CELL,
         "test.length",
         "test.gravity",
         table.EPISODES,
@@ -333,6 +334,25 @@ def test_keys_of_a_run_may_vary_too(here):
     study = make(tracking=False, vary={"env_kwargs.time_limit": [3, 5], "max_steps": [1]}, seeds=1)
     frame = study.run()
     assert (frame.groupby("vary.env_kwargs.time_limit")[table.LENGTHS].max() == [3, 5]).all()
+
+
+def test_cells_of_a_sample_count_each_where_some_are_alike(here):
+    test = {"length": {"choice": {"values": [0.5, 2.0], "weights": [0.75, 0.25]}}}
+    study = make(tracking=False, test=test, test_cells=12, seeds=1, train={"fixed": {}}, max_steps=1)
+    frame = study.run()
+    assert len(frame) == 12
+    assert frame["test.length"].nunique() == 2
+    made = study.report(log=False)
+    assert made.frame.loc[0, ["cells", "mean"]].tolist() == [12, pytest.approx(frame[table.RETURNS].mean())]
+    assert made.evaluations.counts.episodes == 12 * 4
+
+
+def test_a_study_whose_trainings_all_failed_says_so(here, monkeypatch):
+    monkeypatch.setattr("rl8x.studies.study.run_job", lambda job: {"key": job["key"], "error": "x"})
+    study = make(tracking=False)
+    assert study.run().empty
+    with pytest.raises(ValueError, match="no training of the study has been evaluated yet"):
+        study.report(log=False)
 
 
 def test_a_varied_key_may_lead_into_what_another_sets(here):

@@ -13,6 +13,7 @@ from rl8x.names import did_you_mean
 from rl8x.output import counted
 from rl8x.studies.statistics import Array
 from rl8x.studies.table import (
+    CELL,
     ENV_STEPS,
     EPISODES,
     FINAL,
@@ -111,19 +112,18 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     _check(table)
     tests = [name for name in table.columns if name.startswith(TEST)]
     varied = [name for name in table.columns if name.startswith(VARY)]
+    if CELL not in table.columns:
+        table = table.assign(**{CELL: table.groupby(tests).ngroup() if tests else 0})
     table = table.assign(**{name: table[name].map(_plain) for name in varied})
     names = [TRAINING, *varied]
-    table = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL, *tests], keep="last")
+    table = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL, CELL], keep="last")
     table = table.assign(group=table.groupby(names, sort=False, dropna=False).ngroup())
     final = table[table[FINAL].astype(bool)]
     if final.empty:
         raise ValueError("no policy of the study has been evaluated at the end of its training; let the study finish.")
-    cells = final[tests].drop_duplicates().sort_values(tests) if tests else final[[]].iloc[:1]
-    cells = cells.reset_index(drop=True)
-    cell_of = (
-        final.merge(cells.assign(cell=range(len(cells))), on=tests)["cell"] if tests else np.zeros(len(final), int)
-    )
-    final = final.assign(cell=np.asarray(cell_of))
+    cells = final[[CELL, *tests]].drop_duplicates(CELL).sort_values([*tests, CELL]).reset_index(drop=True)
+    position_of = {cell: position for position, cell in enumerate(cells[CELL])}
+    final = final.assign(**{CELL: final[CELL].map(position_of)})
     groups: list[tuple[int, Group]] = []
     left_out: set[tuple[int, Any]] = set()
     notes: list[str] = []
@@ -143,17 +143,17 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     points = points[points["group"].isin(position)]
     points = points.assign(group=points["group"].map(position))
     found = tuple(group for _, group in groups)
-    renamed = cells.rename(columns=lambda name: name.removeprefix(TEST))
+    renamed = cells[tests].rename(columns=lambda name: name.removeprefix(TEST))
     return Evaluations(found, renamed, points, _counts(table, names), tuple(notes))
 
 
 def _check(table: pandas.DataFrame) -> None:
     needed = (TRAINING, SEED, ENV_STEPS, FINAL, INSIDE, EPISODES, RETURNS)
     missing = [name for name in needed if name not in table.columns]
+    if table.empty:  # maybe without columns too: all trainings have failed so far
+        raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
     if missing:
         raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
-    if table.empty:
-        raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
 
 
 def _plain(value: Any) -> Any:
@@ -185,12 +185,12 @@ def _group(
 ) -> tuple[Group | None, dict[Any, str]]:
     """Gather the scores of a group; also returns why each seed that is not complete was left out."""
     wide, within = (
-        rows.pivot_table(index=SEED, columns="cell", values=name, aggfunc="last", dropna=False).reindex(
+        rows.pivot_table(index=SEED, columns=CELL, values=name, aggfunc="last", dropna=False).reindex(
             columns=range(num_cells)
         )
         for name in (RETURNS, INSIDE)
     )
-    present = rows.groupby(SEED)["cell"].nunique()
+    present = rows.groupby(SEED)[CELL].nunique()
     finite = np.isfinite(wide.to_numpy(dtype=np.float64)).all(axis=1)
     why = {}
     for seed, is_finite in zip(wide.index, finite, strict=True):

@@ -339,6 +339,7 @@ def rows_of(
         table.ENV_STEPS,
         table.FINAL,
         table.INSIDE,
+        table.CELL,
         *(f"{table.TEST}{name}" for name in cells),
         *measured,
     ]
@@ -348,7 +349,8 @@ def rows_of(
     data = []
     for steps, point in points.items():
         who = [training.training, *varied, training.seed, run_id, point[table.ENV_STEPS], steps == max(points)]
-        of_cells = [point[table.INSIDE], *(values.tolist() for values in cells.values())]
+        within = point[table.INSIDE]
+        of_cells = [within, range(len(within)), *(values.tolist() for values in cells.values())]
         for row in zip(*of_cells, *(point[name] for name in measured), strict=True):
             data.append([*who, *row])
     return {"columns": columns, "data": data}
