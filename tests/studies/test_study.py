@@ -13,7 +13,9 @@ import pytest
 from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess
 from tests.studies.killing import killed_at
+from tests.studies.synthetic import evaluations
 
+from rl8x.cli.study import _rows
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
@@ -21,7 +23,7 @@ from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
-from rl8x.studies.parent import _described
+from rl8x.studies.parent import _best, _complete, _described, _results, _series
 from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.store import StoreDownError
 
@@ -370,6 +372,30 @@ def test_trainings_that_differ_have_names_that_differ():
     assert named == [f"wide gamma={text}" for text in ("0.99", "0.9999", "0.99995", "0.99999", "1")]
     # Of a search numbers are rounded, and two trials may draw the same.
     assert Training("wide", {"lr": 0.00123456}, 1, 3).label == "wide lr=0.001235 trial=3 seed=1"
+
+
+def test_a_return_that_is_not_finite_makes_no_policy_the_best():
+    rows = evaluations(seeds=2)
+    final = rows[rows["final"]].reset_index(drop=True)
+    worst = final[(final["training"] == "fixed") & (final["seed"] == 1)]["returns"].nsmallest(15).index
+    final.loc[worst, "returns"] = np.nan  # the mean of the others is the highest
+    kept = _complete(final)
+    assert set(zip(kept["training"], kept["seed"], strict=True)) == {("fixed", 0), ("uniform", 0), ("uniform", 1)}
+    means = kept.groupby(["training", "seed"])["returns"].mean()
+    assert _results(kept)["result/policies"] == 3
+    assert _results(kept)["result/returns/mean"] == pytest.approx(means.mean())
+    assert _best(kept)[0] == means.groupby("training").mean().idxmax()
+    curves = [("fixed", [(10, 1.0), (20, np.nan)]), ("fixed", [(10, 3.0), (20, 5.0)]), ("wide", [(10, np.nan)])]
+    assert _series(curves, 9)["returns/fixed/mean"] == [(10, 2.0), (20, 3.0)]
+    assert not any("wide" in name for name in _series(curves, 9))
+
+
+def test_the_table_of_the_command_line_hides_no_return_that_is_not_finite():
+    rows = evaluations(trainings=("fixed",), seeds=2)
+    mean, worst = rows["returns"].mean(), rows.groupby("seed")["returns"].min().mean()
+    assert _rows(rows)[1] == ["fixed", "2", f"{mean:.4g}", "-", f"{mean:.4g}", f"{worst:.4g}"]
+    rows.loc[3, "returns"] = np.nan
+    assert _rows(rows)[1] == ["fixed", "2", "nan", "-", "nan", "nan"]
 
 
 def test_many_values_that_have_no_order_are_a_param_too():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import time
 import traceback
 from collections.abc import Mapping
@@ -299,8 +300,8 @@ class _Work:
             "means": means,
         }
         row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
-        if curve:
-            row["best/returns/mean"] = max(value for _, value in curve)
+        if finite := [value for _, value in curve if math.isfinite(value)]:
+            row["best/returns/mean"] = max(finite)
         trainer.record.log(row, trains=False)
         if pruned:
             trainer.tracker.set_tags({"rl8x.pruned": "true"})
