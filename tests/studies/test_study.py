@@ -38,6 +38,10 @@ TRAIN = {"fixed": {"length": 0.5}, "wide": {"length": Uniform(0.25, 1.0)}}
 TEST = {"length": [0.25, 0.5, 2.0], "gravity": [9.8, 20]}
 
 
+class Few(CartPole):
+    max_num_envs = 8
+
+
 def make(**changes):
     return Study(**{"train": TRAIN, "test": TEST, "seeds": 2, **BASE, **changes})
 
@@ -438,6 +442,7 @@ def test_many_values_that_have_no_order_are_a_param_too():
         ({"env": "Pendulum", "env_kwargs": {"time_limit": None}, "train": {"a": {}}, "test": {"g": [9]}}, "never end"),
         ({"stop_conditions": [{"hits_upper_bound": ["eval/returns/mean", 1]}]}, "no evaluations"),
         ({"run_name": "x"}, "a study has a `name`"),
+        ({"env": Few, "episodes": 9}, "`episodes` is 9, .* has at most 8 copies: give as many, or fewer"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(here, changes, message):

@@ -299,6 +299,11 @@ class StudyConfig:
                     f"the episodes of {tested_env(run)} never end, so that there are none to test by. Give it a "
                     "`time_limit` in env_kwargs."
                 )
+            if env.max_num_envs is not None and self.episodes > env.max_num_envs:
+                raise ValueError(
+                    f"`episodes` is {self.episodes}, which are played at once, and {tested_env(run)} has at most "
+                    f"{env.max_num_envs} copies: give as many, or fewer."
+                )
             env.plain_config(self.train[name], called=f"train[{name!r}]")
             test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
         finally:
