@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from tests.studies.synthetic import evaluations, write_study
 
-from rl8x.studies.compare import compare
+from rl8x.studies.compare import Comparison, compare
 from rl8x.studies.run_groups import grouped_runs, param_name
 from rl8x.tracking import TrackingError
 from rl8x.tracking.database_runs import RunRecord
@@ -228,6 +228,19 @@ def test_groups_are_in_the_order_of_their_numbers_and_what_is_missing_is_last():
     assert [run.name for run in groups["lr=1e-2"]] == ["a", "e"]
     alike = grouped_runs([record("a"), RunRecord("other", "a", "", 0, {}, {}, {})], [])
     assert list(alike) == ["a (id-a)", "a (other)"]
+
+
+def test_the_clock_of_what_learns_from_data_is_updates():
+    """Rows of such a run have 0 transitions."""
+
+    def clock(*metrics):
+        runs = tuple(RunRecord(str(number), "", "", 0, {}, each, {}) for number, each in enumerate(metrics))
+        return Comparison(runs, (), {}, (), {}, ()).clock
+
+    online, offline = {"env/steps": 64.0, "algorithm/updates": 4.0}, {"env/steps": 0.0, "algorithm/updates": 4.0}
+    assert clock(online, online) == "transitions of training"
+    assert clock(offline, offline) == "updates"
+    assert clock(online, offline) == clock({"loss": 1.0}) == "clock of the algorithm"
 
 
 def test_params_go_by_their_names_in_run_files_too():

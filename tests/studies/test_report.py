@@ -151,7 +151,7 @@ def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table)
 
 
 def test_evaluations_are_counted(table, made):
-    assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000)
+    assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000, None)
     assert "18 policies in 1,440 episodes, 36,000 environment steps; training took 60,000" in str(made)
 
 

@@ -17,6 +17,7 @@ from tests.studies.synthetic import evaluations
 
 from rl8x.cli.study import _rows
 from rl8x.distributed import Ranks
+from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, StudyConfig, StudyError, table
@@ -119,6 +120,7 @@ def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
         table.SEED,
         table.RUN,
         table.ENV_STEPS,
+        table.UPDATES,
         table.FINAL,
         table.INSIDE,
         table.CELL,
@@ -313,7 +315,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_study_goes_on(here, monkeypatch
     assert len(make(tracking=False, max_steps=1, seeds=1).run()) == 2 * 6
 
 
-def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here):
+def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here, capfd):
     env = CartPole(4, seed=0)
     record(policy_for(env), env, 60, epsilon=1.0).dataset.save("data")
     options = {name: value for name, value in BASE.items() if name != "env"}
@@ -322,9 +324,24 @@ def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(
     options |= {"algorithm_config": {"dataset": "data", "device": "cpu", "batch_size": 8}}
     with pytest.raises(ValueError, match="give `eval_env`, as it trains on a data set"):
         Study(**options).run()
-    frame = Study(**options, eval_env="CartPole").run()
+    study = Study(**options, eval_env="CartPole", steps_per_eval=1, evaluate_at=1)
+    frame = study.run(progress="lines")
     assert frame[table.LENGTHS].between(1, 7).all()
-    assert frame[table.INSIDE].tolist() == [False, True]  # where a parameter has its default
+    assert frame[table.INSIDE].tolist() == [False, True] * 2  # where a parameter has its default
+    # It counts updates, not transitions, by which its points are told apart.
+    per_step = frame[table.UPDATES].max() // 2
+    assert frame[table.UPDATES].tolist() == [per_step] * 2 + [2 * per_step] * 2
+    assert (frame[table.ENV_STEPS] == 0).all()
+    assert f" {2 * per_step} updates, " in capfd.readouterr().err
+    folder = study.folder / Training("data", {}, 0).key
+    assert [at for at, _ in work.read_curve(folder)] == [per_step, 2 * per_step]
+    made = study.report(log=False)
+    assert len(made.evaluations.points) == 4
+    assert f"training took {2 * per_step} updates." in str(made)
+    (drawn,) = [each for each in made.drawings if each.name == "training"]
+    figure = drawn.draw(LIGHT)
+    assert figure.get_supxlabel() == "updates of training"
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [per_step, 2 * per_step]
 
 
 def test_a_job_is_plain_data(here, monkeypatch):

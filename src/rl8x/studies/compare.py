@@ -190,10 +190,13 @@ class Comparison:
     @property
     def clock(self) -> str:
         """What the steps count, in words."""
-        names = {name for run in self.runs for name in (keys.ENV_STEPS, keys.UPDATES) if name in run.metrics}
-        if all(keys.ENV_STEPS in run.metrics for run in self.runs):
-            return "transitions of training"
-        return "updates" if names == {keys.UPDATES} else "clock of the algorithm"
+        # What learns from data has rows with 0 transitions.
+        names = {
+            next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), "")
+            for run in self.runs
+        }
+        words = {keys.ENV_STEPS: "transitions of training", keys.UPDATES: "updates"}
+        return words.get(names.pop(), "clock of the algorithm") if len(names) == 1 else "clock of the algorithm"
 
     @property
     def html(self) -> str:

@@ -23,6 +23,7 @@ from rl8x.studies.table import (
     SEED,
     TEST,
     TRAINING,
+    UPDATES,
     VARY,
 )
 
@@ -63,12 +64,14 @@ class Counts(NamedTuple):
         episodes: Episodes of all evaluations in the table.
         steps: Their environment steps; None where the table has no lengths.
         training_steps: Environment steps that the last policies were trained on, all together.
+        training_updates: Their updates; None where the table does not have them.
     """
 
     policies: int
     episodes: int
     steps: int | None
     training_steps: int
+    training_updates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
         table = table.assign(**{CELL: table.groupby(tests).ngroup() if tests else 0})
     table = table.assign(**{name: table[name].map(_plain) for name in varied})
     names = [TRAINING, *varied]
-    table = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL, CELL], keep="last")
+    table = table.drop_duplicates([*names, SEED, *_times(table), FINAL, CELL], keep="last")
     table = table.assign(group=table.groupby(names, sort=False, dropna=False).ngroup())
     final = table[table[FINAL].astype(bool)]
     if final.empty:
@@ -154,6 +157,16 @@ def _check(table: pandas.DataFrame) -> None:
         raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
     if missing:
         raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
+
+
+def _times(table: pandas.DataFrame) -> list[str]:
+    """List the columns that tell a policy's points of training apart; what learns from data counts updates alone."""
+    return [name for name in (ENV_STEPS, UPDATES) if name in table.columns]
+
+
+def clock_of(points: pandas.DataFrame) -> str:
+    """Return the column by which trainings went on: transitions, or updates where there are none."""
+    return UPDATES if UPDATES in points.columns and not points[ENV_STEPS].any() else ENV_STEPS
 
 
 def _plain(value: Any) -> Any:
@@ -206,12 +219,13 @@ def _group(
 
 
 def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:
-    policies = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL])
+    policies = table.drop_duplicates([*names, SEED, *_times(table), FINAL])
     steps = None
     if LENGTHS in table.columns and table[LENGTHS].notna().all():
         steps = round(float((table[EPISODES] * table[LENGTHS]).sum()))
-    trained = policies[policies[FINAL].astype(bool)][ENV_STEPS].sum()
-    return Counts(len(policies), int(table[EPISODES].sum()), steps, int(trained))
+    last = policies[policies[FINAL].astype(bool)]
+    updates = int(last[UPDATES].sum()) if UPDATES in last.columns else None
+    return Counts(len(policies), int(table[EPISODES].sum()), steps, int(last[ENV_STEPS].sum()), updates)
 
 
 def counts_in_words(counts: Counts) -> str:
@@ -219,7 +233,9 @@ def counts_in_words(counts: Counts) -> str:
     what = f"{counted(counts.policies, 'policy', 'policies')} in {counted(counts.episodes, 'episode', 'episodes')}"
     if counts.steps is None:
         return f"Evaluations online: {what}."
+    from_data = not counts.training_steps and counts.training_updates
+    training = counted(from_data, "update", "updates") if from_data else f"{counts.training_steps:,}"
     return (
         f"Evaluations online: {what}, {counted(counts.steps, 'environment step', 'environment steps')}; "
-        f"training took {counts.training_steps:,}."
+        f"training took {training}."
     )

@@ -105,7 +105,7 @@ class ParentRun:
 
         Args:
             frame: The study's table.
-            curves: Of each training the group that it is averaged with, and transitions and returns in its course.
+            curves: Of each training the group that it is averaged with, and the returns in its course by its clock.
             files: Of the study's folder; the first is the table.
             failed: The trainings that are missing since they failed.
         """
@@ -114,7 +114,8 @@ class ParentRun:
         final = _complete(frame[frame[table.FINAL]])
         results = {} if final.empty else _results(final)
         if results:
-            self.tracker.log_metrics(results, int(final[table.ENV_STEPS].max()))
+            trained = table.ENV_STEPS if final[table.ENV_STEPS].any() else table.UPDATES
+            self.tracker.log_metrics(results, int(final[trained].max()))
             self.tracker.set_tags({"study.best": _best(final)[0]})
         rows: dict[int, dict[str, float]] = {}
         for name, points in _series(curves, (_MAX_KEYS - len(results)) // 3).items():
@@ -216,7 +217,7 @@ def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int
     """Average the curves of trainings that differ by their seeds only: mean, and ends of the 95% interval.
 
     Args:
-        curves: The group of each training, and its transitions and returns.
+        curves: The group of each training, and its returns by its clock.
         most: Groups at most; the best at their ends come first.
     """
     groups: dict[str, list[Sequence[tuple[int, float]]]] = {}
