@@ -157,6 +157,19 @@ def test_a_database_is_read_as_mlflow_reads_it(store, mlflow_client):
     assert [run.name for run in reader.children(ids["parent"])] == ["a", "b"]
 
 
+def test_a_run_ends_where_its_clock_ends_and_not_its_last_evaluation(store):
+    ids = fill(store)
+    store.log_points(ids["a"], [Point("eval/returns/mean", 7.0, 50, 16), Point("env/steps", 36.0, 100, 36)])
+    assert compare(["a", "b"], metrics="eval/returns/mean").frame["steps"].tolist() == [36.0, 20.0]
+
+
+def test_a_metric_that_is_never_finite_is_not_said_to_be_missing(store):
+    ids = fill(store)
+    store.log_points(ids["a"], [Point("losses/odd", float("nan"), 100, at) for at in (1, 2)])
+    with pytest.raises(ValueError, match="'losses/odd' has no finite value in any of the runs; name another"):
+        compare(["a", "b"], metrics="losses/odd")
+
+
 @pytest.fixture
 def server(mlruns, monkeypatch):
     """MLflow's own server on the database of `mlruns`, in this process."""

@@ -89,7 +89,11 @@ class Comparison:
         return pandas.DataFrame(rows)
 
     def _last_step(self, run: RunRecord) -> float:
-        steps = [track.steps[-1] for tracks in self.tracks.values() for track in tracks if track.run is run]
+        """Return the last count of a run's clock; where it logs none, the last step of the metrics compared."""
+        clock = _clock_of(run)
+        if clock is not None:
+            return run.metrics[clock]
+        steps = [track.steps.max() for tracks in self.tracks.values() for track in tracks if track.run is run]
         return max(map(float, steps), default=math.nan)
 
     def _values(self, metric: str, run: RunRecord) -> dict[str, float]:
@@ -190,13 +194,9 @@ class Comparison:
     @property
     def clock(self) -> str:
         """What the steps count, in words."""
-        # What learns from data has rows with 0 transitions.
-        names = {
-            next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), "")
-            for run in self.runs
-        }
+        clocks = {_clock_of(run) for run in self.runs}
         words = {keys.ENV_STEPS: "transitions of training", keys.UPDATES: "updates"}
-        return words.get(names.pop(), "clock of the algorithm") if len(names) == 1 else "clock of the algorithm"
+        return words.get(clocks.pop() or "", "clock of the algorithm") if len(clocks) == 1 else "clock of the algorithm"
 
     @property
     def html(self) -> str:
@@ -289,6 +289,8 @@ def compare(
     histories = reader.histories([run.id for run in records], names)
     tracks = {name: _tracks(records, histories[name]) for name in names}
     for name in names:
+        if not tracks[name] and histories[name]:
+            raise ValueError(f"{name!r} has no finite value in any of the runs; name another metric.")
         if not tracks[name]:
             known = sorted({metric for run in records for metric in run.metrics})
             hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
@@ -302,6 +304,11 @@ def compare(
     if output is not None:
         made.write(output)
     return made
+
+
+def _clock_of(run: RunRecord) -> str | None:
+    """Return the counter that a run's steps are, of what learns from data updates; None where it logs none."""
+    return next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), None)
 
 
 def _tracks(runs: Sequence[RunRecord], histories: dict[str, Points]) -> list[Track]:
