@@ -337,7 +337,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         if not self.env.gives_final_obs:
             tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
         present = self.env.present_config()
-        tags |= {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in self.env.parameter_ranges()}
+        tags |= {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in self.env.moving_names}
         return tags
 
 

@@ -102,7 +102,7 @@ class RunState:
             condition.start()
         self.plain = self.options | dict(plain_configs)
         self._measured = frozenset(measured)
-        if self.options["steps_per_eval"] is None and not _evaluates(self.conditions):
+        if not self.evaluates:
             for condition in self.conditions:
                 _check_evaluated(condition, condition.awaited_names - self._measured)
         if self._saved is not None:
@@ -182,6 +182,11 @@ class RunState:
     def has_stepped(self) -> bool:
         """Whether this `run()` has made a step."""
         return self.steps > self._steps_before
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it makes evaluations, those of conditions among them."""
+        return self.options["steps_per_eval"] is not None or _evaluates(self.conditions)
 
     @property
     def evaluation_is_due(self) -> bool:
