@@ -157,6 +157,15 @@ def test_a_database_is_read_as_mlflow_reads_it(store, mlflow_client):
     assert [run.name for run in reader.children(ids["parent"])] == ["a", "b"]
 
 
+def test_a_run_that_went_on_with_another_value_of_a_param_is_not_like_the_others(store):
+    ids = fill(store)
+    store.set_tags(ids["b"], {"rl8x.param_change.lr": "0.5"})
+    made = compare(["a", "b"], group_by="lr")
+    assert made.frame["params.lr"].tolist() == ["0.01", "0.01, later 0.5"]
+    assert made.cells()[2][1] == "0.01, later 0.5"
+    assert list(made.groups) == ["lr=0.01", "lr=0.01, later 0.5"]
+
+
 def test_a_run_ends_where_its_clock_ends_and_not_its_last_evaluation(store):
     ids = fill(store)
     store.log_points(ids["a"], [Point("eval/returns/mean", 7.0, 50, 16), Point("env/steps", 36.0, 100, 36)])

@@ -68,23 +68,6 @@ def test_trainings_whose_names_end_alike_have_medians_of_their_own(tmp_path):
 
 
 @NEEDS
-def test_the_sampler_learns_what_a_trial_that_was_given_up_came_to(tmp_path, monkeypatch):
-    import optuna
-
-    monkeypatch.chdir(tmp_path)
-    study = make(2)
-    study.folder.mkdir(parents=True)
-    found = search.open_search(study.folder, study.config)
-    search.next_trials(found, study.config, 2)
-    search.tell(found, 0, [3.0, 5.0], steps=2, pruned=True)
-    search.tell(found, 1, [], steps=0, pruned=False)
-    given_up, failed = search.open_search(study.folder, study.config).trials
-    assert (given_up.state, given_up.value) == (optuna.trial.TrialState.PRUNED, 4.0)
-    assert given_up.intermediate_values == {2: 4.0}
-    assert (failed.state, failed.value) == (optuna.trial.TrialState.FAIL, None)
-
-
-@NEEDS
 def test_a_search_ends_after_its_trials_and_goes_on_with_more(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = make(3)

@@ -20,7 +20,7 @@ from rl8x.names import did_you_mean
 from rl8x.output import counted
 from rl8x.studies import page, statistics
 from rl8x.studies.find import find_runs, plain_name
-from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name
+from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name, params_of
 from rl8x.studies.statistics import Array, Estimate
 from rl8x.studies.summary import in_words
 from rl8x.studies.terminal import in_blocks, shortened
@@ -73,15 +73,17 @@ class Comparison:
     def frame(self) -> pandas.DataFrame:
         """A row for each run.
 
-        `params.NAME` are the params that differ, `steps` is where the run ended, and of each metric there are the last
-        value, the best one (`best/NAME`), and the step of that (`best_step/NAME`).
+        `params.NAME` are the params that differ (`0.01, later 0.001` where a run went on with another value), `steps`
+        is where the run ended, and of each metric there are the last value, the best one (`best/NAME`), and the step of
+        that (`best_step/NAME`).
         """
         import pandas
 
         rows = []
         for run in self.runs:
             row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
-            row |= {f"params.{name}": run.params.get(name) for name in differing(self.runs)}
+            params = params_of(run)
+            row |= {f"params.{name}": params.get(name) for name in differing(self.runs)}
             row["steps"] = self._last_step(run)
             for metric in self.metrics:
                 row |= self._values(metric, run)
@@ -133,7 +135,8 @@ class Comparison:
         heads = [part for metric in self.metrics for part in (metric, f"{best} {metric}", "at step")]
         rows = [["run", *params, "status", "steps", *heads]]
         for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
-            shown = [shortened(str(run.params.get(name, "-")), MAX_VALUE) for name in params]
+            own = params_of(run)
+            shown = [shortened(own.get(name, "-"), MAX_VALUE) for name in params]
             numbers = [_count(row["steps"])]
             for metric in self.metrics:
                 numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]

@@ -107,25 +107,16 @@ def num_ended(search: Any) -> int:
     return sum(trial.state.is_finished() and _KEY in trial.user_attrs for trial in search.trials)
 
 
-def tell(search: Any, number: int, values: Sequence[float], *, steps: int, pruned: bool) -> None:
-    """Give a trial the mean of its trainings' values; without any it has failed.
-
-    Args:
-        search: The search.
-        number: The trial's.
-        values: Of its trainings.
-        steps: Steps of the trainer that they made.
-        pruned: Whether it was given up.
-    """
-    from optuna.trial import Trial, TrialState
+def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> None:
+    """Give a trial the mean of its trainings' values; without any it has failed."""
+    from optuna.trial import TrialState
 
     if not values:
         search.tell(number, state=TrialState.FAIL)
         return
     mean = sum(values) / len(values)
     if pruned:
-        # What was measured of it still teaches the sampler, as what it came to at its last point.
-        Trial(search, search.trials[number]._trial_id).report(mean, steps)
+        # It has no value: the sampler takes it for worse than all that have one.
         search.tell(number, state=TrialState.PRUNED)
     else:
         search.tell(number, mean)

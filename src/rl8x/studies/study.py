@@ -250,8 +250,7 @@ class Study:
                 values = [float(result["means"]["test/returns/mean"]) for result in results]
                 pruned = any(result["pruned"] for result in results)
                 assert trainings[0].trial is not None
-                steps = max((int(result["steps"]) for result in results), default=0)
-                search.tell(found, trainings[0].trial, values, steps=steps, pruned=pruned)
+                search.tell(found, trainings[0].trial, values, pruned=pruned)
         self._trainings = search.trials_of(found, self.config)
 
     def _train(
