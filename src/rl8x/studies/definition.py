@@ -75,6 +75,12 @@ class Training:
         return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
+def _compared(value: Any) -> str:
+    """Return a text that is the same for values that are the same, such as 1 and 1.0."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole else value, sort_keys=True)
+
+
 def _short(value: Any, *, rounds: bool) -> str:
     if isinstance(value, float):
         short = f"{value:.4g}"
@@ -249,15 +255,15 @@ class StudyConfig:
     def _check_vary(self) -> None:
         ranged = [name for name, values in self.vary.items() if isinstance(values, Mapping)]
         for name, values in self.vary.items():
-            if name.partition(".")[0] in (*_DECIDED, *(field.name for field in dataclasses.fields(self))):
-                raise ValueError(
-                    f"vary[{name!r}] is no hyperparameter or key of a run; `train`, `seeds` have their own."
-                )
+            first = name.partition(".")[0]
+            if first in (*_DECIDED, *(field.name for field in dataclasses.fields(self))):
+                hint = _DECIDED.get(first, "a study has one value of it")
+                raise ValueError(f"vary[{name!r}] is no hyperparameter or key of a run: {hint}.")
             if isinstance(values, Mapping):
                 check_range(name, values)
             elif not isinstance(values, list) or not values:
                 raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
-            elif len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+            elif len({_compared(value) for value in values}) < len(values):
                 raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
