@@ -211,3 +211,15 @@ def test_the_second_run_goes_on_where_the_ranges_were():
     assert ranges["length"] != pytest.approx((0.4, 0.6))
     trainer.algorithm.env.configure(CONFIGS["adaptive"])
     assert trainer.algorithm.env.parameter_support() == ranges
+
+
+def test_a_configuration_that_comes_too_late_is_refused_before_the_run_is_touched(tmp_path):
+    tracker = MemoryTracker()
+    trainer = make(tracker, trainer={"checkpoints": tmp_path})
+    run(trainer, CONFIGS["adaptive"], max_steps=1, steps_per_eval=None)
+    assert tracker.status == "FINISHED"
+    for again in (trainer, Trainer.resume(tmp_path, tracker=tracker)):
+        with pytest.raises(ValueError, match="This `env_config` would never apply"):
+            run(again, {"length": 0.7}, max_steps=2, steps_per_eval=None)
+        assert tracker.status == "FINISHED"
+        again.run(env_config=CONFIGS["adaptive"], max_steps=1, progress="none")  # the same is no other
