@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -206,3 +207,30 @@ def test_ranks_begin_with_the_same_levels_and_seeds_with_others(monkeypatch):
 
     assert levels(0, seed=3) == levels(1, seed=3)
     assert levels(0, seed=3) != levels(0, seed=4)
+
+
+class Unbounded(CartPole):
+    parameters = CartPole.parameters | {
+        "tilt": Parameter(default=0.0, low=-math.inf, high=math.inf, unit="", description="")
+    }
+
+
+def test_a_range_without_limits_may_go_anywhere_where_the_parameter_may():
+    env = Unbounded(4, seed=0)
+    env.reset(config={"tilt": Adaptive((-1.0, 1.0), thresholds=(2, 5), step=1e3, episodes=1)})
+    (group,) = env._config.groups
+    for _ in range(3):
+        group._move(torch.tensor([True, True]), torch.tensor([False, False]))
+    assert env.parameter_support()["tilt"] == (-3001.0, 3001.0)
+    assert not group.state["settled"].any()
+    with pytest.raises(ValueError, match="its start lies outside of the parameter's bounds"):
+        env.reset(config={"length": Adaptive((-1.0, 1.0), thresholds=(2, 5), step=1)})
+
+
+def test_the_range_of_a_choice_that_moves_is_what_can_be_drawn():
+    env = CartPole(4, seed=0)
+    ends = (Choice([3.0, 9.8, 20.0], [1, 1, 0]), Choice([3.0, 9.8, 20.0], [0, 1, 1]))
+    env.reset(config={"gravity": Scheduled([(0, ends[0]), (100, ends[1])])})
+    for at, expected in ((0, (3.0, 9.8)), (50, (3.0, 20.0)), (100, (9.8, 20.0))):
+        env.follow_row({"env/steps": at})
+        assert env.parameter_ranges()["gravity"] == env.parameter_support()["gravity"] == expected

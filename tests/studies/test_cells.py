@@ -63,6 +63,7 @@ def test_a_sample_is_drawn_from_its_distributions_and_repeats():
         ({"length": {"uniform": [0, 1]}, "gravity": [1, 2]}, 5, "list them all"),
         ({"length": [1, 2]}, 5, "samples"),
         ({"length": {"uniform": [1, 0]}}, 5, "`low` must not exceed"),
+        ({"length": {"linspace": [0, 1, 1e12]}}, None, "1,000,000,000,000 values are too many"),
         ({"length": {"linspace": [0, 1, 400]}, "gravity": {"linspace": [0, 1, 400]}}, None, "160,000 cells"),
     ],
 )

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from tests.studies.synthetic import evaluations, write_study
 
-from rl8x.studies.compare import compare
+from rl8x.studies.compare import Comparison, compare
 from rl8x.studies.run_groups import grouped_runs, param_name
 from rl8x.tracking import TrackingError
 from rl8x.tracking.database_runs import RunRecord
@@ -157,6 +157,28 @@ def test_a_database_is_read_as_mlflow_reads_it(store, mlflow_client):
     assert [run.name for run in reader.children(ids["parent"])] == ["a", "b"]
 
 
+def test_a_run_that_went_on_with_another_value_of_a_param_is_not_like_the_others(store):
+    ids = fill(store)
+    store.set_tags(ids["b"], {"rl8x.param_change.lr": "0.5"})
+    made = compare(["a", "b"], group_by="lr")
+    assert made.frame["params.lr"].tolist() == ["0.01", "0.01, later 0.5"]
+    assert made.cells()[2][1] == "0.01, later 0.5"
+    assert list(made.groups) == ["lr=0.01", "lr=0.01, later 0.5"]
+
+
+def test_a_run_ends_where_its_clock_ends_and_not_its_last_evaluation(store):
+    ids = fill(store)
+    store.log_points(ids["a"], [Point("eval/returns/mean", 7.0, 50, 16), Point("env/steps", 36.0, 100, 36)])
+    assert compare(["a", "b"], metrics="eval/returns/mean").frame["steps"].tolist() == [36.0, 20.0]
+
+
+def test_a_metric_that_is_never_finite_is_not_said_to_be_missing(store):
+    ids = fill(store)
+    store.log_points(ids["a"], [Point("losses/odd", float("nan"), 100, at) for at in (1, 2)])
+    with pytest.raises(ValueError, match="'losses/odd' has no finite value in any of the runs; name another"):
+        compare(["a", "b"], metrics="losses/odd")
+
+
 @pytest.fixture
 def server(mlruns, monkeypatch):
     """MLflow's own server on the database of `mlruns`, in this process."""
@@ -228,6 +250,19 @@ def test_groups_are_in_the_order_of_their_numbers_and_what_is_missing_is_last():
     assert [run.name for run in groups["lr=1e-2"]] == ["a", "e"]
     alike = grouped_runs([record("a"), RunRecord("other", "a", "", 0, {}, {}, {})], [])
     assert list(alike) == ["a (id-a)", "a (other)"]
+
+
+def test_the_clock_of_what_learns_from_data_is_updates():
+    """Rows of such a run have 0 transitions."""
+
+    def clock(*metrics):
+        runs = tuple(RunRecord(str(number), "", "", 0, {}, each, {}) for number, each in enumerate(metrics))
+        return Comparison(runs, (), {}, (), {}, ()).clock
+
+    online, offline = {"env/steps": 64.0, "algorithm/updates": 4.0}, {"env/steps": 0.0, "algorithm/updates": 4.0}
+    assert clock(online, online) == "transitions of training"
+    assert clock(offline, offline) == "updates"
+    assert clock(online, offline) == clock({"loss": 1.0}) == "clock of the algorithm"
 
 
 def test_params_go_by_their_names_in_run_files_too():

@@ -89,6 +89,14 @@ def test_a_policy_with_a_memory_is_tested_as_it_acts():
     assert (CellEvaluator(algorithm, CELLS, episodes=2, copies=2).evaluate().returns == whole.returns).all()
 
 
+def test_episodes_that_are_cut_off_are_told_once(trained, monkeypatch):
+    monkeypatch.setattr("rl8x.studies.evaluation._MAX_STEPS", 5)
+    evaluator = CellEvaluator(trained, CELLS, episodes=2, copies=4)
+    with pytest.warns(UserWarning, match="4 of 4 test episodes had not ended after 5 steps; they are counted") as told:
+        assert evaluator.evaluate().lengths.tolist() == [5.0] * 6
+    assert len(told) == 1
+
+
 class Few(CartPole):
     max_num_envs = 6
 

@@ -84,6 +84,27 @@ def test_drawing_cells_gives_the_same_values_and_other_intervals(table):
     assert (policies["mean_high"] - policies["mean_low"]).min() > 1.5 * (cells["mean_high"] - cells["mean_low"]).max()
 
 
+@pytest.mark.parametrize("over", ["policies", "cells"])
+def test_inside_is_what_each_policy_was_trained_on(over):
+    """Ranges that move go with each seed to other ends."""
+    table = evaluations(trainings=("uniform",))
+    widest = {0: 0.6, 1: 1.1, 2: 1.7}
+    table = table.assign(inside=table["test.length"] <= table["seed"].map(widest))
+    of_policies = [
+        (rows[rows["inside"]]["returns"].mean(), rows[~rows["inside"]]["returns"].mean())
+        for _, rows in table.groupby("seed")
+    ]
+    within, outside = np.mean(of_policies, axis=0)
+    for rows in (table, table.sample(frac=1, random_state=3)):
+        made = make_report(rows, SUPPORTS, over=over)
+        assert made.frame.loc[0, ["inside", "outside", "gap"]].tolist() == pytest.approx(
+            [within, outside, within - outside]
+        )
+        assert made.frame.loc[0, "gap_low"] <= made.frame.loc[0, "gap"] <= made.frame.loc[0, "gap_high"]
+    worst = table.assign(returns=np.where(np.isclose(table["test.length"], 1.05), -1e3, table["returns"]))
+    assert make_report(worst, SUPPORTS)._worst_cells()[1][-1] == "inside for 2 of 3 seeds"
+
+
 def test_rows_are_groups_of_training_and_hyperparameters():
     evaluated = read_evaluations(evaluations(vary=(1.0, 2.0)))
     assert [group.label for group in evaluated.groups] == [
@@ -101,6 +122,13 @@ def test_rows_are_groups_of_training_and_hyperparameters():
         summarize(evaluated, baseline="uniform")
     with pytest.raises(ValueError, match="'wide' is no group of this study; there are fixed, lr=1"):
         summarize(evaluated, baseline="wide")
+
+
+def test_groups_whose_hyperparameters_differ_in_the_last_digits_have_labels_of_their_own():
+    table = evaluations(trainings=("fixed",), vary=(1.0, 2.0))
+    made = make_report(table.assign(**{"vary.lr": table["vary.lr"].map({1.0: 0.9999999, 2.0: 1.0})}), SUPPORTS)
+    assert made.frame["label"].tolist() == ["lr=0.9999999", "lr=1.0"]
+    assert str(made).count("baseline") == 1
 
 
 def test_the_order_of_rows_does_not_matter_but_for_that_of_groups(table):
@@ -123,7 +151,7 @@ def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table)
 
 
 def test_evaluations_are_counted(table, made):
-    assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000)
+    assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000, None)
     assert "18 policies in 1,440 episodes, 36,000 environment steps; training took 60,000" in str(made)
 
 

@@ -56,6 +56,17 @@ def test_a_resumed_training_decides_as_before(tmp_path):
     assert not search.should_prune(tmp_path, Training("a", {}, 0, 6), 20, 0.0)  # another point has its own median
 
 
+def test_trainings_whose_names_end_alike_have_medians_of_their_own(tmp_path):
+    def decide(name, trial, value):
+        return search.should_prune(tmp_path, Training(name, {}, 0, trial), 10, value)
+
+    for trial in range(4):
+        assert not decide("very-wide", trial, 100.0)
+        assert not decide("wide", trial, 1.0)
+    assert not decide("wide", 4, 1.0)  # as all of `wide` before it, though below all of `very-wide`
+    assert decide("very-wide", 4, 99.0)
+
+
 @NEEDS
 def test_a_search_ends_after_its_trials_and_goes_on_with_more(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -103,6 +103,9 @@ def test_gap_is_inside_less_outside():
     scores = np.array([[1.0, 2.0, 3.0], [3.0, 4.0, 8.0]])
     assert gap(scores, np.array([True, True, False])) == pytest.approx(2.5 - 5.5)
     assert np.isnan(gap(scores, np.array([True, True, True])))
+    # The first policy was trained on one cell, the second on two.
+    of_each = np.array([[True, False, False], [True, True, False]])
+    assert gap(scores, of_each) == pytest.approx(((1.0 - 2.5) + (3.5 - 8.0)) / 2)
 
 
 def test_point_estimates_equal_rliable(rliable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import signal
 import threading
 
 import numpy as np
@@ -12,14 +13,18 @@ import pytest
 from tests.cli.test_collect import policy_for, record
 from tests.conftest import InProcess
 from tests.studies.killing import killed_at
+from tests.studies.synthetic import evaluations
 
+from rl8x.cli.study import _rows
 from rl8x.distributed import Ranks
+from rl8x.drawing import LIGHT
 from rl8x.envs import CartPole
 from rl8x.randomization import Uniform
 from rl8x.studies import Study, StudyConfig, StudyError, table
 from rl8x.studies import study as module
 from rl8x.studies import training as work
 from rl8x.studies.definition import Training
+from rl8x.studies.parent import _best, _complete, _described, _results, _series
 from rl8x.tracking.locks import FileLock, is_locked
 from rl8x.tracking.store import StoreDownError
 
@@ -32,6 +37,10 @@ BASE = {
 }
 TRAIN = {"fixed": {"length": 0.5}, "wide": {"length": Uniform(0.25, 1.0)}}
 TEST = {"length": [0.25, 0.5, 2.0], "gravity": [9.8, 20]}
+
+
+class Few(CartPole):
+    max_num_envs = 8
 
 
 def make(**changes):
@@ -111,8 +120,10 @@ def test_the_table_has_a_row_for_each_policy_point_and_cell(ran):
         table.SEED,
         table.RUN,
         table.ENV_STEPS,
+        table.UPDATES,
         table.FINAL,
         table.INSIDE,
+        table.CELL,
         "test.length",
         "test.gravity",
         table.EPISODES,
@@ -304,7 +315,7 @@ def test_a_full_disk_is_said_in_one_line_and_the_study_goes_on(here, monkeypatch
     assert len(make(tracking=False, max_steps=1, seeds=1).run()) == 2 * 6
 
 
-def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here):
+def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(here, capfd):
     env = CartPole(4, seed=0)
     record(policy_for(env), env, 60, epsilon=1.0).dataset.save("data")
     options = {name: value for name, value in BASE.items() if name != "env"}
@@ -313,9 +324,24 @@ def test_what_learns_from_a_data_set_is_tested_in_the_environment_that_it_names(
     options |= {"algorithm_config": {"dataset": "data", "device": "cpu", "batch_size": 8}}
     with pytest.raises(ValueError, match="give `eval_env`, as it trains on a data set"):
         Study(**options).run()
-    frame = Study(**options, eval_env="CartPole").run()
+    study = Study(**options, eval_env="CartPole", steps_per_eval=1, evaluate_at=1)
+    frame = study.run(progress="lines")
     assert frame[table.LENGTHS].between(1, 7).all()
-    assert frame[table.INSIDE].tolist() == [False, True]  # where a parameter has its default
+    assert frame[table.INSIDE].tolist() == [False, True] * 2  # where a parameter has its default
+    # It counts updates, not transitions, by which its points are told apart.
+    per_step = frame[table.UPDATES].max() // 2
+    assert frame[table.UPDATES].tolist() == [per_step] * 2 + [2 * per_step] * 2
+    assert (frame[table.ENV_STEPS] == 0).all()
+    assert f" {2 * per_step} updates, " in capfd.readouterr().err
+    folder = study.folder / Training("data", {}, 0).key
+    assert [at for at, _ in work.read_curve(folder)] == [per_step, 2 * per_step]
+    made = study.report(log=False)
+    assert len(made.evaluations.points) == 4
+    assert f"training took {2 * per_step} updates." in str(made)
+    (drawn,) = [each for each in made.drawings if each.name == "training"]
+    figure = drawn.draw(LIGHT)
+    assert figure.get_supxlabel() == "updates of training"
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [per_step, 2 * per_step]
 
 
 def test_a_job_is_plain_data(here, monkeypatch):
@@ -331,6 +357,73 @@ def test_keys_of_a_run_may_vary_too(here):
     study = make(tracking=False, vary={"env_kwargs.time_limit": [3, 5], "max_steps": [1]}, seeds=1)
     frame = study.run()
     assert (frame.groupby("vary.env_kwargs.time_limit")[table.LENGTHS].max() == [3, 5]).all()
+
+
+def test_cells_of_a_sample_count_each_where_some_are_alike(here):
+    test = {"length": {"choice": {"values": [0.5, 2.0], "weights": [0.75, 0.25]}}}
+    study = make(tracking=False, test=test, test_cells=12, seeds=1, train={"fixed": {}}, max_steps=1)
+    frame = study.run()
+    assert len(frame) == 12
+    assert frame["test.length"].nunique() == 2
+    made = study.report(log=False)
+    assert made.frame.loc[0, ["cells", "mean"]].tolist() == [12, pytest.approx(frame[table.RETURNS].mean())]
+    assert made.evaluations.counts.episodes == 12 * 4
+
+
+def test_a_study_whose_trainings_all_failed_says_so(here, monkeypatch):
+    monkeypatch.setattr("rl8x.studies.study.run_job", lambda job: {"key": job["key"], "error": "x"})
+    study = make(tracking=False)
+    assert study.run().empty
+    with pytest.raises(ValueError, match="no training of the study has been evaluated yet"):
+        study.report(log=False)
+
+
+def test_a_varied_key_may_lead_into_what_another_sets(here):
+    vary = {"model_config": [{"activation": "tanh"}], "model_config.hidden_sizes": [[8], [4, 4]]}
+    study = make(tracking=False, vary=vary, seeds=1, train={"fixed": {}}, max_steps=1)
+    before = [training.key for training in study.config.trainings()]
+    sizes = [study.config.run_of(each).algorithm_config["model_config"] for each in study.config.trainings()]
+    assert sizes == [{"activation": "tanh", "hidden_sizes": each} for each in ([8], [4, 4])]
+    assert study.config.vary == vary
+    assert [training.key for training in study.config.trainings()] == before
+
+
+def test_trainings_that_differ_have_names_that_differ():
+    named = [Training("wide", {"gamma": gamma}, 0).group for gamma in (0.99, 0.9999, 0.99995, 0.99999, 1.0)]
+    assert named == [f"wide gamma={text}" for text in ("0.99", "0.9999", "0.99995", "0.99999", "1")]
+    # Of a search numbers are rounded, and two trials may draw the same.
+    assert Training("wide", {"lr": 0.00123456}, 1, 3).label == "wide lr=0.001235 trial=3 seed=1"
+
+
+def test_a_return_that_is_not_finite_makes_no_policy_the_best():
+    rows = evaluations(seeds=2)
+    final = rows[rows["final"]].reset_index(drop=True)
+    worst = final[(final["training"] == "fixed") & (final["seed"] == 1)]["returns"].nsmallest(15).index
+    final.loc[worst, "returns"] = np.nan  # the mean of the others is the highest
+    kept = _complete(final)
+    assert set(zip(kept["training"], kept["seed"], strict=True)) == {("fixed", 0), ("uniform", 0), ("uniform", 1)}
+    means = kept.groupby(["training", "seed"])["returns"].mean()
+    assert _results(kept)["result/policies"] == 3
+    assert _results(kept)["result/returns/mean"] == pytest.approx(means.mean())
+    assert _best(kept)[0] == means.groupby("training").mean().idxmax()
+    curves = [("fixed", [(10, 1.0), (20, np.nan)]), ("fixed", [(10, 3.0), (20, 5.0)]), ("wide", [(10, np.nan)])]
+    assert _series(curves, 9)["returns/fixed/mean"] == [(10, 2.0), (20, 3.0)]
+    assert not any("wide" in name for name in _series(curves, 9))
+
+
+def test_the_table_of_the_command_line_hides_no_return_that_is_not_finite():
+    rows = evaluations(trainings=("fixed",), seeds=2)
+    mean, worst = rows["returns"].mean(), rows.groupby("seed")["returns"].min().mean()
+    assert _rows(rows)[1] == ["fixed", "2", f"{mean:.4g}", "-", f"{mean:.4g}", f"{worst:.4g}"]
+    rows.loc[3, "returns"] = np.nan
+    assert _rows(rows)[1] == ["fixed", "2", "nan", "-", "nan", "nan"]
+
+
+def test_many_values_that_have_no_order_are_a_param_too():
+    values = [None, *(each / 10 for each in range(1, 9))]
+    assert _described(values) == str(values)
+    assert _described([{"hidden_sizes": [size]} for size in range(9)]).startswith("[{'hidden_sizes': [0]}, ")
+    assert _described([*values[1:], 1.0]) == "9 values from 0.1 to 1.0"
 
 
 @pytest.mark.parametrize(
@@ -351,7 +444,9 @@ def test_keys_of_a_run_may_vary_too(here):
         ({"seed": 1}, "list them as `seeds`"),
         ({"vary": {"lr": []}}, "at least one value"),
         ({"vary": {"lr": [1e-3, 1e-3]}}, "twice"),
+        ({"vary": {"lr": [1, 0.5, 1.0]}}, "twice"),
         ({"vary": {"lrr": [1e-3]}}, "lrr"),
+        ({"vary": {"env_config.length": [1]}}, r"vary\['env_config.length'\] .*: give it by name under `train`"),
         ({"vary": {"lr": [-1.0]}}, "lr"),
         ({"vary": {"lr": {"uniform": [0, 1]}}}, "say by `trials`"),
         ({"vary": {"lr": {"unifrm": [0, 1]}}, "trials": 2}, "Did you mean 'uniform'"),
@@ -366,6 +461,7 @@ def test_keys_of_a_run_may_vary_too(here):
         ({"env": "Pendulum", "env_kwargs": {"time_limit": None}, "train": {"a": {}}, "test": {"g": [9]}}, "never end"),
         ({"stop_conditions": [{"hits_upper_bound": ["eval/returns/mean", 1]}]}, "no evaluations"),
         ({"run_name": "x"}, "a study has a `name`"),
+        ({"env": Few, "episodes": 9}, "`episodes` is 9, .* has at most 8 copies: give as many, or fewer"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(here, changes, message):
@@ -444,12 +540,26 @@ def test_who_has_a_training_is_said(here, capfd, monkeypatch):
     assert "fixed seed=0: this process is still at it, and is waited for" in capfd.readouterr().err
 
 
-def test_a_study_under_torchrun_is_refused_in_one_line(monkeypatch, tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_study_under_torchrun_is_refused_once_and_ends_all_ranks(monkeypatch, tmp_path, capfd, rank):
+    said_before, ignored = [], []
+
+    class Four(Ranks):
+        def share(self, what, value):
+            said_before.append(capfd.readouterr().err)
+            return [value] * 4
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rl8x.studies.study.ranks", lambda: Ranks(1, 4, 1))
-    with pytest.raises(ValueError, match=r"torchrun has started 4\. Start it without torchrun, with `jobs`") as refused:
+    monkeypatch.setattr("rl8x.studies.study.ranks", lambda: Four(rank, 4, rank))
+    monkeypatch.setattr(signal, "signal", lambda *which: ignored.append(which))
+    with pytest.raises(SystemExit) as ended:
         make().run()
-    assert "\n" not in str(refused.value)
+    assert ended.value.code == 2
+    assert ignored == [(signal.SIGTERM, signal.SIG_IGN)]  # by which torchrun would end it with another code
+    assert capfd.readouterr() == ("", "")
+    (said,) = said_before  # rank 0's, before any of them ends
+    assert said.count("\n") == (rank == 0)
+    assert rank or "torchrun has started 4. Start it without torchrun, with `jobs` trainings at a time" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -153,6 +153,35 @@ def test_tasks_that_never_end_need_resets():
         never.collect(env_config=config)
 
 
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        ("env/stepz", r"`env_config\['length'\]` goes by the metric 'env/stepz', .* Did you mean 'env/steps'"),
+        ("eval/returns/mean", r"goes by 'eval/returns/mean', but this run makes no evaluations: give `steps_per_eval`"),
+    ],
+)
+def test_a_schedule_that_would_never_move_is_refused(by, message):
+    config = {"length": Scheduled([(0, 0.5), (100, 1.0)], by=by)}
+    trainer = make()
+    with pytest.raises(ValueError, match=message):
+        run(trainer, config, steps_per_eval=None)
+    assert trainer.state[keys.STEPS] == 0
+    if by == "eval/returns/mean":  # measured by hand, or by a callback
+        trainer.eval()
+        run(trainer, config, steps_per_eval=None, max_steps=1)
+        assert trainer.algorithm.env.present_config()["length"] > 0.5
+        run(make(trainer={"callbacks": [lambda trainer, _: None]}), config, steps_per_eval=None, max_steps=1)
+
+
+def test_the_state_at_the_end_is_a_tag_also_after_an_evaluation_in_the_training_environment():
+    tracker = MemoryTracker()
+    trainer = make(tracker, env=CartPoleInfinite, horizons_per_env_reset=1, trainer={"eval_env": False})
+    config = {"length": Scheduled([(0, 0.5), (192, 1.0)]), "gravity": Uniform(9.0, 10.0)}
+    run(trainer, config, steps_per_eval=1, max_steps=3, eval_env_config={"length": 2.0})
+    of_configs = {name: value for name, value in tracker.tags.items() if name.startswith("rl8x.env_config")}
+    assert of_configs == {"rl8x.env_config.length": "1.0"}
+
+
 def test_horizons_of_a_step_or_two_move_it_too():
     trainer = make(algorithm=DQNConfig, horizon=2, warmup_steps=8, batch_size=8, buffer_size=512)
     stats = run(trainer, CONFIGS["adaptive"], max_steps=60, steps_per_eval=None)
@@ -163,7 +192,8 @@ def test_horizons_of_a_step_or_two_move_it_too():
 def test_programs_are_recorded_once_and_give_the_same_bits(name, monkeypatch):
     traced_only(monkeypatch)
     eager, recorded = (make(execution=mode, horizons_per_env_reset=2) for mode in ("eager", "compile"))
-    last = [run(trainer, CONFIGS[name], max_steps=4, steps_per_eval=None) for trainer in (eager, recorded)]
+    every = 2 if name == "scheduled" else None  # it goes by evaluations
+    last = [run(trainer, CONFIGS[name], max_steps=4, steps_per_eval=every) for trainer in (eager, recorded)]
     shown = [n for n in last[0] if n.startswith(("env_config/", "episodes/"))]
     assert {n: last[0][n] for n in shown} == {n: last[1][n] for n in shown}
     stepper = recorded.algorithm.collector.stepper
@@ -181,3 +211,15 @@ def test_the_second_run_goes_on_where_the_ranges_were():
     assert ranges["length"] != pytest.approx((0.4, 0.6))
     trainer.algorithm.env.configure(CONFIGS["adaptive"])
     assert trainer.algorithm.env.parameter_support() == ranges
+
+
+def test_a_configuration_that_comes_too_late_is_refused_before_the_run_is_touched(tmp_path):
+    tracker = MemoryTracker()
+    trainer = make(tracker, trainer={"checkpoints": tmp_path})
+    run(trainer, CONFIGS["adaptive"], max_steps=1, steps_per_eval=None)
+    assert tracker.status == "FINISHED"
+    for again in (trainer, Trainer.resume(tmp_path, tracker=tracker)):
+        with pytest.raises(ValueError, match="This `env_config` would never apply"):
+            run(again, {"length": 0.7}, max_steps=2, steps_per_eval=None)
+        assert tracker.status == "FINISHED"
+        again.run(env_config=CONFIGS["adaptive"], max_steps=1, progress="none")  # the same is no other

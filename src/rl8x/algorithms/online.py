@@ -275,14 +275,23 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             self._check_moves()
             self.collector.reset()
             return True
-        if callable(env_config):
-            return False
-        if self.resets.once and env_config is not None and self.env.plain_config(env_config) != self.env.config:
+        if not callable(env_config):
+            self.check_applies(env_config)
+        return False
+
+    def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
+        """Refuse an `env_config` that no reset will ever apply.
+
+        Raises:
+            ValueError: If it is another than the one in force, and the environment was reset for the only time.
+        """
+        if env_config is None or not self.resets.once or self.reset_is_due():
+            return
+        if self.env.plain_config(env_config) != self.env.config:
             raise ValueError(
                 "This `env_config` would never apply: the environment was reset once, at the first collect "
                 "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
             )
-        return False
 
     def _check_moves(self) -> None:
         """Refuse parameters that wait for the ends of episodes where none will come."""
@@ -337,7 +346,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         if not self.env.gives_final_obs:
             tags["rl8x.final_obs"] = "missing: time limits bootstrap from the observation after the reset"
         present = self.env.present_config()
-        tags |= {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in self.env.parameter_ranges()}
+        tags |= {f"rl8x.env_config.{name}": str(shown_value(present[name])) for name in self.env.moving_names}
         return tags
 
 

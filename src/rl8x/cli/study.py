@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -119,7 +120,8 @@ def _summarize(made: Any, frame: Any) -> None:
         say(f"the same command tries again; tracebacks are in {made.folder}")
     if not made.has_arrived:
         say("the store does not have all of it: the same command sends the rest")
-    say(f"to look at it: rl8x report {made.folder}")
+    if not frame.empty:
+        say(f"to look at it: rl8x report {shlex.quote(str(made.folder))}")
 
 
 def _rows(frame: Any) -> list[list[str]]:
@@ -136,7 +138,9 @@ def _rows(frame: Any) -> list[list[str]]:
             "inside": group[columns.RETURNS][within],
             "outside": group[columns.RETURNS][~within],
         }
-        means = ["-" if part.empty else f"{part.mean():.4g}" for part in values.values()]
-        worst = group.groupby(columns.SEED)[columns.RETURNS].min().mean()
+        # A return that is not finite makes no mean of the others.
+        means = ["-" if part.empty else f"{part.mean(skipna=False):.4g}" for part in values.values()]
+        worst = group.groupby(columns.SEED)[columns.RETURNS].agg(lambda of_seed: of_seed.min(skipna=False))
+        worst = worst.mean(skipna=False)
         rows.append([*map(str, names), str(group[columns.SEED].nunique()), *means, f"{worst:.4g}"])
     return rows

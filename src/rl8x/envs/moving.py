@@ -279,6 +279,12 @@ class MovesParameters:
         found = {name: ends for group in self._config.groups for name, ends in group.ranges().items()}
         return {name: ends for name, ends in found.items() if name in self._config.shown_names}
 
+    @property
+    def moving_names(self) -> list[str]:
+        """The parameters that move in the configuration of the next reset."""
+        config = self._next_config or self._config
+        return [name for group in config.groups for name in group.names if name in config.shown_names]
+
     def present_config(self) -> dict[str, Any]:
         """Return the configuration of the next reset in plain JSON form, with what moves as it stands now.
 

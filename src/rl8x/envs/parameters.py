@@ -16,7 +16,7 @@ from rl8x import randomization
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, Grid, ParameterDistribution
 from rl8x.randomization.moving import RETURNS, Group, make_groups
-from rl8x.randomization.scheduled import PerCopy, Steered
+from rl8x.randomization.scheduled import PerCopy, Scheduled, Steered
 
 ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
 EnvConfig: TypeAlias = Mapping[str, ParameterValue]
@@ -214,6 +214,13 @@ def moving_in(config: Mapping[str, Any]) -> dict[str, object]:
     """Return the part of an `env_config` in plain JSON form that moves while a policy trains."""
     kinds = {name for name, kind in randomization.KINDS.items() if kind.moves}
     return {name: value for name, value in config.items() if isinstance(value, Mapping) and kinds & {*value}}
+
+
+def followed_in(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the metrics of the trainer's row that parameters of an `env_config` in plain form go by, by name."""
+    forms = {name: value for name, value in config.items() if isinstance(value, Mapping)}
+    made = {name: randomization.from_dict(form) for name, form in forms.items() if Scheduled.kind in form}
+    return {name: each.by for name, each in made.items() if isinstance(each, Scheduled)}
 
 
 def shown_value(value: object) -> object:

@@ -112,7 +112,9 @@ class Adaptive(MovingDistribution):
             return self
         if not low <= self.start[0] <= self.start[1] <= high:
             raise ValueError(f"{self!r}: its start lies outside of the parameter's bounds [{low:g}, {high:g}].")
-        return dataclasses.replace(self, limits=(low, high))
+        made = dataclasses.replace(self)
+        object.__setattr__(made, "limits", (low, high))  # infinite where the parameter has no bound
+        return made
 
     def draw(self, noise: Tensor) -> Tensor:
         """Draw from the range at the beginning, `[num_envs]`."""

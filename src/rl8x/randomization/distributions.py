@@ -370,6 +370,12 @@ class Choice(_Listed):
         return values[torch.bucketize(noise.contiguous(), edges, right=True)]
 
     @property
+    def support(self) -> tuple[float, float]:
+        """The smallest and the largest of the values that have a weight."""
+        drawn = [value for i, value in enumerate(self.values) if self.weights is None or self.weights[i] > 0]
+        return min(drawn), max(drawn)
+
+    @property
     def numbers(self) -> tuple[float, ...]:
         """The values, and the share of each."""
         weights = self.weights or (1.0,) * len(self.values)

@@ -115,6 +115,8 @@ def _spaced(owner: str, kind: str, arguments: Any) -> NDArray[np.float64]:
         raise ValueError(f"{owner}: {kind!r} takes [low, high, count]; got {arguments!r}.") from None
     if whole != count or whole < 1:
         raise ValueError(f"{owner}: {kind!r} needs a count of at least 1; got {count!r}: there would be no cell.")
+    if whole > MAX_CELLS:
+        raise ValueError(f"{owner}: {whole:,} values are too many; at most {MAX_CELLS:,} cells. Take fewer values.")
     if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]) or (
         kind == "geomspace" and ends[0] <= 0
     ):

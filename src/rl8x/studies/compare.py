@@ -20,7 +20,7 @@ from rl8x.names import did_you_mean
 from rl8x.output import counted
 from rl8x.studies import page, statistics
 from rl8x.studies.find import find_runs, plain_name
-from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name
+from rl8x.studies.run_groups import MAX_VALUE, common_metric, differing, grouped_runs, param_name, params_of
 from rl8x.studies.statistics import Array, Estimate
 from rl8x.studies.summary import in_words
 from rl8x.studies.terminal import in_blocks, shortened
@@ -73,15 +73,17 @@ class Comparison:
     def frame(self) -> pandas.DataFrame:
         """A row for each run.
 
-        `params.NAME` are the params that differ, `steps` is where the run ended, and of each metric there are the last
-        value, the best one (`best/NAME`), and the step of that (`best_step/NAME`).
+        `params.NAME` are the params that differ (`0.01, later 0.001` where a run went on with another value), `steps`
+        is where the run ended, and of each metric there are the last value, the best one (`best/NAME`), and the step of
+        that (`best_step/NAME`).
         """
         import pandas
 
         rows = []
         for run in self.runs:
             row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
-            row |= {f"params.{name}": run.params.get(name) for name in differing(self.runs)}
+            params = params_of(run)
+            row |= {f"params.{name}": params.get(name) for name in differing(self.runs)}
             row["steps"] = self._last_step(run)
             for metric in self.metrics:
                 row |= self._values(metric, run)
@@ -89,7 +91,11 @@ class Comparison:
         return pandas.DataFrame(rows)
 
     def _last_step(self, run: RunRecord) -> float:
-        steps = [track.steps[-1] for tracks in self.tracks.values() for track in tracks if track.run is run]
+        """Return the last count of a run's clock; where it logs none, the last step of the metrics compared."""
+        clock = _clock_of(run)
+        if clock is not None:
+            return run.metrics[clock]
+        steps = [track.steps.max() for tracks in self.tracks.values() for track in tracks if track.run is run]
         return max(map(float, steps), default=math.nan)
 
     def _values(self, metric: str, run: RunRecord) -> dict[str, float]:
@@ -129,7 +135,8 @@ class Comparison:
         heads = [part for metric in self.metrics for part in (metric, f"{best} {metric}", "at step")]
         rows = [["run", *params, "status", "steps", *heads]]
         for run, (_, row) in zip(self.runs, frame.iterrows(), strict=True):
-            shown = [shortened(str(run.params.get(name, "-")), MAX_VALUE) for name in params]
+            own = params_of(run)
+            shown = [shortened(own.get(name, "-"), MAX_VALUE) for name in params]
             numbers = [_count(row["steps"])]
             for metric in self.metrics:
                 numbers += [_number(row[metric]), _number(row[f"best/{metric}"]), _count(row[f"best_step/{metric}"])]
@@ -190,10 +197,9 @@ class Comparison:
     @property
     def clock(self) -> str:
         """What the steps count, in words."""
-        names = {name for run in self.runs for name in (keys.ENV_STEPS, keys.UPDATES) if name in run.metrics}
-        if all(keys.ENV_STEPS in run.metrics for run in self.runs):
-            return "transitions of training"
-        return "updates" if names == {keys.UPDATES} else "clock of the algorithm"
+        clocks = {_clock_of(run) for run in self.runs}
+        words = {keys.ENV_STEPS: "transitions of training", keys.UPDATES: "updates"}
+        return words.get(clocks.pop() or "", "clock of the algorithm") if len(clocks) == 1 else "clock of the algorithm"
 
     @property
     def html(self) -> str:
@@ -286,6 +292,8 @@ def compare(
     histories = reader.histories([run.id for run in records], names)
     tracks = {name: _tracks(records, histories[name]) for name in names}
     for name in names:
+        if not tracks[name] and histories[name]:
+            raise ValueError(f"{name!r} has no finite value in any of the runs; name another metric.")
         if not tracks[name]:
             known = sorted({metric for run in records for metric in run.metrics})
             hint = did_you_mean(name, known) or f" There are {', '.join(known[:8])} and others."
@@ -299,6 +307,11 @@ def compare(
     if output is not None:
         made.write(output)
     return made
+
+
+def _clock_of(run: RunRecord) -> str | None:
+    """Return the counter that a run's steps are, of what learns from data updates; None where it logs none."""
+    return next((name for name in (keys.ENV_STEPS, keys.UPDATES) if run.metrics.get(name, 0) > 0), None)
 
 
 def _tracks(runs: Sequence[RunRecord], histories: dict[str, Points]) -> list[Track]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import inspect
@@ -62,8 +63,9 @@ class Training:
 
     @property
     def group(self) -> str:
-        """The name of all trainings that differ by their seeds only."""
-        return " ".join([self.training, *(f"{name}={_short(value)}" for name, value in self.vary.items())])
+        """The name of all trainings that differ by their seeds only; in a search it may round, as it has the trial."""
+        parts = [f"{name}={_short(value, rounds=self.trial is not None)}" for name, value in self.vary.items()]
+        return " ".join([self.training, *parts, *([] if self.trial is None else [f"trial={self.trial}"])])
 
     @property
     def key(self) -> str:
@@ -73,8 +75,17 @@ class Training:
         return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+def _compared(value: Any) -> str:
+    """Return a text that is the same for values that are the same, such as 1 and 1.0."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole else value, sort_keys=True)
+
+
+def _short(value: Any, *, rounds: bool) -> str:
+    if isinstance(value, float):
+        short = f"{value:.4g}"
+        return short if rounds or float(short) == value else repr(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,15 +255,15 @@ class StudyConfig:
     def _check_vary(self) -> None:
         ranged = [name for name, values in self.vary.items() if isinstance(values, Mapping)]
         for name, values in self.vary.items():
-            if name.partition(".")[0] in (*_DECIDED, *(field.name for field in dataclasses.fields(self))):
-                raise ValueError(
-                    f"vary[{name!r}] is no hyperparameter or key of a run; `train`, `seeds` have their own."
-                )
+            first = name.partition(".")[0]
+            if first in (*_DECIDED, *(field.name for field in dataclasses.fields(self))):
+                hint = _DECIDED.get(first, "a study has one value of it")
+                raise ValueError(f"vary[{name!r}] is no hyperparameter or key of a run: {hint}.")
             if isinstance(values, Mapping):
                 check_range(name, values)
             elif not isinstance(values, list) or not values:
                 raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
-            elif len({json.dumps(value, sort_keys=True) for value in values}) < len(values):
+            elif len({_compared(value) for value in values}) < len(values):
                 raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
@@ -293,6 +304,11 @@ class StudyConfig:
                 raise ValueError(
                     f"the episodes of {tested_env(run)} never end, so that there are none to test by. Give it a "
                     "`time_limit` in env_kwargs."
+                )
+            if env.max_num_envs is not None and self.episodes > env.max_num_envs:
+                raise ValueError(
+                    f"`episodes` is {self.episodes}, which are played at once, and {tested_env(run)} has at most "
+                    f"{env.max_num_envs} copies: give as many, or fewer."
                 )
             env.plain_config(self.train[name], called=f"train[{name!r}]")
             test_cells.check_cells(self.cells(), env.parameters, type(env).__name__)
@@ -348,7 +364,7 @@ class StudyConfig:
                 inner = inner[part]
                 if not isinstance(inner, dict):
                     raise ValueError(f"vary[{name!r}]: {part} is {shortened(inner)}, not a mapping.")
-            inner[last] = value
+            inner[last] = copy.deepcopy(value)  # another varied key may lead into it
         if self.train[training.training] or data.get("env"):  # a data set has no physics to set
             data["env_config"] = self.train[training.training]
         data["seed"] = training.seed

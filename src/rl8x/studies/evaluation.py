@@ -7,6 +7,7 @@ copies are stepped together, and all policies of a study meet the same episodes,
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -88,6 +89,7 @@ class CellEvaluator:
             raise ValueError("a study makes environments to test in: build the algorithm from a class or a name.")
         self._factory, self._algorithm = factory, algorithm
         self._cells, self._episodes, self._seed = cells, episodes, seed
+        self._warned = False
         self._execution = Execution("eager", algorithm.execution.precision, algorithm.device)
         one = self._make(1)
         if not one.episodic:
@@ -153,7 +155,17 @@ class CellEvaluator:
             running = running & ~(step.terminated | step.truncated)
             if t >= _MAX_STEPS or (t % _STEPS_PER_LOOK == 0 and not bool(running.any())):
                 break
+        self._warn_unfinished(int(running.sum()), env.num_envs)
         return returns, lengths
+
+    def _warn_unfinished(self, count: int, of: int) -> None:
+        if count and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{count} of {of} test episodes had not ended after {_MAX_STEPS:,} steps; they are counted as they "
+                f"stood. Give the environment a `time_limit` of {_MAX_STEPS:,} or less in env_kwargs.",
+                stacklevel=2,
+            )
 
 
 def seed_of(seed: int, cell: int) -> int:

@@ -13,6 +13,7 @@ from rl8x.names import did_you_mean
 from rl8x.output import counted
 from rl8x.studies.statistics import Array
 from rl8x.studies.table import (
+    CELL,
     ENV_STEPS,
     EPISODES,
     FINAL,
@@ -22,6 +23,7 @@ from rl8x.studies.table import (
     SEED,
     TEST,
     TRAINING,
+    UPDATES,
     VARY,
 )
 
@@ -42,7 +44,8 @@ class Group:
         label: What distinguishes it from the others.
         seeds: `[seeds]`.
         scores: Mean returns of the last policies, `[seeds, cells]`.
-        inside: Whether each cell lies in the training's support, `[cells]`.
+        inside: Whether each cell lies in what the policy was trained on, `[seeds, cells]`: distributions that move go
+            with each seed to other ends.
     """
 
     training: str
@@ -61,12 +64,14 @@ class Counts(NamedTuple):
         episodes: Episodes of all evaluations in the table.
         steps: Their environment steps; None where the table has no lengths.
         training_steps: Environment steps that the last policies were trained on, all together.
+        training_updates: Their updates; None where the table does not have them.
     """
 
     policies: int
     episodes: int
     steps: int | None
     training_steps: int
+    training_updates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,19 +115,18 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     _check(table)
     tests = [name for name in table.columns if name.startswith(TEST)]
     varied = [name for name in table.columns if name.startswith(VARY)]
+    if CELL not in table.columns:
+        table = table.assign(**{CELL: table.groupby(tests).ngroup() if tests else 0})
     table = table.assign(**{name: table[name].map(_plain) for name in varied})
     names = [TRAINING, *varied]
-    table = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL, *tests], keep="last")
+    table = table.drop_duplicates([*names, SEED, *_times(table), FINAL, CELL], keep="last")
     table = table.assign(group=table.groupby(names, sort=False, dropna=False).ngroup())
     final = table[table[FINAL].astype(bool)]
     if final.empty:
         raise ValueError("no policy of the study has been evaluated at the end of its training; let the study finish.")
-    cells = final[tests].drop_duplicates().sort_values(tests) if tests else final[[]].iloc[:1]
-    cells = cells.reset_index(drop=True)
-    cell_of = (
-        final.merge(cells.assign(cell=range(len(cells))), on=tests)["cell"] if tests else np.zeros(len(final), int)
-    )
-    final = final.assign(cell=np.asarray(cell_of))
+    cells = final[[CELL, *tests]].drop_duplicates(CELL).sort_values([*tests, CELL]).reset_index(drop=True)
+    position_of = {cell: position for position, cell in enumerate(cells[CELL])}
+    final = final.assign(**{CELL: final[CELL].map(position_of)})
     groups: list[tuple[int, Group]] = []
     left_out: set[tuple[int, Any]] = set()
     notes: list[str] = []
@@ -142,17 +146,27 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     points = points[points["group"].isin(position)]
     points = points.assign(group=points["group"].map(position))
     found = tuple(group for _, group in groups)
-    renamed = cells.rename(columns=lambda name: name.removeprefix(TEST))
+    renamed = cells[tests].rename(columns=lambda name: name.removeprefix(TEST))
     return Evaluations(found, renamed, points, _counts(table, names), tuple(notes))
 
 
 def _check(table: pandas.DataFrame) -> None:
     needed = (TRAINING, SEED, ENV_STEPS, FINAL, INSIDE, EPISODES, RETURNS)
     missing = [name for name in needed if name not in table.columns]
+    if table.empty:  # maybe without columns too: all trainings have failed so far
+        raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
     if missing:
         raise ValueError(f"the table of evaluations lacks the columns {', '.join(missing)}.")
-    if table.empty:
-        raise ValueError("the table of evaluations is empty: no training of the study has been evaluated yet.")
+
+
+def _times(table: pandas.DataFrame) -> list[str]:
+    """List the columns that tell a policy's points of training apart; what learns from data counts updates alone."""
+    return [name for name in (ENV_STEPS, UPDATES) if name in table.columns]
+
+
+def clock_of(points: pandas.DataFrame) -> str:
+    """Return the column by which trainings went on: transitions, or updates where there are none."""
+    return UPDATES if UPDATES in points.columns and not points[ENV_STEPS].any() else ENV_STEPS
 
 
 def _plain(value: Any) -> Any:
@@ -169,17 +183,27 @@ def _label(table: pandas.DataFrame, row: Any, varied: list[str]) -> str:
         value = row[name]
         if table[name].nunique(dropna=False) > 1 and value is not None:
             short = name.removeprefix(VARY).removeprefix("algorithm_config.")
-            parts.append(f"{short}={value:g}" if isinstance(value, float) else f"{short}={value}")
+            parts.append(f"{short}={_number(value, table[name]) if isinstance(value, float) else value}")
     return ", ".join(parts) or str(row[TRAINING])
+
+
+def _number(value: float, column: pandas.Series) -> str:
+    """Write a number of a column in six digits, unless that is how another is written too."""
+    numbers = {each for each in column.unique() if isinstance(each, float)}
+    return f"{value:g}" if len({f"{each:g}" for each in numbers}) == len(numbers) else repr(float(value))
 
 
 def _group(
     rows: pandas.DataFrame, num_cells: int, training: str, vary: Mapping[str, Any], label: str
 ) -> tuple[Group | None, dict[Any, str]]:
     """Gather the scores of a group; also returns why each seed that is not complete was left out."""
-    wide = rows.pivot_table(index=SEED, columns="cell", values=RETURNS, aggfunc="last", dropna=False)
-    wide = wide.reindex(columns=range(num_cells))
-    present = rows.groupby(SEED)["cell"].nunique()
+    wide, within = (
+        rows.pivot_table(index=SEED, columns=CELL, values=name, aggfunc="last", dropna=False).reindex(
+            columns=range(num_cells)
+        )
+        for name in (RETURNS, INSIDE)
+    )
+    present = rows.groupby(SEED)[CELL].nunique()
     finite = np.isfinite(wide.to_numpy(dtype=np.float64)).all(axis=1)
     why = {}
     for seed, is_finite in zip(wide.index, finite, strict=True):
@@ -190,18 +214,18 @@ def _group(
     complete = wide[finite]
     if complete.empty:
         return None, why
-    inside = rows.drop_duplicates("cell").set_index("cell")[INSIDE].reindex(range(num_cells)).astype(bool)
-    scores = complete.to_numpy(dtype=np.float64)
-    return Group(training, vary, label, tuple(complete.index), scores, inside.to_numpy()), why
+    scores, inside = complete.to_numpy(dtype=np.float64), within[finite].to_numpy().astype(bool)
+    return Group(training, vary, label, tuple(complete.index), scores, inside), why
 
 
 def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:
-    policies = table.drop_duplicates([*names, SEED, ENV_STEPS, FINAL])
+    policies = table.drop_duplicates([*names, SEED, *_times(table), FINAL])
     steps = None
     if LENGTHS in table.columns and table[LENGTHS].notna().all():
         steps = round(float((table[EPISODES] * table[LENGTHS]).sum()))
-    trained = policies[policies[FINAL].astype(bool)][ENV_STEPS].sum()
-    return Counts(len(policies), int(table[EPISODES].sum()), steps, int(trained))
+    last = policies[policies[FINAL].astype(bool)]
+    updates = int(last[UPDATES].sum()) if UPDATES in last.columns else None
+    return Counts(len(policies), int(table[EPISODES].sum()), steps, int(last[ENV_STEPS].sum()), updates)
 
 
 def counts_in_words(counts: Counts) -> str:
@@ -209,7 +233,9 @@ def counts_in_words(counts: Counts) -> str:
     what = f"{counted(counts.policies, 'policy', 'policies')} in {counted(counts.episodes, 'episode', 'episodes')}"
     if counts.steps is None:
         return f"Evaluations online: {what}."
+    from_data = not counts.training_steps and counts.training_updates
+    training = counted(from_data, "update", "updates") if from_data else f"{counts.training_steps:,}"
     return (
         f"Evaluations online: {what}, {counted(counts.steps, 'environment step', 'environment steps')}; "
-        f"training took {counts.training_steps:,}."
+        f"training took {training}."
     )

@@ -10,7 +10,7 @@ import numpy as np
 from rl8x.drawing import Curve, Theme, draw_legend, draw_line, labelled, new_figure, short_ticks, wrapped
 from rl8x.studies import statistics
 from rl8x.studies.axes import Axis, along, over_two
-from rl8x.studies.evaluations import Evaluations, Group, Supports
+from rl8x.studies.evaluations import Evaluations, Group, Supports, clock_of
 from rl8x.studies.summary import HEADINGS, Summary
 from rl8x.studies.table import ENV_STEPS, INSIDE, RETURNS, SEED
 
@@ -218,8 +218,8 @@ def profile(group: Group, thresholds: statistics.Array, summary: Summary) -> sta
 
 
 def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme) -> Figure:
-    """Draw the mean return against the transitions of training: over all cells, those inside, and those outside."""
-    points = evaluations.points
+    """Draw the mean return against the transitions or updates of training: over all cells, inside, and outside."""
+    points, clock = evaluations.points, clock_of(evaluations.points)
     parts = {"all cells": points, "inside": points[points[INSIDE]], "outside": points[~points[INSIDE].astype(bool)]}
     parts = {name: part for name, part in parts.items() if len(part)}
     if len(parts) == 2:  # all cells are inside, or all are outside
@@ -230,21 +230,22 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme) -> Fig
         for line, row in enumerate(rows):
             own = part[part["group"] == row]
             if len(own):
-                curve = statistics.mean_curve(training_curves(own))
+                curve = statistics.mean_curve(training_curves(own, clock))
                 draw_line(panel, curve, evaluations.groups[row].label, line, theme, marker=len(curve.steps) <= 12)
         panel.set_title(name)
         panel.grid(True, alpha=0.6)
         short_ticks(panel)
     panels[0].set_ylabel("mean return")
-    figure.supxlabel("transitions of training", fontsize=10, color=theme.text)
+    counted = "transitions" if clock == ENV_STEPS else "updates"
+    figure.supxlabel(f"{counted} of training", fontsize=10, color=theme.text)
     draw_legend(figure, panels[0], len(rows))
     return figure
 
 
-def training_curves(points: Any) -> list[tuple[statistics.Array, statistics.Array]]:
-    """Return, for each seed in rows of a table, the transitions of training and the mean over cells at each."""
+def training_curves(points: Any, clock: str) -> list[tuple[statistics.Array, statistics.Array]]:
+    """Return, for each seed in rows of a table, a column's counts of training and the mean over cells at each."""
     found = []
     for _, own in points.groupby(SEED):
-        means = own.groupby(ENV_STEPS)[RETURNS].mean()
+        means = own.groupby(clock)[RETURNS].mean()
         found.append((means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)))
     return found

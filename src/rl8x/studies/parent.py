@@ -105,24 +105,24 @@ class ParentRun:
 
         Args:
             frame: The study's table.
-            curves: Of each training the group that it is averaged with, and transitions and returns in its course.
+            curves: Of each training the group that it is averaged with, and the returns in its course by its clock.
             files: Of the study's folder; the first is the table.
             failed: The trainings that are missing since they failed.
         """
         reports = [*self._reports(), {"trials": self.study.trials, "failed": list(failed)}]
         replace_synced(self._reported, json.dumps(reports).encode())
-        final = frame[frame[table.FINAL]]
-        steps = int(final[table.ENV_STEPS].max())
-        results = _results(final)
-        self.tracker.log_metrics(results, steps)
+        final = _complete(frame[frame[table.FINAL]])
+        results = {} if final.empty else _results(final)
+        if results:
+            trained = table.ENV_STEPS if final[table.ENV_STEPS].any() else table.UPDATES
+            self.tracker.log_metrics(results, int(final[trained].max()))
+            self.tracker.set_tags({"study.best": _best(final)[0]})
         rows: dict[int, dict[str, float]] = {}
         for name, points in _series(curves, (_MAX_KEYS - len(results)) // 3).items():
             for step, value in points:
                 rows.setdefault(step, {})[name] = value
         for step, row in sorted(rows.items()):
             self.tracker.log_metrics(row, step)
-        best, _ = _best(final)
-        self.tracker.set_tags({"study.best": best})
         whole, *others = files
         log_table(self.tracker, whole)
         for path in others:
@@ -162,15 +162,25 @@ def child_tracking(study: StudyConfig, parent: ParentRun, run_key: str, run_name
 
 def _described(values: Any) -> str:
     """Write the values of a test parameter or a varied key as a run's params show them."""
-    if isinstance(values, list) and len(values) > 8:
+    if isinstance(values, list) and len(values) > 8 and all(isinstance(value, int | float) for value in values):
         return f"{len(values)} values from {min(values)} to {max(values)}"
     return str(hide_in_data(values))
 
 
+def _who(frame: pd.DataFrame) -> list[str]:
+    """List the columns that tell policies apart."""
+    return [table.TRAINING, *(name for name in frame.columns if name.startswith(table.VARY)), table.SEED]
+
+
+def _complete(final: pd.DataFrame) -> pd.DataFrame:
+    """Leave out policies with a return that is not finite, as the report does: other cells' mean says nothing of it."""
+    finite = final[table.RETURNS].map(np.isfinite)
+    return final[finite.groupby([final[name] for name in _who(final)], dropna=False).transform("all")]
+
+
 def _policies(final: pd.DataFrame) -> pd.DataFrame:
     """Average each policy's cells: all, those inside and outside, and the worst."""
-    varied = [name for name in final.columns if name.startswith(table.VARY)]
-    who = [table.TRAINING, *varied, table.SEED]
+    who = _who(final)
     grouped = final.groupby(who, sort=False, dropna=False)
     policies = grouped[table.RETURNS].agg(["mean", "min"])
     for name, within in (("inside", True), ("outside", False)):
@@ -207,22 +217,21 @@ def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int
     """Average the curves of trainings that differ by their seeds only: mean, and ends of the 95% interval.
 
     Args:
-        curves: The group of each training, and its transitions and returns.
+        curves: The group of each training, and its returns by its clock.
         most: Groups at most; the best at their ends come first.
     """
     groups: dict[str, list[Sequence[tuple[int, float]]]] = {}
-    for group, points in curves:
-        if points:
+    for group, curve in curves:
+        if points := [point for point in curve if np.isfinite(point[1])]:
             groups.setdefault(group, []).append(points)
     ordered = sorted(groups.items(), key=lambda item: -np.mean([curve[-1][1] for curve in item[1]]))
     series: dict[str, list[tuple[int, float]]] = {}
     for group, members in ordered[:most]:
-        with contextlib.suppress(ValueError):  # a curve without a finite value
-            separate = [([x for x, _ in member], [y for _, y in member]) for member in members]
-            curve = mean_curve(separate, max_points=_MAX_POINTS)
-            steps = [int(step) for step in curve.steps]
-            for name, values in (("mean", curve.mean), ("low", curve.low), ("high", curve.high)):
-                if np.isfinite(values).all():
-                    key = legal_name(f"returns/{group.replace('=', ' ')}/{name}")
-                    series[key] = list(zip(steps, map(float, values), strict=True))
+        separate = [([x for x, _ in member], [y for _, y in member]) for member in members]
+        mean = mean_curve(separate, max_points=_MAX_POINTS)
+        steps = [int(step) for step in mean.steps]
+        for name, values in (("mean", mean.mean), ("low", mean.low), ("high", mean.high)):
+            if np.isfinite(values).all():
+                key = legal_name(f"returns/{group.replace('=', ' ')}/{name}")
+                series[key] = list(zip(steps, map(float, values), strict=True))
     return series

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from rl8x.output import Unfailing, short
 from rl8x.studies.definition import Training
-from rl8x.trainers.progress import PROGRESS_CHOICES
+from rl8x.trainers.progress import PROGRESS_CHOICES, counter_name
 
 _SECONDS_PER_LOOK: Final = 0.5
 
@@ -110,7 +110,7 @@ class StudyProgress:
                 for name in ("inside", "outside")
                 if f"test/returns/{name}" in means
             ]
-            steps = f"{short(result['env_steps'])} env steps"
+            steps = f"{short(result['at'])} {counter_name(result['clock'])}"
             text = f"{', '.join(shown)} in all cells, {steps}, {seconds:.0f} s" + ", pruned" * result["pruned"]
         self.say(f"{training.label}: {text} ({self._count}/{self._total})")
         if self._bar is not None:

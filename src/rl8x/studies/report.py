@@ -107,7 +107,10 @@ class Report:
             means = group.scores.mean(axis=0)
             cell = int(means.argmin())
             values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in self._cell(cell))
-            rows.append([group.label, *values, f"{means[cell]:.4g}", "inside" if group.inside[cell] else "outside"])
+            within, seeds = int(group.inside[:, cell].sum()), len(group.seeds)
+            of_some = f"inside for {within} of {seeds} seeds"
+            support = "outside" if within == 0 else "inside" if within == seeds else of_some
+            rows.append([group.label, *values, f"{means[cell]:.4g}", support])
         return rows
 
     def _cell(self, cell: int) -> list[Any]:

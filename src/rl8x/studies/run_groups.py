@@ -8,6 +8,8 @@ from typing import Final
 from rl8x.names import did_you_mean
 from rl8x.studies.terminal import shortened
 from rl8x.tracking.database_runs import RunRecord
+from rl8x.tracking.names import legal_name
+from rl8x.tracking.sender import PARAM_CHANGE_TAG
 
 MAX_VALUE: Final = 40
 """Letters of a param's value that a table or label shows."""
@@ -33,10 +35,20 @@ def common_metric(runs: Sequence[RunRecord]) -> str:
     raise ValueError(f"the {len(runs)} runs have no metric in common{why}. Leave runs out, or name a metric.")
 
 
+def params_of(run: RunRecord) -> dict[str, str]:
+    """Return a run's params; where it went on with another value, which MLflow has as a tag: `0.01, later 0.001`."""
+    changed = {name: run.tags.get(legal_name(PARAM_CHANGE_TAG + name)) for name in run.params}
+    return {
+        name: value if changed[name] is None else f"{value}, later {changed[name]}"
+        for name, value in run.params.items()
+    }
+
+
 def differing(runs: Sequence[RunRecord]) -> list[str]:
     """List the params that do not have one value in all runs, in the order of the runs."""
-    names = dict.fromkeys(name for run in runs for name in run.params)
-    return [name for name in names if len({run.params.get(name) for run in runs}) > 1]
+    params = [params_of(run) for run in runs]
+    names = dict.fromkeys(name for own in params for name in own)
+    return [name for name in names if len({own.get(name) for own in params}) > 1]
 
 
 def param_name(name: str, runs: Sequence[RunRecord]) -> str:
@@ -63,8 +75,9 @@ def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list
         for run in runs:  # names need not be unique, IDs are
             groups[run.name if names.count(run.name) == 1 else f"{run.name} ({run.id[:8]})"] = [run]
         return groups
-    for run in sorted(runs, key=lambda run: [_order(run.params.get(name)) for name in by]):
-        label = ", ".join(f"{name}={shortened(str(run.params.get(name)), MAX_VALUE)}" for name in by)
+    params = {run.id: params_of(run) for run in runs}
+    for run in sorted(runs, key=lambda run: [_order(params[run.id].get(name)) for name in by]):
+        label = ", ".join(f"{name}={shortened(str(params[run.id].get(name)), MAX_VALUE)}" for name in by)
         groups.setdefault(label, []).append(run)
     return groups
 

@@ -116,7 +116,7 @@ def tell(search: Any, number: int, values: Sequence[float], *, pruned: bool) -> 
         return
     mean = sum(values) / len(values)
     if pruned:
-        # What was measured of it still teaches the sampler, as what it came to at its last point.
+        # It has no value: the sampler takes it for worse than all that have one.
         search.tell(number, state=TrialState.PRUNED)
     else:
         search.tell(number, mean)
@@ -134,7 +134,10 @@ def should_prune(folder: Path, training: Training, steps: int, value: float) -> 
     with contextlib.suppress(OSError, ValueError):
         return bool(json.loads(own.read_text())["pruned"])
     others = []
-    for path in notes.glob(f"*-{training.training}-{training.seed}-{steps}.json"):
+    for path in notes.glob("*.json"):
+        # After the trial by the whole name: that of one training may end as another's does.
+        if path.name.partition("-")[2] != own.name.partition("-")[2]:
+            continue
         with contextlib.suppress(OSError, ValueError, KeyError):
             if path != own:
                 others.append(float(json.loads(path.read_text())["value"]))

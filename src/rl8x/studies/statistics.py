@@ -79,15 +79,24 @@ def worst_cell(scores: Array) -> Array:
 def gap(scores: Array, inside: NDArray[np.bool_]) -> Array:
     """Subtract the mean of the cells outside the training's support from that of the cells inside; NaN without either.
 
+    Arguments are those of `subset_mean`.
+
     Source: the generalisation gap of Kirk et al. 2021, arXiv:2111.09794, equation 2.
     """
     return subset_mean(scores, inside) - subset_mean(scores, ~np.asarray(inside))
 
 
 def subset_mean(scores: Array, chosen: NDArray[np.bool_]) -> Array:
-    """Average over seeds and the chosen cells, `[cells]`; NaN where none is."""
+    """Average each policy's chosen cells, then the policies; NaN where none of one's cells is chosen.
+
+    Args:
+        scores: `[..., seeds, cells]`.
+        chosen: The cells, the same of all policies, `[cells]`, or of each its own, `[..., seeds, cells]`.
+    """
     scores = np.asarray(scores, dtype=np.float64)
-    return mean(scores[..., chosen]) if np.any(chosen) else np.full(scores.shape[:-2], np.nan)
+    counts = np.broadcast_to(chosen, scores.shape).sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((np.where(chosen, scores, 0.0).sum(axis=-1) / counts).mean(axis=-1))
 
 
 def probability_of_improvement(x: Array, y: Array) -> Array:

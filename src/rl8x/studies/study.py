@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import signal
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from rl8x._version import __version__
 from rl8x.disk import replace_synced
 from rl8x.distributed import ranks
 from rl8x.importing import Trust
+from rl8x.output import say
 from rl8x.studies import search
 from rl8x.studies.cells import Support
 from rl8x.studies.definition import StudyConfig, Training
@@ -126,15 +128,12 @@ class Study:
         Raises:
             StudyError: If another process is at it, or its definition is not that of the folder.
             ValueError: If something of it is not legal, before anything is trained or written.
+            SystemExit: With code 2 in each of several ranks, of which the first says why.
         """
         config = self.config
         if type(jobs) is not int or jobs < 1:
             raise ValueError(f"`jobs` must be a whole number, at least 1; got {jobs!r}.")
-        if ranks().size > 1:
-            raise ValueError(
-                f"a study shares out its trainings itself and runs in one process; torchrun has started {ranks().size}."
-                " Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for a cluster."
-            )
+        _refuse_ranks()
         check_backend(backend, cluster)
         if config.searches:
             search.check_optuna()
@@ -383,6 +382,24 @@ class Study:
         from rl8x.studies.report import report
 
         return report(self.folder, **options)
+
+
+def _refuse_ranks() -> None:
+    """End all ranks where torchrun has started several, once the first has said why."""
+    if ranks().size == 1:
+        return
+    if ranks().is_first:
+        say(
+            f"rl8x: error: a study shares out its trainings itself and runs in one process; torchrun has started "
+            f"{ranks().size}. Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for "
+            "a cluster.",
+            err=True,
+        )
+    # torchrun ends the others as soon as one has ended: none does before it is said, and each does so by itself.
+    ranks().share("the refusal of a study", None)
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(2)
 
 
 def _run_key(study_key: str, training: Training) -> str:

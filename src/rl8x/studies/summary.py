@@ -109,41 +109,41 @@ def _estimates(group: Group, drawing: _Drawing) -> dict[str, Estimate]:
     All but the interquartile mean are averages over policies of something that each policy has: where whole policies
     are drawn, that is computed once and not in each resample.
     """
-    names = list(of_policies(group.scores, group.inside))
-
-    def of_each(scores: Array) -> Array:
-        return np.stack([*of_policies(scores, group.inside).values()], axis=-1)
+    own = of_policies(group.scores, group.inside)
+    names = [name for name, values in own.items() if np.isfinite(values).all()]
 
     def average(scores: Array) -> Array:
         return np.asarray(scores.mean(axis=-2))
 
+    def of_drawn(seeds: Array) -> Array:  # what is drawn are positions, since a score and its support go together
+        drawn = seeds.astype(int), np.arange(group.scores.shape[1])
+        each = of_policies(group.scores[drawn], group.inside[drawn])
+        return average(np.stack([each[name] for name in names], axis=-1))
+
     if drawing["over"] == "policies":
-        joint = statistics.bootstrap(average, of_each(group.scores), **drawing)
+        joint = statistics.bootstrap(average, np.stack([own[name] for name in names], axis=-1), **drawing)
     else:
-        joint = statistics.bootstrap(lambda scores: average(of_each(scores)), group.scores, **drawing)
+        seeds = np.arange(len(group.seeds), dtype=np.float64)[:, None]
+        joint = statistics.bootstrap(of_drawn, np.broadcast_to(seeds, group.scores.shape), **drawing)
     found = {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
     return found | {"iqm": statistics.bootstrap(statistics.iqm, group.scores, **drawing)}
 
 
 def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:
-    """Compute what each policy has for itself, `[..., seeds]`, from scores `[..., seeds, cells]`.
+    """Compute what each policy has for itself, `[..., seeds]`, from scores and `inside`, `[..., seeds, cells]`.
 
-    A group without cells inside, or outside, has no such mean and no gap.
+    A policy without cells inside, or outside, has no such mean and no gap: they are NaN.
     """
-    alone = scores[..., None, :]  # each policy as a group of one
-    found = {
+    alone, within = scores[..., None, :], inside[..., None, :]  # each policy as a group of one
+    return {
         "mean": statistics.mean(alone),
         "cvar_10": statistics.cvar(alone, 0.1),
         "cvar_1": statistics.cvar(alone, 0.01),
         "worst_cell": statistics.worst_cell(alone),
+        "inside": statistics.subset_mean(alone, within),
+        "outside": statistics.subset_mean(alone, ~within),
+        "gap": statistics.gap(alone, within),
     }
-    if inside.any():
-        found["inside"] = statistics.subset_mean(alone, inside)
-    if not inside.all():
-        found["outside"] = statistics.subset_mean(alone, ~inside)
-    if inside.any() and not inside.all():
-        found["gap"] = statistics.gap(alone, inside)
-    return found
 
 
 def _improvement(scores: Array, base: Array, drawing: _Drawing) -> Estimate:

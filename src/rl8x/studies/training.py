@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import time
 import traceback
 from collections.abc import Mapping
@@ -107,13 +108,13 @@ def read_points(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def read_curve(folder: Path) -> list[tuple[int, float]]:
-    """Read the returns in the course of a training with their transitions; of what was repeated, the last."""
+    """Read the returns in the course of a training by its algorithm's clock; of what was repeated, the last."""
     points: dict[int, float] = {}
     with contextlib.suppress(OSError):
         for line in (folder / CURVE).read_text().splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 point = json.loads(line)
-                points[int(point["env_steps"])] = float(point["returns"])
+                points[int(point["at"])] = float(point["returns"])
     return sorted(points.items())
 
 
@@ -216,7 +217,7 @@ class _Work:
         """Take a row: keep the curve's points, and test where that is due."""
         steps = trainer.state[keys.STEPS]
         if self._return in stats.fresh:
-            point = {"env_steps": trainer.state[keys.ENV_STEPS], "returns": stats[self._return]}
+            point = {"at": trainer.state[trainer.algorithm.clock], "returns": stats[self._return]}
             with open(self.folder / CURVE, "a") as file:
                 file.write(json.dumps(point) + "\n")
         if time.monotonic() - self._noted > _SECONDS_PER_NOTE:
@@ -255,6 +256,7 @@ class _Work:
         num_envs = 1 if env is None else env.num_envs
         measured = {
             table.ENV_STEPS: trainer.state[keys.ENV_STEPS],
+            table.UPDATES: trainer.state[keys.UPDATES],
             "support": support(config, parameters, num_envs),
             table.INSIDE: inside(self.cells, config, parameters, num_envs).tolist(),
             **self._evaluator.evaluate().columns(),
@@ -292,15 +294,16 @@ class _Work:
             "key": self.job["key"],
             "run_id": "",
             "steps": trainer.state[keys.STEPS],
-            "env_steps": trainer.state[keys.ENV_STEPS],
+            "clock": trainer.algorithm.clock,
+            "at": trainer.state[trainer.algorithm.clock],
             "stop_reason": "pruned by the search" if pruned else trainer.stop_reason,
             "pruned": pruned,
             "support": measured["support"],
             "means": means,
         }
         row = {name.replace("test/", "result/", 1): value for name, value in means.items()}
-        if curve:
-            row["best/returns/mean"] = max(value for _, value in curve)
+        if finite := [value for _, value in curve if math.isfinite(value)]:
+            row["best/returns/mean"] = max(finite)
         trainer.record.log(row, trains=False)
         if pruned:
             trainer.tracker.set_tags({"rl8x.pruned": "true"})
@@ -337,8 +340,10 @@ def rows_of(
         table.SEED,
         table.RUN,
         table.ENV_STEPS,
+        table.UPDATES,
         table.FINAL,
         table.INSIDE,
+        table.CELL,
         *(f"{table.TEST}{name}" for name in cells),
         *measured,
     ]
@@ -347,8 +352,10 @@ def rows_of(
     ]
     data = []
     for steps, point in points.items():
-        who = [training.training, *varied, training.seed, run_id, point[table.ENV_STEPS], steps == max(points)]
-        of_cells = [point[table.INSIDE], *(values.tolist() for values in cells.values())]
+        trained = point[table.ENV_STEPS], point[table.UPDATES]
+        who = [training.training, *varied, training.seed, run_id, *trained, steps == max(points)]
+        within = point[table.INSIDE]
+        of_cells = [within, range(len(within)), *(values.tolist() for values in cells.values())]
         for row in zip(*of_cells, *(point[name] for name in measured), strict=True):
             data.append([*who, *row])
     return {"columns": columns, "data": data}

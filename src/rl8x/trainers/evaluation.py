@@ -146,6 +146,8 @@ class Evaluations:
         function = function_form(given) if callable(given) else None
         env_config = given(known) if callable(given) else given
         plain = None if trained is None or env_config is None else trained.plain_config(env_config)
+        if isinstance(self._algorithm, OnlineAlgorithm) and not callable(given):
+            self._algorithm.check_applies(plain)
         if trained is not None and callable(given):
             trained.check_steered_config(plain or {})
         training = {} if trained is None else trained.next_config if plain is None else plain

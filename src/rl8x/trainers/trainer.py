@@ -21,6 +21,8 @@ from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions import Condition
 from rl8x.distributed import ranks
+from rl8x.envs.parameters import followed_in
+from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MLflowTracker
@@ -332,6 +334,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if run.options["evals_per_film"] is not None:
             self.make_film_env(1).close()  # what cannot be filmed is told before the first step
         run.start(self, plain_configs, known=self.metric_names, measured=self._declared)
+        self._check_followed(run, plain_configs["env_config"])
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
@@ -349,6 +352,26 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 RuntimeWarning,
                 stacklevel=4,
             )
+
+    def _check_followed(self, run: RunState, env_config: Mapping[str, Any] | None) -> None:
+        """Refuse an `env_config` that goes by a metric which no row will have, and so would never move.
+
+        Raises:
+            ValueError: If it is so; evaluations that callbacks make are not known before.
+        """
+        env = self.algorithm.env
+        for parameter, metric in followed_in(env_config or ({} if env is None else env.next_config)).items():
+            if metric not in self.metric_names:
+                raise ValueError(
+                    f"`env_config[{parameter!r}]` goes by the metric {metric!r}, which no row will have."
+                    f"{did_you_mean(metric, self.metric_names)}"
+                )
+            evaluates = run.evaluates or self.callbacks or metric in self._eval_row
+            if metric.startswith(keys.EVAL_PREFIX) and not evaluates:
+                raise ValueError(
+                    f"`env_config[{parameter!r}]` goes by {metric!r}, but this run makes no evaluations: give "
+                    "`steps_per_eval`, such as steps_per_eval=10."
+                )
 
     def _restart(self) -> None:
         """Go on where the same job was before torchrun started it again, if it had saved something."""
