@@ -157,8 +157,17 @@ def test_nothing_shows_the_help(capsys):
     assert "Commands:" in capsys.readouterr().out
 
 
-def test_the_installed_command_refuses_without_a_traceback():
-    done = subprocess.run([sys.executable, "-m", "rl8x.cli.main", "trian"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("module", ["rl8x.cli.main", "rl8x"])
+def test_the_installed_command_refuses_without_a_traceback(module):
+    done = subprocess.run([sys.executable, "-m", module, "trian"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("rl8x: error: ")
     assert "Traceback" not in done.stderr
+
+
+def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_directory(tmp_path):
+    (tmp_path / "click.py").write_text("raise RuntimeError('not this one')\n")
+    command = [sys.executable, "-m", "rl8x", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("rl8x, version")
