@@ -63,7 +63,7 @@ class Execution:
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
-        ValueError: If mode or precision are not to be had on the device.
+        ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no number.
     """
 
     not_traced = ("mode", "target", "prepares", "starts_at", "due", "threads", "falls_back", "_configuration")
@@ -89,6 +89,8 @@ class Execution:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
             keep_freed_memory()
+            if mode != "eager":
+                _ = compiler().artifacts.limit_mb  # what is wrong with it is said now, not by the compiler's process
             if self.mode == "compile":
                 self._begin_compiler()
 
