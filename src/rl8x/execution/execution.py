@@ -117,6 +117,13 @@ class Execution:
         self.starts_at = math.ceil(eager_seconds / seconds_per_step) if self.target == "compile" else 0
         self.due = math.inf if not self.starts_at else self.starts_at // 4 if math.isinf(steps) else 0
 
+    @property
+    def _later(self) -> FixedMode:
+        """The mode that may come into force: with `auto` a later run may be long enough, though this one is not."""
+        if not self.falls_back:
+            return self.target
+        return "graph" if self.device.type == "cuda" else "compile"
+
     def begin_step(self, step: int) -> None:
         """Begin to have programs compiled, or change to them, where a step is the one for it.
 
@@ -194,9 +201,10 @@ class Execution:
             Takes and returns the same. A call raises `ProgramError` where the function cannot be compiled or captured,
             unless the mode is `auto`.
         """
-        if self.target == "eager":
+        kind = self._later
+        if kind == "eager":
             return function
-        made = CompiledProgram(function, made_of) if self.target == "compile" else CapturedProgram(function, num_fixed)
+        made = CompiledProgram(function, made_of) if kind == "compile" else CapturedProgram(function, num_fixed)
         return _Guarded(self, made, function)
 
     def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
@@ -209,12 +217,13 @@ class Execution:
         Returns:
             Takes and returns the same.
         """
-        if self.target == "eager":
+        kind = self._later
+        if kind == "eager":
             return function
         make: Make = CapturedProgram
-        if self.target == "compile":
+        if kind == "compile":
             make = _compiled
-        return _Guarded(self, SplitProgram(function, num_fixed, make, self.target), function)
+        return _Guarded(self, SplitProgram(function, num_fixed, make, kind), function)
 
     def split_loop(self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int) -> Program:
         """Make a loop of a function that adds up over ranks.
@@ -253,11 +262,11 @@ class Execution:
             that ended it.
         """
         options: Any = {"ends": ends, "host_looks": self.host_looks}
-        loop = Loop(function, num_state, num_items, **options)
-        if self.target == "eager":
+        loop, kind = Loop(function, num_state, num_items, **options), self._later
+        if kind == "eager":
             return loop
         made: CompiledProgram | CapturedLoop | Loop
-        if self.target == "graph":
+        if kind == "graph":
             made = CapturedLoop(loop)
         elif self.device.type == "cpu":
             made = CompiledLoop(loop, made_of)
