@@ -37,12 +37,12 @@ def is_users_mistake(error: BaseException) -> bool:
 
 
 @contextmanager
-def users_mistakes() -> Iterator[None]:
-    """Turn our refusals within the block into `UserError`; let everything else through."""
+def users_mistakes(*others: type[Exception]) -> Iterator[None]:
+    """Turn our refusals within the block into `UserError`, and errors of `others`; let everything else through."""
     try:
         yield
     except Exception as error:
-        if is_users_mistake(error):
+        if isinstance(error, others) or is_users_mistake(error):
             raise UserError(str(error)) from error
         raise
 
