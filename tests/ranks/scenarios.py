@@ -11,7 +11,7 @@ from tests.ranks.problems import COPIES, SEED
 
 from rl8x import keys
 from rl8x.algorithms import DistillationConfig
-from rl8x.checkpoint import Checkpoints
+from rl8x.checkpoint import Checkpoints, listed
 from rl8x.conditions import HitsUpperBound
 from rl8x.distributed import RankError, ranks
 from rl8x.execution import execution
@@ -177,7 +177,24 @@ def evaluations(folder):
     trainer.evaluator.evaluate = lambda *given, **options: own.append(evaluate(*given, **options)) or own[-1]
     row = trainer.eval(deterministic=False)
     counted, _ = own[0].counted()
-    return {"row": dict(row), "own": dict(counted), "copies": trainer.evaluator.env.num_envs}
+    copies = [trainer.evaluator.env.num_envs, trainer.params["num_eval_envs"]]
+    return {"row": dict(row), "own": dict(counted), "copies": copies}
+
+
+class Unsavable(problems.CartPole):
+    """Its snapshot on rank 1 has what no checkpoint can hold."""
+
+    def state_dict(self):
+        return super().state_dict() | ({"odd": {1}} if ranks().rank else {})
+
+
+def unsavable(folder):
+    """A run of which nothing can be saved goes on, as that of one process does, and says so."""
+    trainer = problems.trainer(problems.ppo().build(Unsavable, time_limit=30), checkpoints=folder / "unsavable")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = trainer.run(max_steps=2, progress="none")
+    return {"steps": row[keys.STEPS], "saved": len(listed(folder / "unsavable"))}
 
 
 def unlike(folder):

@@ -16,6 +16,7 @@ NAMES = [
     "one_rank_stops_all",
     "one_ranks_signal_stops_all",
     "bad_numbers",
+    "unsavable",
     "unlike",
     "other_weights",
     "resumed",
@@ -61,6 +62,10 @@ def test_bad_numbers_of_one_rank_are_those_of_all(found):
     assert "in environments 3, slot 0 of the horizon of rank 1" in told[0]
     assert "of rank 1" in first["stop"][0]
     assert first["stop"][1] == 1
+
+
+def test_what_one_rank_cannot_save_ends_none(found):
+    assert found["unsavable"] == [{"steps": 2, "saved": 0}] * 2
 
 
 def test_ranks_that_are_not_alike_are_refused_by_name(found):
