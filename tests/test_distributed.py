@@ -35,6 +35,15 @@ def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize("left", [{}, {"RANK": ""}, {"WORLD_SIZE": "two"}, {"LOCAL_RANK": None}])
+def test_variables_that_torchrun_does_not_set_so_are_none_of_a_rank(monkeypatch, left):
+    set_so = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "here"}
+    for name, value in {**set_so, "MASTER_PORT": "29500", **left}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    found = distributed._of_torchrun()
+    assert (found.rank, found.size) == ((0, 1) if left else (1, 2))
+
+
 class Wires:
     """What `torch.distributed` does between threads, each of which is a rank."""
 

@@ -113,7 +113,9 @@ def test_a_long_run_after_a_short_one_is_compiled_whole(monkeypatch):
     trainer.run(max_steps=4, progress="none")
     assert (algorithm.execution.target, algorithm.execution.mode) == ("eager", "eager")
     compiled, interpret = [], CompiledProgram._compile
-    monkeypatch.setattr(CompiledProgram, "_compile", lambda *given: compiled.append(repr(given[0])) or interpret(*given))
+    monkeypatch.setattr(
+        CompiledProgram, "_compile", lambda *given: compiled.append(repr(given[0])) or interpret(*given)
+    )
     trainer.run(max_steps=12, progress="none")
     assert algorithm.execution.mode == "compile"
     assert any("_update_tensors" in each for each in compiled), compiled
