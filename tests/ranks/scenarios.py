@@ -167,6 +167,27 @@ def bad_numbers(folder):
     return found
 
 
+def rolled_back(folder):
+    """Rank 1 has a bad horizon after a checkpoint: both go back to its weights, and keep what they remember."""
+
+    def spoil(trainer, row):
+        if ranks().rank == 1 and row[keys.STEPS] == 3:
+            for tensor in trainer.algorithm.env.carry["state"].values():
+                tensor.fill_(torch.nan)
+
+    algorithm = problems.online("dqn")
+    options = {"on_non_finite": "rollback", "checkpoints": Checkpoints(folder / "rolled", every_steps=2)}
+    trainer = problems.trainer(algorithm, callbacks=[spoil], **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        row = trainer.run(max_steps=6, progress="none")
+    return {
+        "steps": row[keys.STEPS],
+        "digest": problems.digest(algorithm),
+        "told": [str(each.message) for each in told],
+    }
+
+
 def evaluations(folder):
     """An evaluation of five episodes: three of rank 0, two of rank 1."""
     algorithm = problems.rank_algorithm(problems.ppo())

@@ -17,6 +17,7 @@ NAMES = [
     "one_ranks_signal_stops_all",
     "bad_numbers",
     "unsavable",
+    "rolled_back",
     "unlike",
     "other_weights",
     "resumed",
@@ -62,6 +63,13 @@ def test_bad_numbers_of_one_rank_are_those_of_all(found):
     assert "in environments 3, slot 0 of the horizon of rank 1" in told[0]
     assert "of rank 1" in first["stop"][0]
     assert first["stop"][1] == 1
+
+
+def test_ranks_with_replays_go_back_to_a_checkpoint_together(found):
+    first, second = found["rolled_back"]
+    assert first["steps"] == second["steps"] == 6
+    assert first["digest"] == second["digest"]
+    assert any("the weights are as they were in 000002-step-2" in told for told in first["told"])
 
 
 def test_what_one_rank_cannot_save_ends_none(found):

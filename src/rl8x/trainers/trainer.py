@@ -118,7 +118,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             path = self.checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
             raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
         checkpoint = self.checkpoints.last_good() if decision.action == "rollback" else None
-        saved = from_first(None if checkpoint is None else checkpoint.state["trainer"]["algorithm"])
+        state, learned = None if checkpoint is None else checkpoint.state["trainer"]["algorithm"], None
+        if state is not None:  # a replay, which is each rank's own, stays
+            learned = {name: state[name] for name in self.algorithm.learned_state() if name in state}
+        saved = from_first(learned)
         self._guard.take_back(self.algorithm, decision, saved)
         to = "before the step" if saved is None else "in the last checkpoint"
         to = to if checkpoint is None else f"in {checkpoint.path.name}"
