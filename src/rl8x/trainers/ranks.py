@@ -200,7 +200,8 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.
     reasons = [reason for reason, _, _, _ in told]
     rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
     if rank is not None:
-        stats.stop_reason = reasons[rank] if len({*reasons}) == 1 else f"{reasons[rank]} (rank {rank})"
+        # Of those that all have, such as of a clock, each may say it in its own words.
+        stats.stop_reason = f"{reasons[rank]} (rank {rank})" if None in reasons else reasons[rank]
     stops = [number for _, number, _, _ in told if number is not None]
     if signals.stop is None and stops:
         signals.stop = signal.Signals(stops[0])
