@@ -297,6 +297,7 @@ def one_process_goes_on_with_two(folder):
             "after": dict(trainer.state),
             "digest": problems.digest(trainer.algorithm),
             "own": _own(trainer),
+            "config": trainer.algorithm.env.config,
             "finite": row[keys.STEPS],
         }
     return found

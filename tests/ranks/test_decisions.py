@@ -35,7 +35,7 @@ def found(folder):
     for name in ("ppo", "dqn"):  # runs of one process, which ranks go on with
         algorithm = problems.online("dqn") if name == "dqn" else problems.ppo().build(problems.CartPole, time_limit=30)
         trainer = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=folder / f"one-{name}", num_eval_envs=4)
-        trainer.run(max_steps=3, progress="none")
+        trainer.run(max_steps=3, env_config={"length": 0.75}, progress="none")
     return launch(folder, "scenarios", NAMES)
 
 
@@ -120,6 +120,7 @@ def test_two_ranks_go_on_with_a_run_of_one_and_say_so(found, name):
     assert "was saved by 1 rank and goes on with 2" in first["told"][0]
     assert first["digest"] == second["digest"]
     assert first["own"] != second["own"]
+    assert first["config"] == second["config"] == {"length": 0.75}
     assert first["after"] == second["after"]
     gained = first["after"][keys.ENV_STEPS] - first["before"][keys.ENV_STEPS]
     assert gained == 2 * first["before"][keys.ENV_STEPS]
