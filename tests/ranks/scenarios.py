@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import warnings
+from unittest import mock
 
 import torch
 from tests.ranks import problems
@@ -15,6 +16,7 @@ from rl8x.checkpoint import Checkpoints, listed
 from rl8x.conditions import HitsUpperBound
 from rl8x.distributed import RankError, ranks
 from rl8x.execution import execution
+from rl8x.execution.programs import ProgramError
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import NonFiniteError, Trainer
@@ -60,6 +62,36 @@ def hundred_updates(folder):
             "ran": [algorithm.execution.mode, algorithm.execution.starts_at],
         }
     return found
+
+
+class SlightlyOff(problems.Traced):
+    """A program that differs from eager execution in its bits, and on rank 1 cannot be had."""
+
+    def build(self, *tensors):
+        if ranks().rank:
+            raise ProgramError("compile", OSError("no compiler found"))
+
+    def __call__(self, *tensors):
+        results = super().__call__(*tensors)
+        tensors[0].mul_(1.0 + 1e-6)
+        return results
+
+
+def one_falls_back(folder):
+    """Rank 1 has no compiler when `auto` changes."""
+    with mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
+        algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1))
+        execution._compiled = lambda function, num_fixed: SlightlyOff(function, compiles=False)
+        problems.compile_updates_alone()
+        trainer = problems.trainer(algorithm)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer.run(max_steps=12, progress="none")
+    return {
+        "digest": problems.digest(algorithm),
+        "ran": [algorithm.execution.mode, algorithm.execution.fell_back],
+        "told": [str(each.message) for each in told if "eagerly" in str(each.message)],
+    }
 
 
 def moving(folder=None):

@@ -22,6 +22,7 @@ NAMES = [
     "other_weights",
     "resumed",
     "one_process_goes_on_with_two",
+    "one_falls_back",
 ]
 
 
@@ -124,6 +125,14 @@ def test_two_ranks_go_on_with_a_run_of_one_and_say_so(found, name):
     assert first["after"] == second["after"]
     gained = first["after"][keys.ENV_STEPS] - first["before"][keys.ENV_STEPS]
     assert gained == 2 * first["before"][keys.ENV_STEPS]
+
+
+def test_all_ranks_fall_back_where_one_does(found):
+    first, second = found["one_falls_back"]
+    assert first["digest"] == second["digest"]
+    assert first["ran"] == second["ran"] == ["eager", True]
+    assert first["told"] == ["rank 1 cannot run programs, as it says itself: all ranks run eagerly."]
+    assert "no compiler found" in second["told"][0]
 
 
 def test_as_many_ranks_as_before_say_nothing(folder, found):

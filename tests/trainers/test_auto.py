@@ -72,6 +72,14 @@ def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
     assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
 
 
+def test_what_has_fallen_back_stays_eager_in_later_runs():
+    execution = Execution("auto", "fp32", CPU)
+    execution.plan(0.125, 1000)
+    execution.fall_back()
+    execution.plan(0.125, 2000)
+    assert (execution.target, execution.mode, execution.due) == ("eager", "eager", math.inf)
+
+
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 def test_a_mode_that_was_asked_for_is_in_force_from_the_start(mode):
     execution = Execution(mode, "fp32", CPU)

@@ -60,13 +60,24 @@ class Execution:
         prepares: Whether programs are to be compiled now, while the run is eager.
         starts_at: The step from which `auto` is compiled, the algorithm's own, counted from 0; 0 where it never is.
         due: The step at which `begin_step` has something to do next; infinite where it never has.
+        fell_back: Whether `auto` has found that programs cannot be had, and stays eager.
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
         ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no number.
     """
 
-    not_traced = ("mode", "target", "prepares", "starts_at", "due", "threads", "falls_back", "_configuration")
+    not_traced = (
+        "mode",
+        "target",
+        "prepares",
+        "starts_at",
+        "due",
+        "threads",
+        "falls_back",
+        "fell_back",
+        "_configuration",
+    )
 
     def __init__(self, mode: Mode, precision: Precision, device: torch.device, configuration: str = "") -> None:
         on_cuda = device.type == "cuda"
@@ -75,6 +86,7 @@ class Execution:
                 others = "'fp32' or 'bf16'" if name == "precision" else "'eager' or 'compile'"
                 raise ValueError(f"{name}={value!r} needs a CUDA device; got {device}. Use {others}.")
         self.falls_back = mode == "auto"
+        self.fell_back = False
         self.target: FixedMode = ("graph" if on_cuda else "compile") if mode == "auto" else mode
         self.mode: FixedMode = "eager" if mode == "auto" and not on_cuda else self.target
         self.prepares = False
@@ -110,7 +122,7 @@ class Execution:
             seconds_per_step: Estimate of an eager step, by a model of its work and not by a clock.
             steps: Steps that the run takes in all; infinite where nothing bounds it.
         """
-        if not self.falls_back or self.device.type == "cuda" or self.mode == "compile":
+        if not self.falls_back or self.fell_back or self.device.type == "cuda" or self.mode == "compile":
             return
         eager_seconds = _CHANGE_SECONDS_UNKNOWN if math.isinf(steps) else _CHANGE_SECONDS
         self.target = "compile" if steps * seconds_per_step >= _WORTH_SECONDS else "eager"
@@ -137,6 +149,11 @@ class Execution:
             self._begin_compiler()
         if step >= self.starts_at:
             self.mode, self.threads.eager, self.due = "compile", False, math.inf
+
+    def fall_back(self) -> None:
+        """Run eagerly from now on, with `auto`."""
+        self.mode = self.target = "eager"
+        self.prepares, self.threads.eager, self.due, self.fell_back = False, True, math.inf, True
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
@@ -312,9 +329,7 @@ class _Guarded:
                 self._fall_back(error)
 
     def _fall_back(self, error: ProgramError) -> None:
-        execution = self.execution
-        if not execution.falls_back:
+        if not self.execution.falls_back:
             raise error
-        execution.mode = execution.target = "eager"
-        execution.prepares, execution.threads.eager, execution.due = False, True, math.inf
+        self.execution.fall_back()
         warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=3)

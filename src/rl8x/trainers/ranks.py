@@ -103,6 +103,29 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                 )
 
 
+def execute_alike(algorithm: GenericAlgorithmBase[Any]) -> None:
+    """Have all ranks run eagerly where one has fallen back to that: programs give other bits, and weights drift apart.
+
+    They go on with what rank 0 has learned.
+    """
+    execution = algorithm.execution
+    if ranks().size == 1 or not execution.falls_back:
+        return
+    fallen = ranks().share("whether programs run", execution.fell_back)
+    if all(fallen) or not any(fallen):
+        return
+    if not execution.fell_back:
+        execution.fall_back()
+        warnings.warn(
+            f"rank {fallen.index(True)} cannot run programs, as it says itself: all ranks run eagerly.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    state = from_first(algorithm.learned_state())
+    if not ranks().is_first:
+        take_over(algorithm, state)
+
+
 def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> None:
     """Say what is different where a run was saved by another number of ranks."""
     now = ranks().size

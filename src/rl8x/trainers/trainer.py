@@ -33,7 +33,7 @@ from rl8x.trainers.callbacks import returned_metrics
 from rl8x.trainers.films import log_film
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.progress import Progress, ProgressReporter
-from rl8x.trainers.ranks import agree, check_alike, from_first, pooled_row
+from rl8x.trainers.ranks import agree, check_alike, execute_alike, from_first, pooled_row
 from rl8x.trainers.restart import is_restart, unfinished
 from rl8x.trainers.resume import after_restart, newest
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
@@ -104,6 +104,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
             self._act_on(decision)
+        execute_alike(algorithm)
         algorithm.watch(row)
         return row
 
