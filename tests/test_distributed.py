@@ -18,7 +18,9 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import SUM, Ranks, mean_over_ranks, ranks, sum_over_ranks, timeout_s
 from rl8x.execution.split import cut
 from rl8x.execution.traces import trace
-from rl8x.trainers.ranks import pool
+from rl8x.trainers.ranks import agree, pool
+from rl8x.trainers.signals import SignalGuard
+from rl8x.trainers.statistics import TrainStats
 
 
 def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
@@ -33,6 +35,15 @@ def test_alone_nothing_is_initialised_and_all_comes_back_at_once():
     assert sum_over_ranks(tensor)[0] is tensor
     assert mean_over_ranks(tensor) is tensor
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("left", [{}, {"RANK": ""}, {"WORLD_SIZE": "two"}, {"LOCAL_RANK": None}])
+def test_variables_that_torchrun_does_not_set_so_are_none_of_a_rank(monkeypatch, left):
+    set_so = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "here"}
+    for name, value in {**set_so, "MASTER_PORT": "29500", **left}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    found = distributed._of_torchrun()
+    assert (found.rank, found.size) == ((0, 1) if left else (1, 2))
 
 
 class Wires:
@@ -251,3 +262,20 @@ def test_writing_to_what_an_earlier_piece_made_is_refused():
 
     with pytest.raises(ValueError, match="read beyond a sum over ranks"):
         cut(trace(wrong, [torch.rand(3)]).graph, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        (["WallTime(5): 5 s", "WallTime(5): 6 s"], "WallTime(5): 5 s"),
+        (["a", "a"], "a"),
+        ([None, "b"], "b (rank 1)"),
+        ([None, None], None),
+    ],
+)
+def test_a_reason_to_stop_names_a_rank_only_where_another_has_none(monkeypatch, reasons, said):
+    told = [[reason, None, False, False] for reason in reasons]
+    monkeypatch.setattr("rl8x.trainers.ranks.ranks", lambda: SimpleNamespace(size=2, share=lambda *_: told))
+    stats = TrainStats({})
+    assert agree(stats, SignalGuard(), saves=False) == (None, False)
+    assert stats.stop_reason == said

@@ -56,7 +56,7 @@ LAYERS: list[dict[str, set[str]]] = [
     },
     {"config": set()},
     {"studies": set()},
-    {"cli": set()},
+    {"cli": set(), "__main__": {"cli"}},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 BESIDE = {part: beside for parts in LAYERS for part, beside in parts.items()}

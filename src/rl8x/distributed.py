@@ -324,11 +324,13 @@ def timeout_s() -> float:
 
 
 def _of_torchrun() -> Ranks:
-    """Return who this process is by what torchrun says; alone where it says nothing."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if not dist.is_available() or any(name not in os.environ for name in names):
+    """Return who this process is by what torchrun says; alone where it says nothing, as where others leave blanks."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    numbers = [os.environ.get(name, "") for name in names]
+    if not (dist.is_available() and "MASTER_ADDR" in os.environ and all(map(str.isdecimal, numbers))):
         return Ranks()
-    return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"]))
+    rank, size, local_rank, *_ = map(int, numbers)
+    return Ranks(rank, size, local_rank)
 
 
 _PRESENT: Final = _of_torchrun()

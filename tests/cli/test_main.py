@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from rl8x._version import __version__
+from rl8x.cli.acting import asked_config
+from rl8x.cli.errors import UserError
 from rl8x.cli.main import COMMANDS, main
 
 
@@ -157,8 +159,41 @@ def test_nothing_shows_the_help(capsys):
     assert "Commands:" in capsys.readouterr().out
 
 
-def test_the_installed_command_refuses_without_a_traceback():
-    done = subprocess.run([sys.executable, "-m", "rl8x.cli.main", "trian"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("module", ["rl8x.cli.main", "rl8x"])
+def test_the_installed_command_refuses_without_a_traceback(module):
+    done = subprocess.run([sys.executable, "-m", module, "trian"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("rl8x: error: ")
     assert "Traceback" not in done.stderr
+
+
+def test_the_module_that_torchrun_starts_takes_nothing_from_the_working_directory(tmp_path):
+    (tmp_path / "click.py").write_text("raise RuntimeError('not this one')\n")
+    command = [sys.executable, "-m", "rl8x", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("rl8x, version")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "CartPole", "--seconds"],
+        ["report", "x", "--level"],
+        ["compare", "x", "--level"],
+        ["play", "x", "--fps"],
+        ["collect", "x", "--transitions", "5", "--epsilon"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_number_that_is_none_is_refused(words, capsys):
+    for number in ("nan", "inf"):
+        assert main([*words, number]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert number in line
+
+
+@pytest.mark.parametrize("given", ["env_config=abc", "env_config=5", "env_config=[1]"])
+def test_an_env_config_that_is_no_mapping_is_named(given):
+    with pytest.raises(UserError, match="env_config must be values by name, as in env_config.length=0.4; got"):
+        asked_config({}, [given], 1)

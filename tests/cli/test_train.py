@@ -17,6 +17,7 @@ from rl8x.cli.errors import UserError
 from rl8x.cli.main import main
 from rl8x.cli.options import read_run
 from rl8x.config import RunConfig, load_run_file
+from rl8x.distributed import RankError
 
 SMALL = ["--num-envs", "4", "--horizon", "4", "--no-tracking", "--device", "cpu", "--progress", "none"]
 
@@ -257,6 +258,24 @@ def test_a_crash_inside_training_is_not_taken_for_a_mistake(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ValueError, match="a bug of mine"):
         main(["train", "broken_task_module.Late", *SMALL, "--max-steps", "50"])
+
+
+def test_what_this_machine_or_these_ranks_cannot_do_is_said_in_one_line(monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError("no compiler found")
+
+    monkeypatch.setattr("rl8x.execution.compiler.Compiler.request", refuse)
+    monkeypatch.setattr("rl8x.execution.compiler.Compiler.start", lambda _: None)
+    assert main(["train", "CartPole", *SMALL, "--max-steps", "2", "--execution", "compile"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("rl8x: error: execution='compile' is not possible here: ")
+
+    def unlike(_):
+        raise RankError("rank 1 is not like rank 0")
+
+    monkeypatch.setattr("rl8x.trainers.base.begin", unlike)
+    assert main(["train", "CartPole", *SMALL, "--max-steps", "2"]) == 2
+    assert capsys.readouterr().err == "rl8x: error: rank 1 is not like rank 0\n"
 
 
 def test_ctrl_c_ends_with_130(monkeypatch, capsys):

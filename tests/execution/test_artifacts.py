@@ -2,7 +2,9 @@ import json
 import os
 
 import pytest
+import torch
 
+from rl8x.execution import Execution
 from rl8x.execution import artifacts as module
 from rl8x.execution.artifacts import Artifacts, key_of, surroundings
 
@@ -56,10 +58,20 @@ def test_the_one_unused_for_longest_makes_room(tmp_path, monkeypatch):
     assert [artifacts.find(key) is not None for key in "abcd"] == [True, False, True, True]
 
 
-def test_a_limit_that_is_no_number_is_named(monkeypatch):
+def test_what_a_run_is_about_to_load_stays_whatever_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL8X_CACHE_MB", "0")
+    kept(tmp_path, "old", used=1000)
+    for key in "ab":
+        artifacts = kept(tmp_path, key)
+    assert [artifacts.find(key) is not None for key in ("old", "a", "b")] == [False, True, True]
+
+
+def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(monkeypatch):
     monkeypatch.setenv("RL8X_CACHE_MB", "a lot")
-    with pytest.raises(ValueError, match="RL8X_CACHE_MB must be a number of megabytes; got 'a lot'"):
-        _ = Artifacts().limit_mb
+    for refused in (lambda: Artifacts().limit_mb, lambda: Execution("auto", "fp32", torch.device("cpu"))):
+        with pytest.raises(ValueError, match="RL8X_CACHE_MB must be a number of megabytes; got 'a lot'"):
+            refused()
+    Execution("eager", "fp32", torch.device("cpu"))
 
 
 def test_notes_are_small_things_beside(tmp_path, monkeypatch):
@@ -87,8 +99,6 @@ def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
 
 
 def _notes_size():
-    import torch
-
     return len(json.dumps({"sha256": "0" * 64, "torch": torch.__version__}))
 
 

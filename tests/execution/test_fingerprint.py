@@ -175,6 +175,96 @@ def test_an_attribute_of_a_class_that_was_changed_while_it_ran_counts(monkeypatc
     assert text(Physics()) != before
 
 
+# What of a module beside its source decides what `make()` gives does, and how that is changed.
+MEANT = {
+    "a dict": ("C = {'g': 9.8}", "x * C['g']", lambda module: module.C.update(g=9.9)),
+    "an array": ("import numpy as np\nT = np.zeros(3)", "x * T[1]", lambda module: module.T.fill(1)),
+    "an object": (
+        "class P:\n    pass\nP.all = P()\nP.all.g = 1",
+        "x * P.all.g",
+        lambda module: setattr(module.P.all, "g", 2),
+    ),
+    "a function": ("F = abs\nG = max", "F(x)", lambda module: setattr(module, "F", module.G)),
+    "one of two lambdas": (
+        "F = lambda x: x.clamp(-1, 1)\nG = lambda x: x.clamp(-2, 2)",
+        "F(x)",
+        lambda module: setattr(module, "F", module.G),
+    ),
+    "a closure of a method": ("", "x * by", lambda module: module.GIVEN.append(2.0)),
+    "an attribute of a class that a function makes": ("", "x * self.by", lambda module: module.GIVEN.append(2.0)),
+    "a method": ("", "x", lambda module: setattr(module.Kept, "step", lambda self, x: -x)),
+    "what it has of another module": (
+        "import types\nother = types.ModuleType('other')\nother.__file__ = __file__\nother.g = {'a': 1}",
+        "x * other.g['a']",
+        lambda module: module.other.g.update(a=2),
+    ),
+}
+MODULE = """
+{before}
+GIVEN = [1.0]
+
+def made(by):
+    class Task:
+        by = None
+        def step(self, x):
+            return {step}
+    Task.by = by
+    return Task
+
+Kept = made(1.0)
+
+def make():
+    return (Kept if GIVEN[-1] == 1.0 else made(GIVEN[-1]))()
+"""
+
+
+@pytest.mark.parametrize(("before", "step", "change"), MEANT.values(), ids=MEANT)
+def test_what_the_names_in_a_users_code_stand_for_counts(before, step, change, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"meant_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE.replace("{before}", before).replace("{step}", step))
+    module = importlib.import_module(name)
+    # Of the module's plain values nothing changes but for the list, which is of no interest here.
+    monkeypatch.setattr("rl8x.execution.fingerprint._globals", lambda _: ())
+    found = text(module.make())
+    assert text(module.make()) == found
+    change(module)
+    assert text(module.make()) != found
+
+
+def test_code_that_was_loaded_before_its_source_was_edited_is_told_apart(package, tmp_path):
+    physics = tmp_path / "mine_4" / "env.py"
+    old = package(4)
+    edited = physics.read_text().replace("pull(x)", "2 * pull(x)")
+    physics.write_text(edited)
+    os.utime(physics, ns=(1, 1))
+    found = text(old)  # the old code, whose file has the new one
+    importlib.reload(sys.modules["mine_4.env"])
+    assert text(sys.modules["mine_4.env"].Task()) != found
+
+
+def test_a_class_of_rl8x_that_a_user_changes_counts(monkeypatch):
+    before, advance = text(CartPole(2)), CartPole.advance
+    with monkeypatch.context() as patch:
+        patch.setattr("rl8x.envs.cartpole.X_LIMIT_M", 5.0)
+        assert text(CartPole(2)) != before
+    with monkeypatch.context() as patch:
+        patch.setattr(CartPole, "advance", lambda self, *given: advance(self, *given))
+        assert text(CartPole(2)) != before
+    assert text(CartPole(2)) == before
+
+
+def test_a_function_that_holds_nothing_yet_has_no_fingerprint():
+    def outer():
+        def inner():
+            return later
+
+        yield inner
+        later = 1
+
+    assert fingerprint([next(outer())]) is None
+
+
 # -- what an algorithm is made of
 
 

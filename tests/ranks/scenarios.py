@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import warnings
+from unittest import mock
 
 import torch
 from tests.ranks import problems
@@ -11,10 +12,11 @@ from tests.ranks.problems import COPIES, SEED
 
 from rl8x import keys
 from rl8x.algorithms import DistillationConfig
-from rl8x.checkpoint import Checkpoints
+from rl8x.checkpoint import Checkpoints, listed
 from rl8x.conditions import HitsUpperBound
 from rl8x.distributed import RankError, ranks
 from rl8x.execution import execution
+from rl8x.execution.programs import ProgramError
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, NullTracker
 from rl8x.trainers import NonFiniteError, Trainer
@@ -60,6 +62,36 @@ def hundred_updates(folder):
             "ran": [algorithm.execution.mode, algorithm.execution.starts_at],
         }
     return found
+
+
+class SlightlyOff(problems.Traced):
+    """A program that differs from eager execution in its bits, and on rank 1 cannot be had."""
+
+    def build(self, *tensors):
+        if ranks().rank:
+            raise ProgramError("compile", OSError("no compiler found"))
+
+    def __call__(self, *tensors):
+        results = super().__call__(*tensors)
+        tensors[0].mul_(1.0 + 1e-6)
+        return results
+
+
+def one_falls_back(folder):
+    """Rank 1 has no compiler when `auto` changes."""
+    with mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
+        algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1))
+        execution._compiled = lambda function, num_fixed: SlightlyOff(function, compiles=False)
+        problems.compile_updates_alone()
+        trainer = problems.trainer(algorithm)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer.run(max_steps=12, progress="none")
+    return {
+        "digest": problems.digest(algorithm),
+        "ran": [algorithm.execution.mode, algorithm.execution.fell_back],
+        "told": [str(each.message) for each in told if "eagerly" in str(each.message)],
+    }
 
 
 def moving(folder=None):
@@ -167,6 +199,27 @@ def bad_numbers(folder):
     return found
 
 
+def rolled_back(folder):
+    """Rank 1 has a bad horizon after a checkpoint: both go back to its weights, and keep what they remember."""
+
+    def spoil(trainer, row):
+        if ranks().rank == 1 and row[keys.STEPS] == 3:
+            for tensor in trainer.algorithm.env.carry["state"].values():
+                tensor.fill_(torch.nan)
+
+    algorithm = problems.online("dqn")
+    options = {"on_non_finite": "rollback", "checkpoints": Checkpoints(folder / "rolled", every_steps=2)}
+    trainer = problems.trainer(algorithm, callbacks=[spoil], **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        row = trainer.run(max_steps=6, progress="none")
+    return {
+        "steps": row[keys.STEPS],
+        "digest": problems.digest(algorithm),
+        "told": [str(each.message) for each in told],
+    }
+
+
 def evaluations(folder):
     """An evaluation of five episodes: three of rank 0, two of rank 1."""
     algorithm = problems.rank_algorithm(problems.ppo())
@@ -177,7 +230,24 @@ def evaluations(folder):
     trainer.evaluator.evaluate = lambda *given, **options: own.append(evaluate(*given, **options)) or own[-1]
     row = trainer.eval(deterministic=False)
     counted, _ = own[0].counted()
-    return {"row": dict(row), "own": dict(counted), "copies": trainer.evaluator.env.num_envs}
+    copies = [trainer.evaluator.env.num_envs, trainer.params["num_eval_envs"]]
+    return {"row": dict(row), "own": dict(counted), "copies": copies}
+
+
+class Unsavable(problems.CartPole):
+    """Its snapshot on rank 1 has what no checkpoint can hold."""
+
+    def state_dict(self):
+        return super().state_dict() | ({"odd": {1}} if ranks().rank else {})
+
+
+def unsavable(folder):
+    """A run of which nothing can be saved goes on, as that of one process does, and says so."""
+    trainer = problems.trainer(problems.ppo().build(Unsavable, time_limit=30), checkpoints=folder / "unsavable")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = trainer.run(max_steps=2, progress="none")
+    return {"steps": row[keys.STEPS], "saved": len(listed(folder / "unsavable"))}
 
 
 def unlike(folder):
@@ -259,6 +329,7 @@ def one_process_goes_on_with_two(folder):
             "after": dict(trainer.state),
             "digest": problems.digest(trainer.algorithm),
             "own": _own(trainer),
+            "config": trainer.algorithm.env.config,
             "finite": row[keys.STEPS],
         }
     return found

@@ -16,10 +16,13 @@ NAMES = [
     "one_rank_stops_all",
     "one_ranks_signal_stops_all",
     "bad_numbers",
+    "unsavable",
+    "rolled_back",
     "unlike",
     "other_weights",
     "resumed",
     "one_process_goes_on_with_two",
+    "one_falls_back",
 ]
 
 
@@ -33,7 +36,7 @@ def found(folder):
     for name in ("ppo", "dqn"):  # runs of one process, which ranks go on with
         algorithm = problems.online("dqn") if name == "dqn" else problems.ppo().build(problems.CartPole, time_limit=30)
         trainer = Trainer(algorithm, tracker=MemoryTracker(), checkpoints=folder / f"one-{name}", num_eval_envs=4)
-        trainer.run(max_steps=3, progress="none")
+        trainer.run(max_steps=3, env_config={"length": 0.75}, progress="none")
     return launch(folder, "scenarios", NAMES)
 
 
@@ -61,6 +64,17 @@ def test_bad_numbers_of_one_rank_are_those_of_all(found):
     assert "in environments 3, slot 0 of the horizon of rank 1" in told[0]
     assert "of rank 1" in first["stop"][0]
     assert first["stop"][1] == 1
+
+
+def test_ranks_with_replays_go_back_to_a_checkpoint_together(found):
+    first, second = found["rolled_back"]
+    assert first["steps"] == second["steps"] == 6
+    assert first["digest"] == second["digest"]
+    assert any("the weights are as they were in 000002-step-2" in told for told in first["told"])
+
+
+def test_what_one_rank_cannot_save_ends_none(found):
+    assert found["unsavable"] == [{"steps": 2, "saved": 0}] * 2
 
 
 def test_ranks_that_are_not_alike_are_refused_by_name(found):
@@ -107,9 +121,18 @@ def test_two_ranks_go_on_with_a_run_of_one_and_say_so(found, name):
     assert "was saved by 1 rank and goes on with 2" in first["told"][0]
     assert first["digest"] == second["digest"]
     assert first["own"] != second["own"]
+    assert first["config"] == second["config"] == {"length": 0.75}
     assert first["after"] == second["after"]
     gained = first["after"][keys.ENV_STEPS] - first["before"][keys.ENV_STEPS]
     assert gained == 2 * first["before"][keys.ENV_STEPS]
+
+
+def test_all_ranks_fall_back_where_one_does(found):
+    first, second = found["one_falls_back"]
+    assert first["digest"] == second["digest"]
+    assert first["ran"] == second["ran"] == ["eager", True]
+    assert first["told"] == ["rank 1 cannot run programs, as it says itself: all ranks run eagerly."]
+    assert "no compiler found" in second["told"][0]
 
 
 def test_as_many_ranks_as_before_say_nothing(folder, found):

@@ -9,6 +9,7 @@ import torch
 from tests.probes import traced_only
 
 from rl8x import HitsUpperBound, MemoryTracker, NullTracker, PPOConfig, Trainer, keys
+from rl8x.algorithms import DQNConfig
 from rl8x.checkpoint import Checkpoints
 from rl8x.envs import CartPole
 from rl8x.execution import Execution
@@ -71,6 +72,14 @@ def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
     assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
 
 
+def test_what_has_fallen_back_stays_eager_in_later_runs():
+    execution = Execution("auto", "fp32", CPU)
+    execution.plan(0.125, 1000)
+    execution.fall_back()
+    execution.plan(0.125, 2000)
+    assert (execution.target, execution.mode, execution.due) == ("eager", "eager", math.inf)
+
+
 @pytest.mark.parametrize("mode", ["eager", "compile"])
 def test_a_mode_that_was_asked_for_is_in_force_from_the_start(mode):
     execution = Execution(mode, "fp32", CPU)
@@ -101,6 +110,23 @@ def test_a_run_too_short_to_earn_it_stays_eager(options, monkeypatch):
 
 
 # -- the change
+
+
+@pytest.mark.usefixtures("changes_at_3")
+def test_a_long_run_after_a_short_one_is_compiled_whole(monkeypatch):
+    monkeypatch.setattr("rl8x.algorithms.dqn.DQN.seconds_per_step", 1.0)
+    options = {"num_envs": 4, "horizon": 4, "warmup_steps": 8, "batch_size": 8, "seed": 3, "device": "cpu"}
+    algorithm = DQNConfig(**options, model_config={"hidden_sizes": [8]}).build(CartPole)
+    trainer = Trainer(algorithm, tracker=NullTracker(), checkpoints=False, eval_env=False)
+    trainer.run(max_steps=4, progress="none")
+    assert (algorithm.execution.target, algorithm.execution.mode) == ("eager", "eager")
+    compiled, interpret = [], CompiledProgram._compile
+    monkeypatch.setattr(
+        CompiledProgram, "_compile", lambda *given: compiled.append(repr(given[0])) or interpret(*given)
+    )
+    trainer.run(max_steps=12, progress="none")
+    assert algorithm.execution.mode == "compile"
+    assert any("_update_tensors" in each for each in compiled), compiled
 
 
 @pytest.mark.usefixtures("changes_at_3")

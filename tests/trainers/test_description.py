@@ -173,8 +173,9 @@ def test_what_a_run_is_made_of_is_described_without_passwords(monkeypatch):
     assert "p4ss" not in trainer.tracker.description + trainer.tracker.texts["traceback.txt"]
 
 
-def test_the_command_line_has_the_name_of_the_program(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/venv/bin/rl8x", "train", "CartPole", "--stop", "wall_time: 1m"])
+@pytest.mark.parametrize("program", ["/venv/bin/rl8x", "/venv/rl8x/__main__.py", "/venv/rl8x/cli/main.py"])
+def test_the_command_line_has_the_name_of_the_program(program, monkeypatch):
+    monkeypatch.setattr("sys.argv", [program, "train", "CartPole", "--stop", "wall_time: 1m"])
     assert command() == "rl8x train CartPole --stop 'wall_time: 1m'"
 
 

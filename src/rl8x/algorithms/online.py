@@ -308,7 +308,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         env_state = state["collector"]["env"]
         self.env.configure(env_state["config"])
         self.env.join_moving(env_state)
-        self.discard_experience()
+        self.collector.reset()  # now, so that the configuration is in force where no collect begins with a reset
 
     def discard_experience(self) -> None:
         """Begin new episodes with the next collect."""

@@ -52,10 +52,13 @@ def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
     Args:
         state: This rank's state.
         kept: On rank 0 the names of the segments that the checkpoint before has, of all ranks.
+
+    Raises:
+        TypeError: On all ranks, if one has something in its state that no checkpoint can hold.
     """
     if ranks().size == 1:
         return {}
-    plain, tensors = encode(state)
+    plain, tensors = _encoded_on_all(state)
     digests = ranks().first("the state to save", {name: _digest(tensor) for name, tensor in tensors.items()})
     kept = set(ranks().first("the segments that are kept", list(kept)))
     if ranks().is_first:
@@ -66,6 +69,19 @@ def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
     parts = {_place(name, key): tensor for name, content in segments.items() for key, tensor in content.items()}
     ranks().collect("states", _joined([plain, keys, list(different)], different | parts))
     return {}
+
+
+def _encoded_on_all(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return what `encode` does, or refuse on all ranks what one cannot encode."""
+    encoded, problem = None, None
+    try:
+        encoded = encode(state)
+    except TypeError as error:
+        problem = str(error)
+    problems = ranks().share("what cannot be saved", problem)
+    if encoded is None or any(problems):
+        raise TypeError(next(filter(None, problems)))
+    return encoded
 
 
 def _entry(content: bytes) -> dict[str, Any]:

@@ -76,7 +76,10 @@ def asked_config(trained: Mapping[str, Any], overrides: Sequence[str], num_envs:
     config = apply_overrides({"env_config": inherited_config(trained, num_envs)}, overrides)
     if other := [name for name in config if name != "env_config"]:
         raise UserError(f"only env_config.NAME=VALUE may follow RUN; got {other[0]}={config[other[0]]!r}.")
-    return dict(config["env_config"] or {})
+    values = config["env_config"] or {}
+    if not isinstance(values, Mapping):
+        raise UserError(f"env_config must be values by name, as in env_config.length=0.4; got {values!r}.")
+    return dict(values)
 
 
 def in_words(config: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ import torch
 from rl8x._version import __version__
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import resolve_device
-from rl8x.cli.errors import UserError, is_users_mistake, users_mistakes
+from rl8x.cli.errors import FiniteRange, UserError, is_users_mistake, users_mistakes
 from rl8x.cli.options import RunCommand, find_modules_here, read_run
 from rl8x.config import RunConfig
 from rl8x.disk import replace_synced
@@ -107,7 +107,7 @@ class _BenchCommand(RunCommand):
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.0),
+    type=FiniteRange(0.0),
     default=5.0,
     show_default=True,
     help="Seconds of iterations that each process times, after the first.",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.cli.acting import asked_config, check_spaces, in_words, load_acting
-from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.envs import Env
 from rl8x.output import say
 from rl8x.policy import Policy
@@ -67,7 +67,7 @@ class Recording(NamedTuple):
 )
 @click.option("--random", "is_random", is_flag=True, help="Act at random: the run only says in which environment.")
 @click.option(
-    "--epsilon", type=click.FloatRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
+    "--epsilon", type=FiniteRange(0.0, 1.0), default=0.0, help="Share of random actions. [default: 0; 0 to 1]"
 )
 @click.option("--deterministic", is_flag=True, help="Take the most likely actions rather than samples.")
 @click.option("--env", "env", metavar="ENV", help="Act in this environment. [default: the one that was trained in]")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rl8x.cli.errors import users_mistakes
+from rl8x.cli.errors import FiniteRange, users_mistakes
 
 _EXAMPLES = """\b
 rl8x compare first-run second-run
@@ -30,7 +30,7 @@ rl8x compare --experiment CartPole --group-by algorithm --output figures
 )
 @click.option("--minimize", is_flag=True, help="The lowest value of a metric is its best one.")
 @click.option(
-    "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage. [default: 0.95]"
+    "--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage. [default: 0.95]"
 )
 @click.option("--output", metavar="DIR", help="Folder for the files. [default: reports/compare-RUN]")
 @click.option("--tracking-uri", metavar="URI", help="Where the runs are. Default: as in training.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import click
 
@@ -20,6 +22,17 @@ class UserError(click.ClickException):
     """A mistake of the user's: one line, exit code 2."""
 
     exit_code = 2
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers: a comparison with NaN says nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; refuse what is none of the range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def is_users_mistake(error: BaseException) -> bool:
@@ -37,12 +50,12 @@ def is_users_mistake(error: BaseException) -> bool:
 
 
 @contextmanager
-def users_mistakes() -> Iterator[None]:
-    """Turn our refusals within the block into `UserError`; let everything else through."""
+def users_mistakes(*others: type[Exception]) -> Iterator[None]:
+    """Turn our refusals within the block into `UserError`, and errors of `others`; let everything else through."""
     try:
         yield
     except Exception as error:
-        if is_users_mistake(error):
+        if isinstance(error, others) or is_users_mistake(error):
             raise UserError(str(error)) from error
         raise
 

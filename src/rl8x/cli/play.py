@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl8x.cli.acting import Acting, asked_config, check_spaces, in_words, load_acting
-from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
 from rl8x.output import counted, say, table
@@ -59,7 +59,7 @@ _EPISODES: Final = 10  # without a film
     type=click.IntRange(min=1),
     help="Where to stop when episodes do not end. [default: 1000; 200 where they never do]",
 )
-@click.option("--fps", type=click.FloatRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
+@click.option("--fps", type=FiniteRange(min=0, min_open=True), help="Steps a second. [default: the environment's]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the environment and the actions.")
 @click.option("--auto", is_flag=True, help="Take the newest good checkpoint where the one meant is damaged.")
 @click.option("--trust", is_flag=True, help="Import the modules that the checkpoint names: their code runs.")

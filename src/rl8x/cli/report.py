@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rl8x.cli.errors import users_mistakes
+from rl8x.cli.errors import FiniteRange, users_mistakes
 
 _EXAMPLES = """\b
 rl8x report studies/cartpole
@@ -29,7 +29,7 @@ rl8x report 208998b475a04c3283bf23d5b52180d5 --tracking-uri http://server:5000 -
     "too narrow where one policy is played in all cells. [default: policies]",
 )
 @click.option(
-    "--level", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage. [default: 0.95]"
+    "--level", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.95, help="Coverage. [default: 0.95]"
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seeds the bootstrap. [default: 0]")
 @click.option(

@@ -17,7 +17,8 @@ from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, gi
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig, apply_overrides, dump_run, parse_value
 from rl8x.config.run import algorithm_config_class
-from rl8x.distributed import ranks
+from rl8x.distributed import RankError, ranks
+from rl8x.execution.programs import ProgramError
 from rl8x.importing import import_named, texts
 from rl8x.output import say
 
@@ -47,6 +48,8 @@ An algorithm of your own is a subclass of rl8x.algorithms.AlgorithmConfig, whose
 """
 # Keys that have a form of their own on the command line
 _OWN_FORM: Final = ("env", "algorithm_config", "stop_conditions", "seed")
+# What their messages explain: what was asked for is not to be had on this machine, or with these ranks.
+_IMPOSSIBLE: Final = (ProgramError, RankError)
 
 
 class _TrainCommand(RunCommand):
@@ -80,7 +83,7 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
     condition the run goes on until Ctrl-C. The exit code is 3 if the run was trained, but rows of it are lost, since
     neither MLflow nor the disk took them.
     """
-    with users_mistakes():
+    with users_mistakes(RankError):
         run = read_run(options, stop)
         going_on = resumed(run, resume, trust=options["trust"]) if resume is not None and not dry_run else None
         trainer = going_on or run.make_trainer()
@@ -140,7 +143,7 @@ def resume(
     The exit code is 3 if rows are lost, as in `train`.
     """
     options = given_options({"max_steps": max_steps, "steps_per_eval": steps_per_eval})
-    with users_mistakes():
+    with users_mistakes(RankError):
         overrides = apply_overrides({}, words) | given_options(hyperparameters)
         conditions = [parse_value(text) for text in stop]
         find_modules_here(trust or list(texts([overrides, conditions])))
@@ -231,7 +234,7 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
         _summarize(stats)
         failed = False
     except Exception as error:
-        if trainer.state == before and is_users_mistake(error):
+        if trainer.state == before and (isinstance(error, _IMPOSSIBLE) or is_users_mistake(error)):
             raise UserError(str(error)) from error
         raise
     finally:

@@ -60,13 +60,24 @@ class Execution:
         prepares: Whether programs are to be compiled now, while the run is eager.
         starts_at: The step from which `auto` is compiled, the algorithm's own, counted from 0; 0 where it never is.
         due: The step at which `begin_step` has something to do next; infinite where it never has.
+        fell_back: Whether `auto` has found that programs cannot be had, and stays eager.
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
-        ValueError: If mode or precision are not to be had on the device.
+        ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no number.
     """
 
-    not_traced = ("mode", "target", "prepares", "starts_at", "due", "threads", "falls_back", "_configuration")
+    not_traced = (
+        "mode",
+        "target",
+        "prepares",
+        "starts_at",
+        "due",
+        "threads",
+        "falls_back",
+        "fell_back",
+        "_configuration",
+    )
 
     def __init__(self, mode: Mode, precision: Precision, device: torch.device, configuration: str = "") -> None:
         on_cuda = device.type == "cuda"
@@ -75,6 +86,7 @@ class Execution:
                 others = "'fp32' or 'bf16'" if name == "precision" else "'eager' or 'compile'"
                 raise ValueError(f"{name}={value!r} needs a CUDA device; got {device}. Use {others}.")
         self.falls_back = mode == "auto"
+        self.fell_back = False
         self.target: FixedMode = ("graph" if on_cuda else "compile") if mode == "auto" else mode
         self.mode: FixedMode = "eager" if mode == "auto" and not on_cuda else self.target
         self.prepares = False
@@ -89,6 +101,8 @@ class Execution:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         if device.type == "cpu":
             keep_freed_memory()
+            if mode != "eager":
+                _ = compiler().artifacts.limit_mb  # what is wrong with it is said now, not by the compiler's process
             if self.mode == "compile":
                 self._begin_compiler()
 
@@ -108,12 +122,19 @@ class Execution:
             seconds_per_step: Estimate of an eager step, by a model of its work and not by a clock.
             steps: Steps that the run takes in all; infinite where nothing bounds it.
         """
-        if not self.falls_back or self.device.type == "cuda" or self.mode == "compile":
+        if not self.falls_back or self.fell_back or self.device.type == "cuda" or self.mode == "compile":
             return
         eager_seconds = _CHANGE_SECONDS_UNKNOWN if math.isinf(steps) else _CHANGE_SECONDS
         self.target = "compile" if steps * seconds_per_step >= _WORTH_SECONDS else "eager"
         self.starts_at = math.ceil(eager_seconds / seconds_per_step) if self.target == "compile" else 0
         self.due = math.inf if not self.starts_at else self.starts_at // 4 if math.isinf(steps) else 0
+
+    @property
+    def _later(self) -> FixedMode:
+        """The mode that may come into force: with `auto` a later run may be long enough, though this one is not."""
+        if not self.falls_back:
+            return self.target
+        return "graph" if self.device.type == "cuda" else "compile"
 
     def begin_step(self, step: int) -> None:
         """Begin to have programs compiled, or change to them, where a step is the one for it.
@@ -128,6 +149,11 @@ class Execution:
             self._begin_compiler()
         if step >= self.starts_at:
             self.mode, self.threads.eager, self.due = "compile", False, math.inf
+
+    def fall_back(self) -> None:
+        """Run eagerly from now on, with `auto`."""
+        self.mode = self.target = "eager"
+        self.prepares, self.threads.eager, self.due, self.fell_back = False, True, math.inf, True
 
     @staticmethod
     def announce(say: Callable[[str], None]) -> None:
@@ -192,9 +218,10 @@ class Execution:
             Takes and returns the same. A call raises `ProgramError` where the function cannot be compiled or captured,
             unless the mode is `auto`.
         """
-        if self.target == "eager":
+        kind = self._later
+        if kind == "eager":
             return function
-        made = CompiledProgram(function, made_of) if self.target == "compile" else CapturedProgram(function, num_fixed)
+        made = CompiledProgram(function, made_of) if kind == "compile" else CapturedProgram(function, num_fixed)
         return _Guarded(self, made, function)
 
     def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
@@ -207,12 +234,13 @@ class Execution:
         Returns:
             Takes and returns the same.
         """
-        if self.target == "eager":
+        kind = self._later
+        if kind == "eager":
             return function
         make: Make = CapturedProgram
-        if self.target == "compile":
+        if kind == "compile":
             make = _compiled
-        return _Guarded(self, SplitProgram(function, num_fixed, make, self.target), function)
+        return _Guarded(self, SplitProgram(function, num_fixed, make, kind), function)
 
     def split_loop(self, function: Callable[..., Sequence[Tensor]], num_state: int, num_items: int) -> Program:
         """Make a loop of a function that adds up over ranks.
@@ -251,11 +279,11 @@ class Execution:
             that ended it.
         """
         options: Any = {"ends": ends, "host_looks": self.host_looks}
-        loop = Loop(function, num_state, num_items, **options)
-        if self.target == "eager":
+        loop, kind = Loop(function, num_state, num_items, **options), self._later
+        if kind == "eager":
             return loop
         made: CompiledProgram | CapturedLoop | Loop
-        if self.target == "graph":
+        if kind == "graph":
             made = CapturedLoop(loop)
         elif self.device.type == "cpu":
             made = CompiledLoop(loop, made_of)
@@ -301,9 +329,7 @@ class _Guarded:
                 self._fall_back(error)
 
     def _fall_back(self, error: ProgramError) -> None:
-        execution = self.execution
-        if not execution.falls_back:
+        if not self.execution.falls_back:
             raise error
-        execution.mode = execution.target = "eager"
-        execution.prepares, execution.threads.eager, execution.due = False, True, math.inf
+        self.execution.fall_back()
         warnings.warn(f"{error} Running eagerly.", RuntimeWarning, stacklevel=3)

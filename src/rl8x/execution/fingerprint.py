@@ -1,8 +1,10 @@
 """What a traced function would be, read off the objects that it is made of: found without tracing it.
 
 All that a trace can depend on is walked: the values of objects' attributes, the sources of their classes and functions
-and of the modules that those import, and of tensors the layout, since a program reads their values at each call. Where
-something is not understood there is no fingerprint, and the function is traced.
+and of the modules that those import, and of tensors the layout, since a program reads their values at each call. Of a
+user's own code the bytecode counts too, since a source may have been edited meanwhile, and what its names stand for:
+globals, attributes of classes, what closures hold. Where something is not understood there is no fingerprint, and the
+function is traced; of what a name stands for, there is its type.
 """
 
 from __future__ import annotations
@@ -46,6 +48,13 @@ _BUILTIN: Final = (
     type(torch.ops.aten.add),
     type(torch.ops.aten.add.Tensor),
 )
+_MADE_OF_FUNCTIONS: Final = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    type(functools.cache(lambda: None)),
+)
 
 
 class Fingerprint(NamedTuple):
@@ -84,6 +93,7 @@ class _Walk:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._modules: set[str] = set()
+        self._read: set[tuple[str, str]] = set()
         self._seen: dict[int, int] = {}
         self._held: list[object] = []  # so that no number of an object is given twice
 
@@ -127,11 +137,9 @@ class _Walk:
         if isinstance(value, types.MethodType):
             return [self.describe(part, f"{place}.{name}") for name, part in _parts(value, "__func__", "__self__")]
         if isinstance(value, types.FunctionType):
-            captured = [cell.cell_contents for cell in value.__closure__ or ()]
-            held = (value.__defaults__, value.__kwdefaults__, captured)
-            return [self._code(value), *[self.describe(each, f"{place}.{i}") for i, each in enumerate(held)]]
+            return self._function(value, place)
         if isinstance(value, type):
-            return [self._code(value)]
+            return [self._code(value), *[[*self._attributes(each, place)] for each in value.__mro__[:-1]]]
         if isinstance(value, _BUILTIN):
             return [str(getattr(value, "__qualname__", getattr(value, "__name__", "")))]
         return self._object(value, place)
@@ -154,7 +162,49 @@ class _Walk:
             for name, each in sorted(attributes.items())
             if name not in left_out
         ]
-        return [self._code(kind), described]
+        return [self.describe(kind, place), described]
+
+    def _function(self, function: types.FunctionType, place: str) -> list[Any]:
+        """Describe a function by what it holds; a user's by its bytecode and what its names stand for, too."""
+        try:
+            captured = [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:  # there is nothing in it yet
+            raise _UnknownError from None
+        held = (function.__defaults__, function.__kwdefaults__, captured)
+        parts = [self._code(function), *[self.describe(each, f"{place}.{i}") for i, each in enumerate(held)]]
+        if not _is_users_function(function):
+            return parts
+        names, known = sorted(_names(function.__code__)), function.__globals__
+        found = [(name, known.get(name, sys.modules.get(name))) for name in names]
+        meant = [[name, self._meant(value, names, f"{place}.{name}")] for name, value in found if value is not None]
+        return [*parts, _bytecode(function.__code__), meant]
+
+    def _meant(self, value: Any, names: Sequence[str], place: str) -> Any:
+        """Describe what a name in a user's code stands for; of a module what the code may mean by its other names."""
+        if not isinstance(value, types.ModuleType):
+            try:
+                return self.describe(value, place)
+            except _UnknownError:
+                return type(value).__name__
+        users, found = _is_users(value), list[Any]()
+        if users:
+            self._modules.add(value.__name__)
+        for name in names:
+            part, which = vars(value).get(name), (value.__name__, name)
+            if which not in self._read and (users or _is_users_function(part)):
+                self._read.add(which)
+                found.append([name, self._meant(part, names, f"{place}.{name}")])
+        return found
+
+    def _attributes(self, cls: type, place: str) -> Iterator[list[Any]]:
+        """Describe what a class has of its own: of a user's all, of another what a user has put there."""
+        users, left_out = _is_users_name(cls.__module__), getattr(cls, "not_traced", ())
+        for name, value in sorted(vars(cls).items()):
+            functions = [each for each in _functions(value) if users or _is_users_function(each)]
+            for function in functions:
+                yield [name, self._meant(function, (), f"{place}.{name}")]
+            if users and not functions and not name.startswith(("__", "_abc_")) and name not in left_out:
+                yield [name, self._meant(value, (), f"{place}.{name}")]
 
     def _code(self, value: Any) -> str:
         """Name a class or function, and take note of the modules that its code is in."""
@@ -175,6 +225,8 @@ class _Walk:
             if _is_users(module):
                 found[name] = [found[name], [*_globals(module)], [*_siblings(name)]]
                 waiting |= {*_imported(module)}
+            elif _top(name) == "rl8x":
+                found[name] = [found[name], [*_globals(module)]]
         return sorted(found.items())
 
 
@@ -200,6 +252,40 @@ def _is_users(module: types.ModuleType) -> bool:
     """Say whether a module is a user's own: neither installed nor rl8x's."""
     file = getattr(module, "__file__", None)
     return file is not None and _top(module.__name__) != "rl8x" and not file.startswith(_installed())
+
+
+def _is_users_name(name: str | None) -> bool:
+    """Say whether a module of this name is a user's own, or none that Python knows."""
+    module = sys.modules.get(name or "")
+    return module is None or _is_users(module)
+
+
+def _is_users_function(value: object) -> bool:
+    return isinstance(value, types.FunctionType) and _is_users_name(value.__module__)
+
+
+def _functions(value: object) -> list[types.FunctionType]:
+    """Return the functions that an attribute of a class is made of."""
+    parts = [value]
+    if isinstance(value, _MADE_OF_FUNCTIONS):
+        parts = [getattr(value, name, None) for name in ("__wrapped__", "func", "fget")]
+    return [part for part in parts if isinstance(part, types.FunctionType)]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names of globals, attributes and imports in some code and the functions in it."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {*code.co_names, *itertools.chain.from_iterable(inner)}
+
+
+def _bytecode(code: types.CodeType) -> list[Any]:
+    """Describe what some code does, wherever it stands."""
+    consts = [_bytecode(each) if isinstance(each, types.CodeType) else _constant(each) for each in code.co_consts]
+    return [code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, consts]
+
+
+def _constant(value: object) -> str:
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
 
 
 def _source(module: types.ModuleType) -> str:

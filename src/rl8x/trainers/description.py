@@ -31,7 +31,8 @@ _ENDED: Final = {"FINISHED": "Stopped", "FAILED": "Failed", "KILLED": "Interrupt
 def command() -> str:
     """Return the command line of this process, as one could type it, without passwords and tokens."""
     program, *words = sys.argv or [""]
-    ours = Path(program).name == "rl8x" or Path(program).parts[-3:] == ("rl8x", "cli", "main.py")
+    parts = Path(program).parts
+    ours = parts[-1:] == ("rl8x",) or parts[-2:] == ("rl8x", "__main__.py") or parts[-3:] == ("rl8x", "cli", "main.py")
     return shlex.join(["rl8x" if ours else program, *hide_in_words(words)])
 
 

@@ -103,6 +103,29 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                 )
 
 
+def execute_alike(algorithm: GenericAlgorithmBase[Any]) -> None:
+    """Have all ranks run eagerly where one has fallen back to that: programs give other bits, and weights drift apart.
+
+    They go on with what rank 0 has learned.
+    """
+    execution = algorithm.execution
+    if ranks().size == 1 or not execution.falls_back:
+        return
+    fallen = ranks().share("whether programs run", execution.fell_back)
+    if all(fallen) or not any(fallen):
+        return
+    if not execution.fell_back:
+        execution.fall_back()
+        warnings.warn(
+            f"rank {fallen.index(True)} cannot run programs, as it says itself: all ranks run eagerly.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    state = from_first(algorithm.learned_state())
+    if not ranks().is_first:
+        take_over(algorithm, state)
+
+
 def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> None:
     """Say what is different where a run was saved by another number of ranks."""
     now = ranks().size
@@ -200,7 +223,8 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.
     reasons = [reason for reason, _, _, _ in told]
     rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
     if rank is not None:
-        stats.stop_reason = reasons[rank] if len({*reasons}) == 1 else f"{reasons[rank]} (rank {rank})"
+        # Of those that all have, such as of a clock, each may say it in its own words.
+        stats.stop_reason = f"{reasons[rank]} (rank {rank})" if None in reasons else reasons[rank]
     stops = [number for _, number, _, _ in told if number is not None]
     if signals.stop is None and stops:
         signals.stop = signal.Signals(stops[0])

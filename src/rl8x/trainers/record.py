@@ -83,6 +83,8 @@ class Record:
         self.is_open = False
         self.log_ms = 0.0
         self._eval_env = eval_env
+        played = algorithm.env if eval_env is None else eval_env
+        self._num_eval_envs = () if played is None else ranks().share("copies to evaluate in", played.num_envs)
         self._steered_by: str | None = None
         self._handle: str | None = None
         self._results = Results()
@@ -223,11 +225,14 @@ class Record:
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and isinstance(algorithm, OnlineAlgorithm):
             together["num_envs.total"] = algorithm.config.num_envs * ranks().size
+        configs = config_params(env, self._eval_env, config, eval_config, self._steered_by)
+        if "num_eval_envs" in configs:
+            configs["num_eval_envs"] = sum(self._num_eval_envs)
         return {
             **algorithm.params,
             **together,
             **({} if self.run is None else self.run.params),
-            **config_params(env, self._eval_env, config, eval_config, self._steered_by),
+            **configs,
             "versions.rl8x": __version__,
             "versions.torch": torch.__version__,
             "versions.python": platform.python_version(),
@@ -269,13 +274,15 @@ class Record:
         if not ranks().first("whether there are checkpoints", manager.is_open):
             return
         own = {"trainer": state, "torch_generators": torch_generators(self.algorithm.device)}
-        others = gathered(own, manager.kept_segments if manager.is_open else ())
-        if not manager.is_open:  # rank 0 has them
-            return
         try:
+            others = gathered(own, manager.kept_segments if manager.is_open else ())
+            # A condition may remember by now what it did not at first.
             run_state = None if run is None else run.state_dict()
-        except TypeError as error:  # a condition remembers by now what it did not at first
-            manager.skip(counters[keys.STEPS], error)
+        except TypeError as error:
+            if manager.is_open:
+                manager.skip(counters[keys.STEPS], error)
+            return
+        if not manager.is_open:  # rank 0 has them
             return
         metadata = {
             "status": status,

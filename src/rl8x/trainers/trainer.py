@@ -35,7 +35,7 @@ from rl8x.trainers.callbacks import returned_metrics
 from rl8x.trainers.films import log_film
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.progress import Progress, ProgressReporter
-from rl8x.trainers.ranks import agree, check_alike, from_first, pooled_row
+from rl8x.trainers.ranks import agree, check_alike, execute_alike, from_first, pooled_row
 from rl8x.trainers.restart import is_restart, unfinished
 from rl8x.trainers.resume import after_restart, newest
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
@@ -106,6 +106,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
             self._act_on(decision)
+        execute_alike(algorithm)
         algorithm.watch(row)
         return row
 
@@ -120,7 +121,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             path = self.checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
             raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
         checkpoint = self.checkpoints.last_good() if decision.action == "rollback" else None
-        saved = from_first(None if checkpoint is None else checkpoint.state["trainer"]["algorithm"])
+        state, learned = None if checkpoint is None else checkpoint.state["trainer"]["algorithm"], None
+        if state is not None:  # a replay, which is each rank's own, stays
+            learned = {name: state[name] for name in self.algorithm.learned_state() if name in state}
+        saved = from_first(learned)
         self._guard.take_back(self.algorithm, decision, saved)
         to = "before the step" if saved is None else "in the last checkpoint"
         to = to if checkpoint is None else f"in {checkpoint.path.name}"
