@@ -412,6 +412,19 @@ def test_stepwise_loops_save_and_go_on(tmp_path):
     second.close()
 
 
+def test_what_a_callback_asks_to_be_saved_is_saved_after_the_step_and_the_run_goes_on_saving(tmp_path):
+    def saves(trainer, stats):
+        if stats[keys.STEPS] == 2:
+            assert trainer.save() is None
+
+    trainer = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=4), "callbacks": [saves]})
+    run(trainer, stop_conditions=[Plateau("coefficients/vf", patience=4)])
+    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-2", "step-4", "step-5"]
+    second = Trainer.resume(listed(tmp_path)[0], tracker=NullTracker())
+    assert run(second)[keys.STEPS] == 5  # the condition has seen the second row
+    assert second.save().name.endswith("step-5")
+
+
 def test_checkpoints_are_checked_at_once():
     with pytest.raises(TypeError, match="`checkpoints` must be"):
         make(trainer={"checkpoints": 3})

@@ -204,6 +204,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         check_alike("the start of the run", {**run.params, **run.plain})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
+            self._runs, self._asked_to_save = True, False
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._catch_up()
                 run = self._checked_run(options)
@@ -236,6 +237,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                     raise signals.exception()
             return stats
         finally:
+            self._runs = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
     def _prepare(self, run: RunState) -> None:
@@ -297,7 +299,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
         steps = self.algorithm.counters[keys.STEPS]
         is_best = self.checkpoints.improved(stats, stats.fresh, steps)
-        stop, saves = agree(stats, signals, is_best or self.checkpoints.due(steps))
+        asked, self._asked_to_save = self._asked_to_save, False
+        stop, saves = agree(stats, signals, is_best or asked or self.checkpoints.due(steps))
         if stats.stop_reason is not None:
             run.last = stats
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
