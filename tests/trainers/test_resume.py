@@ -13,7 +13,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import encode
 from rl8x.cli.main import main
-from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime
+from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime, as_condition
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
@@ -332,6 +332,47 @@ def test_a_condition_goes_on_counting_without_saying_what_it_remembers(compose, 
     assert second.state[keys.STEPS] == killed
     assert run(second)[keys.STEPS] == 5
     assert second.stop_reason == straight.stop_reason
+
+
+class Above(Condition):
+    """Met when a function of the row was above a limit so many times; a function has no form in a file."""
+
+    def __init__(self, function, times=1):
+        self.function, self.times, self.count = function, times, 0
+
+    def judge(self, stats):
+        self.count += self.function(stats) > 0
+        return self.count >= self.times
+
+
+class Exceeds:
+    """A plain callable, known by its address."""
+
+    def __call__(self, stats):
+        return stats[keys.STEPS] > 0
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda: Above(lambda stats: 1, times=5),
+        lambda: as_condition(functools.partial(lambda n, stats: True, 3)) & Above(len, times=5),
+        lambda: as_condition(Exceeds()) & Plateau("coefficients/vf", patience=4),
+    ],
+)
+def test_what_has_no_form_in_a_file_is_given_again_and_goes_on_counting(condition, tmp_path):
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
+    before = condition()
+    with pytest.raises(Killed):
+        run(make(trainer=options), stop_conditions=[before], max_steps=9)
+    assert len(listed(tmp_path)) == 3
+    second = Trainer.resume(tmp_path, tracker=NullTracker())
+    with pytest.raises(CheckpointError, match="has no form in a file: pass the run's `stop_conditions` again"):
+        run(second)
+    assert run(second, stop_conditions=[condition()])[keys.STEPS] == 5
+    assert " at 0x" not in str(second.params["run.stop_conditions"])  # another in each process, and on each rank
+    # At its end it stays there, also with conditions that are others by their address alone.
+    assert run(Trainer.resume(tmp_path, tracker=NullTracker()), stop_conditions=[condition()])[keys.STEPS] == 5
 
 
 class Keeps(Condition):
