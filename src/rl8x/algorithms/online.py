@@ -277,12 +277,24 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             return True
         if callable(env_config):
             return False
-        if self.resets.once and env_config is not None and self.env.plain_config(env_config) != self.env.config:
+        self.check_applies(env_config)
+        return False
+
+    def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
+        """Refuse what no reset will ever apply.
+
+        Args:
+            env_config: Values for the environment's parameters; None changes nothing.
+
+        Raises:
+            ValueError: If it is another than the one in force, and the one reset has been.
+        """
+        is_late = self.resets.once and not self.reset_is_due()
+        if is_late and env_config is not None and self.env.plain_config(env_config) != self.env.config:
             raise ValueError(
                 "This `env_config` would never apply: the environment was reset once, at the first collect "
                 "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
             )
-        return False
 
     def _check_moves(self) -> None:
         """Refuse parameters that wait for the ends of episodes where none will come."""
