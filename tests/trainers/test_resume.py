@@ -162,6 +162,46 @@ def test_max_steps_counts_the_steps_before_the_resume(tmp_path):
     assert rows(first.tracker) == rows(straight.tracker)
 
 
+def test_fewer_steps_than_there_were_are_refused(tmp_path):
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
+    with pytest.raises(Killed):
+        run(make(trainer=options), max_steps=9)
+    second = Trainer.resume(tmp_path, tracker=NullTracker())
+    for limit in (2, 3):
+        with pytest.raises(ValueError, match=rf"and the run has made 3 already; got {limit}\. Give more, or None"):
+            run(second, max_steps=limit)
+    assert run(second, max_steps=4)[keys.STEPS] == 4
+
+
+def test_a_resumed_run_that_could_not_begin_can_be_tried_again(tmp_path, monkeypatch):
+    tracker = MemoryTracker()
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)], "tracker": tracker}
+    with pytest.raises(Killed):
+        run(make(trainer=options), max_steps=6)
+    second = Trainer.resume(tmp_path, tracker=tracker)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker, "start", lambda **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(second)
+    assert run(second)[keys.STEPS] == 6
+    rows(tracker)
+    assert [step for step, _ in tracker.history("returns/mean")] == [32 * n for n in range(1, 7)]
+
+
+def test_an_evaluation_of_a_resumed_run_is_no_row_that_comes_again(tmp_path):
+    tracker = MemoryTracker()
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=2), "callbacks": [killed_at(4)], "tracker": tracker}
+    with pytest.raises(Killed):
+        run(make(trainer=options | {"num_eval_envs": 2}), max_steps=6, steps_per_eval=1)
+    second = Trainer.resume(tmp_path, tracker=tracker)
+    evaluated = second.eval(deterministic=False)["eval/returns/mean"]
+    assert tracker.history("eval/returns/mean")[-1] == (64, evaluated)
+    run(second)
+    found = [step for step, _ in tracker.history("eval/returns/mean")]
+    assert sorted(found) == [32, 64, 64, 96, 128, 160, 192]
+    assert [step for step, _ in tracker.history("returns/mean")] == [32, 64, 96, 128, 160, 192]
+
+
 def test_a_run_that_has_ended_stays_ended(tmp_path):
     first = make(trainer={"checkpoints": tmp_path, "num_eval_envs": 2})
     stats = run(first, max_steps=3)

@@ -121,6 +121,11 @@ class RunState:
         if saved["stop_reason"] is not None and not self._asks_for_more(saved):
             self.last = TrainStats(saved["row"])
             self.last.stop_reason = saved["stop_reason"]
+        elif self.limit_reached is not None:
+            raise ValueError(
+                f"`max_steps` counts the steps before a resume, too, and the run has made {self.steps} already; got "
+                f"{self.limit_reached}. Give more, or None."
+            )
 
     def _asks_for_more(self, saved: Mapping[str, Any]) -> bool:
         """Whether a run that has come to its end is asked to go on: for more steps, or until something else is met."""

@@ -215,6 +215,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             with SignalGuard(quiet=reporter.mode == "none") as signals:
                 with self._tracked(run, reporter, signals):
                     stats, stop = self._begin(run), None
+                    self.origin = self._saved_run = None  # only now: what could not begin can be tried again
                     while stats is None or stats.stop_reason is None:
                         if stop is not None or (signals.stop is not None and ranks().size == 1):
                             self.record.save(self.state_dict(), run, "KILLED")
@@ -242,7 +243,6 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
     def _prepare(self, run: RunState) -> None:
         """Take over what a run is made of, before it begins."""
-        self.origin = self._saved_run = None
         algorithm = self.algorithm
         config = algorithm.config
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
