@@ -623,6 +623,16 @@ def test_conditions_of_ones_own():
         from_spec({"my.Other": 3}, find=find)
 
 
+def test_what_no_file_can_say_has_no_form():
+    class Inside(Countdown):
+        pass
+
+    with pytest.raises(ValueError, match="Inside has no form in a run file: define it outside of functions"):
+        to_spec(Inside(3) & WallTime(1))
+    with pytest.raises(ValueError, match="has no form in a run file: an argument is a value of type set"):
+        to_spec(~Countdown({3}))
+
+
 class Delayed(Condition):
     """Met when another condition is, after some rows; what it is made with are its attributes."""
 

@@ -162,6 +162,18 @@ def test_rollback_goes_back_to_the_last_checkpoint(tmp_path):
     assert trainer.tracker.status == "FINISHED"
 
 
+def test_rollback_never_takes_the_weights_of_another_run(tmp_path):
+    run(make_one(trainer={"checkpoints": tmp_path}, seed=1), max_steps=1)
+    trainer = make_one(trainer={"checkpoints": tmp_path, "on_non_finite": "rollback"}, seed=2)
+    spoil = at(1, "observations")
+    stats = trainer.step()
+    before = weights(trainer)
+    spoil(trainer, stats)
+    with pytest.warns(RuntimeWarning, match="as they were before the step"):
+        trainer.step()
+    assert torch.equal(weights(trainer), before)
+
+
 def test_there_is_no_other_mode():
     with pytest.raises(ValueError, match="`on_non_finite` must be one of 'stop', 'skip', 'rollback'; got 'ignore'"):
         make_one(trainer={"on_non_finite": "ignore"})

@@ -13,7 +13,7 @@ from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import encode
 from rl8x.cli.main import main
-from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime
+from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime, as_condition
 from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
@@ -160,6 +160,46 @@ def test_max_steps_counts_the_steps_before_the_resume(tmp_path):
     assert run(second, max_steps=8).stop_reason == "max_steps=8"
     assert torch.equal(weights(second), weights(straight))
     assert rows(first.tracker) == rows(straight.tracker)
+
+
+def test_fewer_steps_than_there_were_are_refused(tmp_path):
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
+    with pytest.raises(Killed):
+        run(make(trainer=options), max_steps=9)
+    second = Trainer.resume(tmp_path, tracker=NullTracker())
+    for limit in (2, 3):
+        with pytest.raises(ValueError, match=rf"and the run has made 3 already; got {limit}\. Give more, or None"):
+            run(second, max_steps=limit)
+    assert run(second, max_steps=4)[keys.STEPS] == 4
+
+
+def test_a_resumed_run_that_could_not_begin_can_be_tried_again(tmp_path, monkeypatch):
+    tracker = MemoryTracker()
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)], "tracker": tracker}
+    with pytest.raises(Killed):
+        run(make(trainer=options), max_steps=6)
+    second = Trainer.resume(tmp_path, tracker=tracker)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker, "start", lambda **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(second)
+    assert run(second)[keys.STEPS] == 6
+    rows(tracker)
+    assert [step for step, _ in tracker.history("returns/mean")] == [32 * n for n in range(1, 7)]
+
+
+def test_an_evaluation_of_a_resumed_run_is_no_row_that_comes_again(tmp_path):
+    tracker = MemoryTracker()
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=2), "callbacks": [killed_at(4)], "tracker": tracker}
+    with pytest.raises(Killed):
+        run(make(trainer=options | {"num_eval_envs": 2}), max_steps=6, steps_per_eval=1)
+    second = Trainer.resume(tmp_path, tracker=tracker)
+    evaluated = second.eval(deterministic=False)["eval/returns/mean"]
+    assert tracker.history("eval/returns/mean")[-1] == (64, evaluated)
+    run(second)
+    found = [step for step, _ in tracker.history("eval/returns/mean")]
+    assert sorted(found) == [32, 64, 64, 96, 128, 160, 192]
+    assert [step for step, _ in tracker.history("returns/mean")] == [32, 64, 96, 128, 160, 192]
 
 
 def test_a_run_that_has_ended_stays_ended(tmp_path):
@@ -334,6 +374,47 @@ def test_a_condition_goes_on_counting_without_saying_what_it_remembers(compose, 
     assert second.stop_reason == straight.stop_reason
 
 
+class Above(Condition):
+    """Met when a function of the row was above a limit so many times; a function has no form in a file."""
+
+    def __init__(self, function, times=1):
+        self.function, self.times, self.count = function, times, 0
+
+    def judge(self, stats):
+        self.count += self.function(stats) > 0
+        return self.count >= self.times
+
+
+class Exceeds:
+    """A plain callable, known by its address."""
+
+    def __call__(self, stats):
+        return stats[keys.STEPS] > 0
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda: Above(lambda stats: 1, times=5),
+        lambda: as_condition(functools.partial(lambda n, stats: True, 3)) & Above(len, times=5),
+        lambda: as_condition(Exceeds()) & Plateau("coefficients/vf", patience=4),
+    ],
+)
+def test_what_has_no_form_in_a_file_is_given_again_and_goes_on_counting(condition, tmp_path):
+    options = {"checkpoints": Checkpoints(tmp_path, every_steps=1), "callbacks": [killed_at(4)]}
+    before = condition()
+    with pytest.raises(Killed):
+        run(make(trainer=options), stop_conditions=[before], max_steps=9)
+    assert len(listed(tmp_path)) == 3
+    second = Trainer.resume(tmp_path, tracker=NullTracker())
+    with pytest.raises(CheckpointError, match="has no form in a file: pass the run's `stop_conditions` again"):
+        run(second)
+    assert run(second, stop_conditions=[condition()])[keys.STEPS] == 5
+    assert " at 0x" not in str(second.params["run.stop_conditions"])  # another in each process, and on each rank
+    # At its end it stays there, also with conditions that are others by their address alone.
+    assert run(Trainer.resume(tmp_path, tracker=NullTracker()), stop_conditions=[condition()])[keys.STEPS] == 5
+
+
 class Keeps(Condition):
     """Remembers what no checkpoint can hold, from a step on."""
 
@@ -410,6 +491,19 @@ def test_stepwise_loops_save_and_go_on(tmp_path):
         second.step()
     assert torch.equal(weights(second), weights(straight))
     second.close()
+
+
+def test_what_a_callback_asks_to_be_saved_is_saved_after_the_step_and_the_run_goes_on_saving(tmp_path):
+    def saves(trainer, stats):
+        if stats[keys.STEPS] == 2:
+            assert trainer.save() is None
+
+    trainer = make(trainer={"checkpoints": Checkpoints(tmp_path, every_steps=4), "callbacks": [saves]})
+    run(trainer, stop_conditions=[Plateau("coefficients/vf", patience=4)])
+    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-2", "step-4", "step-5"]
+    second = Trainer.resume(listed(tmp_path)[0], tracker=NullTracker())
+    assert run(second)[keys.STEPS] == 5  # the condition has seen the second row
+    assert second.save().name.endswith("step-5")
 
 
 def test_checkpoints_are_checked_at_once():

@@ -177,6 +177,19 @@ def test_a_config_that_does_not_fit_the_copies_is_refused_before_the_first_step(
     assert trainer.tracker.status is None
 
 
+@pytest.mark.parametrize("before", [lambda trainer: run(trainer, max_steps=1), Trainer.step, Trainer.eval])
+def test_a_config_that_comes_too_late_for_the_one_reset_is_refused_before_the_first_step(before):
+    trainer = make(CartPole, trainer={"eval_env": False})
+    before(trainer)
+    trainer.close()
+    for call in (trainer.check_run, functools.partial(run, trainer, max_steps=1)):
+        with pytest.raises(ValueError, match="This `env_config` would never apply: the environment was reset once"):
+            call(env_config={"length": 1.0})
+    assert trainer.tracker.status == "FINISHED"
+    assert trainer.state[keys.COLLECTS] == 1
+    assert run(trainer, max_steps=1, env_config={})[keys.COLLECTS] == 2  # as it is already
+
+
 def test_a_config_that_the_evaluation_environment_cannot_inherit_is_refused_before_the_first_step():
     trainer = make(CartPole, trainer={"eval_env": Unparametrized(3)})
     with pytest.raises(ValueError, match=r"eval_env_config \(None: as in training\) has 'length'.*no parameters"):

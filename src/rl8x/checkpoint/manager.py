@@ -334,7 +334,8 @@ class CheckpointManager:
     def last_good(self) -> Checkpoint | None:
         """Read the newest good checkpoint of this run."""
         self.wait()
-        checkpoint = None if self.directory is None else next(good(self.directory), None)
+        found = [] if self.directory is None else good(self.directory)
+        checkpoint = next((each for each in found if each.metadata["run"]["key"] == self.key), None)
         if checkpoint is not None:
             self._shared = checkpoint.path
         return checkpoint

@@ -120,7 +120,7 @@ class Condition(ABC):
             if self._has_inside(value) or (argument is value and not _remembers(value)):
                 continue
             try:
-                plain = _plain(value)
+                saved = plain(value)
             except TypeError as error:
                 raise TypeError(
                     f"{type(self).__name__}: its attribute `{name}` holds {error}, which no checkpoint can: keep "
@@ -128,7 +128,7 @@ class Condition(ABC):
                     "load_own_state() to say what is saved."
                 ) from None
             if type(argument) is not type(value) or argument != value:
-                state[name] = plain
+                state[name] = saved
         return state
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
@@ -394,14 +394,21 @@ def _remembers(value: object) -> bool:
         return True
 
 
-def _plain(value: Any) -> Any:
-    """Copy plain data; the TypeError at something of another kind says what that is."""
+def plain(value: Any) -> Any:
+    """Copy plain data.
+
+    Args:
+        value: Numbers, texts, flags, None, and lists, tuples and dicts of them.
+
+    Raises:
+        TypeError: If it is of another kind; it says of which.
+    """
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(plain, value))
     if isinstance(value, dict):
         if not all(isinstance(key, str) and not key.startswith("$") for key in value):
             raise TypeError("a dict with keys that are not texts or begin with '$'")
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a value of type {type(value).__qualname__}")

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
+from rl8x.conditions.base import And, Condition, FromCallable, Not, Or, plain
 from rl8x.conditions.kinds import KINDS
 from rl8x.conditions.metrics import NonFinite
 from rl8x.names import did_you_mean
@@ -109,15 +109,21 @@ def to_spec(condition: Condition) -> Any:
         condition: The condition, with all that it is composed of.
 
     Raises:
-        ValueError: If it contains a plain callable, which has no such form.
+        ValueError: If it contains what has no such form: a plain callable, a class that is no attribute of a module, or
+            an argument that is no plain data.
     """
     if isinstance(condition, FromCallable):
         raise ValueError(f"a plain callable has no form in a run file: {condition!r}. Write a Condition subclass.")
     cls = type(condition)
+    if "<locals>" in cls.__qualname__:
+        raise ValueError(f"{cls.__qualname__} has no form in a run file: define it outside of functions.")
     kind = _NAMES.get(cls) or f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(condition, And | Or):
         return {kind: [to_spec(part) for part in condition.children]}
     if isinstance(condition, Not):
         return {kind: to_spec(condition.condition)}
     arguments = {name: value for name, value in condition.arguments().items() if value is not None}
-    return {kind: {name: to_spec(v) if isinstance(v, Condition) else v for name, v in arguments.items()}}
+    try:
+        return {kind: {name: to_spec(v) if isinstance(v, Condition) else plain(v) for name, v in arguments.items()}}
+    except TypeError as error:
+        raise ValueError(f"{condition!r} has no form in a run file: an argument is {error}.") from None

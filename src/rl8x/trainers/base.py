@@ -140,6 +140,7 @@ class TrainerBase(Generic[AlgorithmT]):
         self._eval_row: dict[str, float] = {}
         self._row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
+        self._runs = self._asked_to_save = False
 
     @classmethod
     def resume(
@@ -364,9 +365,14 @@ class TrainerBase(Generic[AlgorithmT]):
     def save(self) -> Path | None:
         """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.
 
+        Within a `run()`, as in a callback, it is written after the step in progress, once the conditions have seen it.
+
         Returns:
-            The checkpoint's folder; None where the trainer has no checkpoints or the disk refused.
+            The checkpoint's folder; None where the trainer has no checkpoints or the disk refused, and in a `run()`.
         """
+        if self._runs:
+            self._asked_to_save = True
+            return None
         self.record.open(trains=False)
         self.checkpoints.begin()
         self.record.save(self.state_dict(), None)

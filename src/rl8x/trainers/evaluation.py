@@ -146,10 +146,10 @@ class Evaluations:
         function = function_form(given) if callable(given) else None
         env_config = given(known) if callable(given) else given
         plain = None if trained is None or env_config is None else trained.plain_config(env_config)
-        if isinstance(self._algorithm, OnlineAlgorithm) and not callable(given):
-            self._algorithm.check_applies(plain)
         if trained is not None and callable(given):
             trained.check_steered_config(plain or {})
+        elif isinstance(self._algorithm, OnlineAlgorithm):
+            self._algorithm.check_applies(env_config)
         training = {} if trained is None else trained.next_config if plain is None else plain
         plain_eval = None if eval_config is None else self._plain(eval_config, "eval_env_config", training)
         if eval_config is None and trained is not None and self._evaluator is not None:

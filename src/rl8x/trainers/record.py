@@ -151,10 +151,11 @@ class Record:
                 **self._resume_tags,
             },
             resume=self._handle,
-            repeats=self._repeats,
+            # What is only added to a run is no row of its training that comes again.
+            repeats=self._repeats and not self._only_adds,
             keeps_status=self._only_adds,
         )
-        self._handle, self._repeats = self.tracker.resume_handle, False
+        self._handle, self._repeats = self.tracker.resume_handle, self._repeats and self._only_adds
         self.is_open = True
         if not self._only_adds:
             self.tracker.describe(describe(self.algorithm, self.run, self._calls(finished=False)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, Final
@@ -113,20 +114,25 @@ class RunState:
         self.steps = int(saved["steps"])
         entries = list(saved["conditions"])
         for condition in self.conditions:
-            entry = next((entry for entry in entries if entry["repr"] == repr(condition)), None)
+            entry = next((entry for entry in entries if entry["repr"] == _named(condition)), None)
             if entry is not None:
                 entries.remove(entry)
                 condition.load_state_dict(entry["state"])
         if saved["stop_reason"] is not None and not self._asks_for_more(saved):
             self.last = TrainStats(saved["row"])
             self.last.stop_reason = saved["stop_reason"]
+        elif self.limit_reached is not None:
+            raise ValueError(
+                f"`max_steps` counts the steps before a resume, too, and the run has made {self.steps} already; got "
+                f"{self.limit_reached}. Give more, or None."
+            )
 
     def _asks_for_more(self, saved: Mapping[str, Any]) -> bool:
         """Whether a run that has come to its end is asked to go on: for more steps, or until something else is met."""
         limit, entries = self.options["max_steps"], saved["conditions"]
         if limit is not None and self.steps >= limit:
             return False
-        if limit != saved["options"]["max_steps"] or list(map(repr, self.conditions)) != [e["repr"] for e in entries]:
+        if limit != saved["options"]["max_steps"] or list(map(_named, self.conditions)) != [e["repr"] for e in entries]:
             return True
         # Plain callables all look alike: ask those that ended the run whether they still would.
         met = [(each, entry) for each, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
@@ -143,7 +149,7 @@ class RunState:
     def params(self) -> dict[str, Any]:
         """The options as the tracked run shows them; each value of a configuration has a param of its own."""
         shown = {f"run.{name}": self.options[name] for name in ("steps_per_eval", "evals_per_film", "max_steps")}
-        return {**shown, "run.stop_conditions": [repr(condition) for condition in self.conditions]}
+        return {**shown, "run.stop_conditions": [_named(condition) for condition in self.conditions]}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it needs to go on after the present step.
@@ -153,7 +159,7 @@ class RunState:
         """
         conditions = [
             {
-                "repr": repr(condition),
+                "repr": _named(condition),
                 "spec": _spec(condition),
                 "state": condition.state_dict(),
                 "met": any(condition is each for each in self.met),
@@ -306,6 +312,11 @@ def _bounds(conditions: Iterable[Condition], name: str) -> list[float]:
         elif isinstance(condition, HitsUpperBound) and condition.name == name:
             bounds.append(condition.bound)
     return bounds
+
+
+def _named(condition: Condition) -> str:
+    """Write a condition as a checkpoint has it: what is known by its address alone has another one in each process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(condition))
 
 
 def _spec(condition: Condition) -> Any:

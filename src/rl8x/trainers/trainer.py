@@ -210,6 +210,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         check_alike("the start of the run", {**run.params, **run.plain})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
+            self._runs, self._asked_to_save = True, False
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._catch_up()
                 run = self._checked_run(options)
@@ -220,6 +221,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             with SignalGuard(quiet=reporter.mode == "none") as signals:
                 with self._tracked(run, reporter, signals):
                     stats, stop = self._begin(run), None
+                    self.origin = self._saved_run = None  # only now: what could not begin can be tried again
                     while stats is None or stats.stop_reason is None:
                         if stop is not None or (signals.stop is not None and ranks().size == 1):
                             self.record.save(self.state_dict(), run, "KILLED")
@@ -242,11 +244,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                     raise signals.exception()
             return stats
         finally:
+            self._runs = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
     def _prepare(self, run: RunState) -> None:
         """Take over what a run is made of, before it begins."""
-        self.origin = self._saved_run = None
         algorithm = self.algorithm
         config = algorithm.config
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
@@ -303,7 +305,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
         steps = self.algorithm.counters[keys.STEPS]
         is_best = self.checkpoints.improved(stats, stats.fresh, steps)
-        stop, saves = agree(stats, signals, is_best or self.checkpoints.due(steps))
+        asked, self._asked_to_save = self._asked_to_save, False
+        stop, saves = agree(stats, signals, is_best or asked or self.checkpoints.due(steps))
         if stats.stop_reason is not None:
             run.last = stats
             self.record.save(self.state_dict(), run, "FINISHED", is_best=is_best)
