@@ -131,6 +131,30 @@ def test_normalised_float64_is_recomputed_from_all_of_its_digits():
     torch.testing.assert_close(evaluation.logp, batch[keys.LOGP], atol=1e-6, rtol=1e-5)
 
 
+class WithNothing(probes.ObservationDecides):
+    """A part of the observation has no numbers; time limits value final observations."""
+
+    single_observation_space = gymnasium.spaces.Dict({"x": probes.ONE, "none": gymnasium.spaces.Box(-1, 1, (0,))})
+    default_time_limit = 1
+
+    def observe(self, state, parameters):
+        return {"x": state["x"], "none": state["x"][:, :0]}
+
+    def transition(self, state, actions, parameters, noise):
+        state, rewards, terminated = super().transition(state, actions, parameters, noise)
+        return state, rewards, ~terminated
+
+
+def test_a_part_of_an_observation_may_have_no_numbers():
+    algorithm = train(tiny(normalize_observations=True).build(WithNothing), 2)
+    assert all(math.isfinite(value) for value in algorithm.collect().values())
+    assert algorithm.locate_non_finite() == {}
+    one = {"x": np.ones(1, np.float32), "none": np.zeros(0, np.float32)}
+    several = {"x": np.ones((3, 1), np.float32), "none": np.zeros((3, 0), np.float32)}
+    assert algorithm.policy.decide(one).actions.shape == ()
+    assert algorithm.policy.decide(several).actions.shape == (3,)
+
+
 def test_stored_logp_is_that_of_the_stored_action():
     algorithm = tiny().build(CartPole)
     algorithm.collect()
