@@ -171,7 +171,7 @@ class RunningMoments(nn.Module):
             raise ValueError(f"`batch` must be shaped [{needed}]; got {list(batch.shape)}.")
         if mask is not None and mask.shape != leading:
             raise ValueError(f"`mask` must be shaped {list(leading)}, one a row; got {list(mask.shape)}.")
-        rows = batch.reshape(-1, self.means.numel())
+        rows = batch.reshape(leading.numel(), self.means.numel())
         own = moments(rows, None if mask is None else mask.reshape(-1))
         for each in [own] if shared else _of_all_ranks(own):
             self.merge(*each)

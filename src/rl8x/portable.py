@@ -346,7 +346,8 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
             needed = f"{list(shape)}, or {['num', *shape]} for several".replace("'", "")
             raise ValueError(f"`{name}` must be shaped {needed}; got {list(tensor.shape)}.")
         batched.add(axes == 1)
-        rows[name] = tensor.to(device, torch_dtype(leaf)).reshape(-1, *shape)
+        tensor = tensor.to(device, torch_dtype(leaf))
+        rows[name] = tensor if axes else tensor.unsqueeze(0)
     if len(batched) > 1 or len({len(row) for row in rows.values()}) > 1:
         given = ", ".join(f"`{name}` {list(row.shape)}" for name, row in rows.items())
         raise ValueError(f"all parts must be of one observation, or of the same number; got {given}.")

@@ -102,3 +102,15 @@ def test_starts_and_choices_in_two_dimensions():
 def test_a_space_of_another_kind_is_refused():
     with pytest.raises(TypeError, match="MultiDiscrete"):
         MultiCategorical(Discrete(3))
+
+
+def test_a_choice_of_which_a_mask_allows_nothing_stays_in_its_range():
+    distribution = MultiCategorical(MultiDiscrete([2, 5]))
+    mask = torch.tensor([[0, 0, 0, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0, 0]]).bool()
+    params = distribution.from_features(torch.randn(2, 7), mask)
+    probs = params.log_probs.exp()
+    assert probs[0, 0].tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
+    assert torch.allclose(probs[1, 1], torch.full((5,), 0.2))
+    assert distribution.entropy(params)[1].item() == pytest.approx(np.log(5), rel=1e-5)
+    actions, _ = distribution.sample(params, torch.full((2, 2), 0.99))
+    assert actions.tolist() == [[1, 2], [0, 4]]

@@ -31,6 +31,15 @@ def test_floats_are_taken_as_they_are_and_whole_numbers_scaled():
     assert images(Box(10, 20, (6, 2), np.uint8), "auto").images(flat)[0, 0, 0].tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("low", [-np.inf, 0])
+def test_whole_numbers_without_bounds_stay_as_they_are(low):
+    whole = torch.tensor([0, 1, 5]).expand(1, 1, 6, 3)
+    space = Box(low, np.inf, (6, 3), np.int64)
+    assert images(space, "auto").images(whole)[0, 0, 0].tolist() == [0.0, 1.0, 5.0]
+    constant = images(Box(3, 3, (6, 3), np.int64), "auto").images(torch.full((1, 1, 6, 3), 3))
+    assert (constant == 0).all()
+
+
 @pytest.mark.parametrize(
     ("space", "image"),
     [

@@ -140,12 +140,17 @@ class MultiCategorical(Choices):
 
         Args:
             features: Logits, `[..., num_features]`.
-            mask: True where an action is legal, laid out like the logits, `[..., num_features]`, bool.
+            mask: True where an action is legal, laid out like the logits, `[..., num_features]`, bool. Of a choice of
+                which it allows nothing, every action is as likely as any other.
         """
-        legal = None if mask is None else self._by_choice(mask)
-        if self.padded:
-            legal = self.exists if legal is None else legal & self.exists
         logits = self._by_choice(features)
+        legal = None if mask is None else self._by_choice(mask)
+        if self.padded and legal is not None:
+            # Where nothing is allowed, only the columns of no action may stay illegal.
+            nothing = ~legal.any(-1, keepdim=True)
+            logits, legal = logits.masked_fill(nothing, 0.0), (legal | nothing) & self.exists
+        elif self.padded:
+            legal = self.exists
         return CategoricalParams((logits if legal is None else masked_logits(logits, legal)).log_softmax(-1))
 
     def _by_choice(self, features: Tensor) -> Tensor:

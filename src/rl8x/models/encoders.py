@@ -19,6 +19,8 @@ LARGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL = ((16, 3, 1), (32, 3, 1))
 _LARGE_SIDE = 36
 _SMALL_SIDE = 5
+# Whole numbers that float32 tells from each other.
+_MOST_LEVELS = 2**24
 
 Convolution: TypeAlias = tuple[int, int, int]
 """Channels, side of the kernel, stride."""
@@ -68,9 +70,10 @@ class ImageEncoder(nn.Module):
         first, _, last = shape
         self.channels_last = not self.flat and (channels == "last" or (channels == "auto" and last <= first))
         self.shape = (last, *shape[:2]) if self.channels_last else tuple(shape)
-        whole = np.issubdtype(space.dtype, np.integer)
-        self.low = float(space.low.min()) if whole else 0.0
-        self.range = float(space.high.max()) - self.low if whole else 1.0
+        low, high = float(space.low.min()), float(space.high.max())
+        # Without bounds those of the dtype stand in the space: float32 would make the same of all numbers.
+        scaled = np.issubdtype(space.dtype, np.integer) and high - low < _MOST_LEVELS
+        self.low, self.range = (low, max(high - low, 1.0)) if scaled else (0.0, 1.0)
         if convolutions is None:
             convolutions = LARGE if min(self.shape[1:]) >= _LARGE_SIDE else SMALL
         self.width = _flat_size(self.shape, convolutions)
@@ -92,7 +95,7 @@ class ImageEncoder(nn.Module):
         return encoded.reshape(*obs.shape[:2], self.width)
 
     def images(self, obs: Tensor) -> Tensor:
-        """Return `[T, B, *image]` as `[T * B, channels, height, width]`, float32, whole numbers scaled to [0, 1]."""
+        """Return `[T, B, *image]` as `[T * B, channels, height, width]`, float32, bounded whole numbers in [0, 1]."""
         images = obs.flatten(0, 1).float()
         if (self.low, self.range) != (0.0, 1.0):
             images = (images - self.low) * (1.0 / self.range)

@@ -250,7 +250,8 @@ def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
 
     The extremes of a tensor are found in one pass, and a NaN is both of them.
     """
-    extremes = [extreme for tensor in tensors if tensor.is_floating_point() for extreme in tensor.aminmax()]
+    numbers = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel())
+    extremes = [extreme for tensor in numbers for extreme in tensor.aminmax()]
     if not extremes:
         return torch.zeros(())
     return (~torch.isfinite(torch.stack([extreme.to(torch.float32) for extreme in extremes])).all()).to(torch.float32)
@@ -324,4 +325,4 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
 def _slots_not_finite(rollout: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
     """Say of each tensor under some names in which slots and copies it is not finite, `[horizon + 1, num_envs]`."""
     shown = [value for name, value in rollout.items() if name.split("/")[0] in names and value.is_floating_point()]
-    return [~torch.isfinite(value).reshape(*value.shape[:2], -1).all(-1) for value in shown]
+    return [~torch.isfinite(value).reshape(*value.shape[:2], math.prod(value.shape[2:])).all(-1) for value in shown]

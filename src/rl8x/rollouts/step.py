@@ -222,6 +222,6 @@ class Stepper:
         assert self.bootstrap is not None
         values = self.bootstrap(obs, state, starts)
         for part in flatten_tree(keys.OBS, obs).values():
-            if part.is_floating_point():
+            if part.is_floating_point() and part.numel():
                 values = values.masked_fill(~part.isfinite().reshape(len(part), -1).all(1), torch.nan)
         return values

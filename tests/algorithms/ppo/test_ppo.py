@@ -108,6 +108,53 @@ def test_recomputed_logp_and_values_equal_the_stored_ones(model, model_config, s
         assert (wrong.logp - batch[keys.LOGP]).abs().max() > 1e-4
 
 
+class Offset(probes.Probe):
+    """An observation in float64, of whose offset float32 would leave nothing but multiples of 8."""
+
+    single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    step_noise = 1
+
+    def transition(self, state, actions, parameters, noise):
+        return {"x": noise}, noise.squeeze(1), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self, state, parameters):
+        return 1e8 + state["x"].double()
+
+
+def test_normalised_float64_is_recomputed_from_all_of_its_digits():
+    algorithm = train(tiny(normalize_observations=True, lr=1e-2, sgd_minibatch_size=32).build(Offset), 1)
+    algorithm.collect()
+    algorithm._prepare()
+    batch, _ = algorithm.pack.gather(torch.arange(32))
+    assert batch[keys.LOGP].std() > 1e-3, "the policy must look at the observation"
+    evaluation = algorithm.policy.evaluate(batch[keys.OBS], batch[keys.ACTIONS], {}, batch[keys.STARTS])
+    torch.testing.assert_close(evaluation.logp, batch[keys.LOGP], atol=1e-6, rtol=1e-5)
+
+
+class WithNothing(probes.ObservationDecides):
+    """A part of the observation has no numbers; time limits value final observations."""
+
+    single_observation_space = gymnasium.spaces.Dict({"x": probes.ONE, "none": gymnasium.spaces.Box(-1, 1, (0,))})
+    default_time_limit = 1
+
+    def observe(self, state, parameters):
+        return {"x": state["x"], "none": state["x"][:, :0]}
+
+    def transition(self, state, actions, parameters, noise):
+        state, rewards, terminated = super().transition(state, actions, parameters, noise)
+        return state, rewards, ~terminated
+
+
+def test_a_part_of_an_observation_may_have_no_numbers():
+    algorithm = train(tiny(normalize_observations=True).build(WithNothing), 2)
+    assert all(math.isfinite(value) for value in algorithm.collect().values())
+    assert algorithm.locate_non_finite() == {}
+    one = {"x": np.ones(1, np.float32), "none": np.zeros(0, np.float32)}
+    several = {"x": np.ones((3, 1), np.float32), "none": np.zeros((3, 0), np.float32)}
+    assert algorithm.policy.decide(one).actions.shape == ()
+    assert algorithm.policy.decide(several).actions.shape == (3,)
+
+
 def test_stored_logp_is_that_of_the_stored_action():
     algorithm = tiny().build(CartPole)
     algorithm.collect()

@@ -47,7 +47,7 @@ class SequencePack:
         num_sequences: Sequences in it.
         sources: The packed numbers, `[num_sequences, seq_len, columns]`, and the states, each `[num_sequences, *]`.
         masked: Whether some steps may be masked.
-        wide: Whether something is too wide to be packed.
+        wide: Whether something is not packed, being too wide or float64.
         width: Numbers of a transition, packed and not.
     """
 
@@ -69,8 +69,8 @@ class SequencePack:
 
         Args:
             tensors: Time-major, each `[horizon, num_envs, ...]`; whole numbers and flags become float32, exact up to
-                2^24. Those of more than 256 numbers a transition are not copied and must stay as they are until the
-                next `fill`.
+                2^24. Those in float64 and of more than 256 numbers a transition are not copied and must stay as they
+                are until the next `fill`.
             states: The policy's state before each sequence, each `[horizon / seq_len, num_envs, *]`.
         """
         packed = self.sources[0] if self.sources else self._allocate(tensors)
@@ -92,7 +92,8 @@ class SequencePack:
         for name, tensor in tensors.items():
             width = math.prod(tensor.shape[2:])
             self.width += width
-            if width > MOST_PACKED:
+            # In float32 float64 would lose the digits that a normaliser is there for: those beside a large offset.
+            if width > MOST_PACKED or tensor.dtype == torch.float64:
                 self.wide = True
                 continue
             self._columns[name] = (low, low + width, tensor.shape[2:], tensor.dtype)
