@@ -195,11 +195,6 @@ class RunState:
         return self.steps > self._steps_before
 
     @property
-    def evaluates(self) -> bool:
-        """Whether it makes evaluations, those of conditions among them."""
-        return self.options["steps_per_eval"] is not None or _evaluates(self.conditions)
-
-    @property
     def evaluation_is_due(self) -> bool:
         """Whether an evaluation comes after the step that was just made."""
         every: int | None = self.options["steps_per_eval"]
