@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +271,25 @@ def test_a_saved_data_set_is_loaded_as_it_was(tmp_path):
     (tmp_path / "data" / "actions.memmap").write_bytes(b"1234")
     with pytest.raises(ValueError, match=r"actions\.memmap must have 56 bytes"):
         Dataset.load(tmp_path / "data")
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot be asked for a file's space")
+def test_a_disk_without_room_is_a_line_and_no_death_by_a_signal(tmp_path, monkeypatch):
+    """Its files are mapped: what a full disk does not take would end the process."""
+    asked = []
+
+    def refuse(file, offset, size):
+        asked.append(size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    dataset = Dataset.from_tensors(episode_rows([3, 4], ["terminated", "truncated"]))
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(ValueError, match=f"data set of 0.000 GB cannot be written to {tmp_path}/new: No space left"):
+        dataset.save(tmp_path / "new" / "data")
+    assert list((tmp_path / "new").iterdir()) == []
+    monkeypatch.undo()
+    dataset.save(tmp_path / "data")
+    assert asked[0] >= sum(-(-file.stat().st_size // 4096) * 4096 for file in (tmp_path / "data").iterdir())
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

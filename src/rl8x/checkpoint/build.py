@@ -144,7 +144,8 @@ def build_algorithm(
         CheckpointError: If it cannot be built from a file.
         ValueError: If an override is not a legal hyperparameter.
     """
-    problems = build.get("problems")
+    spaces = build.get("spaces") if only_acts else None
+    problems = [each for each in build.get("problems") or () if spaces is None or not each.startswith("`dataset` is ")]
     if problems:
         raise CheckpointError(
             f"the algorithm cannot be built again from the checkpoint: {problems[0]}. Pass `algorithm=`"
@@ -159,8 +160,8 @@ def build_algorithm(
         config_class: type[AlgorithmConfig] = _imported(build["config_class"], AlgorithmConfig, trust)
         values = restored_options(config_class, build["config"], trust)
         env, kwargs = (None, {}) if build["env"] is None else _env_maker(build["env"], trust)
-        if only_acts and build.get("spaces") is not None:
-            values["dataset"] = Dataset.stand_in(*map(space_from_plain, decode(build["spaces"], {})))
+        if spaces is not None:
+            values["dataset"] = Dataset.stand_in(*map(space_from_plain, decode(spaces, {})))
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the checkpoint does not say how its algorithm is built ({error!r})") from None
     except UntrustedError as error:

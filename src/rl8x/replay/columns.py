@@ -176,6 +176,20 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path) -> Tensor:
         ) from error
 
 
+def take_room(folder: Path, size: int) -> None:
+    """Refuse so many bytes that a folder's disk does not have, by taking them for a moment; the folder is made.
+
+    Writing to a memory-mapped file of a full disk would end the process without a word.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if size and hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
 def free_disk(folder: Path) -> int:
     """Return the bytes that a folder's disk has left; the folder is made where it is not there."""
     folder.mkdir(parents=True, exist_ok=True)

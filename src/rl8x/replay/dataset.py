@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import gymnasium
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.functional import Moments, moments
-from rl8x.replay.columns import Columns, spec_of
+from rl8x.replay.columns import Columns, spec_of, take_room
 from rl8x.replay.dataset_files import (
     SPACES,
     load_minari,
@@ -38,6 +38,9 @@ from rl8x.trees import flatten_tree, unflatten_tree
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+# What a file and its share of the folder take beside its content, rounded up.
+_FILE_BYTES: Final = 8192
 
 
 class Dataset:
@@ -181,10 +184,19 @@ class Dataset:
 
         Raises:
             FileExistsError: If there is something.
+            ValueError: If the disk refuses.
         """
         path = Path(path)
         if path.exists():
             raise FileExistsError(f"{path} is there already: give another folder.")
+        size = sum(tensor.numel() * tensor.element_size() + _FILE_BYTES for tensor in self.transitions.values())
+        try:
+            take_room(path.parent, size)
+        except OSError as error:
+            raise ValueError(
+                f"a data set of {size / 1e9:,.3f} GB cannot be written to {path.parent}: {error.strerror}. Give "
+                "another folder."
+            ) from None
         beside = path.with_name(f"{path.name}.new-{os.getpid()}")
         try:
             self.as_tensordict().memmap(str(beside))

@@ -100,6 +100,22 @@ def test_a_state_goes_on_to_the_bit():
     assert all(map(torch.equal, other.state, nets.state))
 
 
+def test_weights_of_other_networks_are_refused_and_nothing_is_changed():
+    nets = made()
+    before = [tensor.clone() for tensor in nets.state]
+    saved = nets.state_dict()["modules"]["q"]
+    (first, tensor), *rest = saved.items()
+    for modules, message in (
+        ({}, "the run trained no network 'q'. Hyperparameters"),
+        (dict(rest), f"the network 'q' had nothing for `{first}` in the run, and has"),
+        (saved | {first: tensor[:1]}, rf"had \[1, .*\] for `{first}` in the run, and has \["),
+        (saved | {"norm": tensor}, r"had \[.*\] for `norm` in the run, and has nothing here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            nets.load_state_dict({**nets.state_dict(), "modules": {"q": modules} if modules else {}})
+    assert all(map(torch.equal, nets.state, before))
+
+
 def test_what_is_the_policys_is_saved_with_it():
     policy, critic = perceptron(), perceptron(1)
     nets = Nets(policy)

@@ -20,7 +20,7 @@ from rl8x.algorithms import (
     SACConfig,
     TD3Config,
 )
-from rl8x.checkpoint import Checkpoints
+from rl8x.checkpoint import CheckpointError, Checkpoints
 from rl8x.cli.main import main
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.policy import Policy
@@ -147,6 +147,17 @@ def test_what_was_learned_acts_without_the_data_set(name, tmp_path, monkeypatch)
     np.testing.assert_array_equal(load_algorithm("run").policy.decide(obs).actions, expected)
     with pytest.raises(ValueError, match="no data set in 'data'"):
         Trainer.resume("run", tracker=NullTracker())
+
+
+def test_what_was_learned_from_tensors_in_memory_acts_too(tmp_path):
+    trainer = Trainer(build("bc", dataset()), tracker=NullTracker(), checkpoints=tmp_path)
+    trainer.step()
+    trainer.save()
+    obs = torch.randn(5, 4)
+    expected = trainer.algorithm.policy.decide(obs).actions
+    np.testing.assert_array_equal(load_algorithm(tmp_path).policy.decide(obs).actions, expected)
+    with pytest.raises(CheckpointError, match="`dataset` is Dataset, which has no form in a file"):
+        Trainer.resume(tmp_path, tracker=NullTracker())
 
 
 def test_another_data_set_under_the_same_path_is_refused(tmp_path):

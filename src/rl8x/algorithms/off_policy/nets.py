@@ -172,7 +172,13 @@ class Nets:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state_dict` returned, in place; the policy has been loaded."""
+        """Go back to what `state_dict` returned, in place; the policy has been loaded.
+
+        Raises:
+            ValueError: If it is of other networks; nothing is changed then.
+        """
+        for name, each in self.trained.items():
+            _check_same(name, state["modules"].get(name), self._own(each.module))
         for name, each in self.trained.items():
             for key, tensor in self._own(each.module).items():
                 tensor.copy_(state["modules"][name][key])
@@ -185,3 +191,14 @@ class Nets:
         """Return the weights and buffers of a module that are not the policy's."""
         saved = {tensor.data_ptr() for tensor in self._policy.state_dict().values()}
         return {name: tensor for name, tensor in module.state_dict().items() if tensor.data_ptr() not in saved}
+
+
+def _check_same(name: str, saved: Mapping[str, Tensor] | None, own: Mapping[str, Tensor]) -> None:
+    """Refuse the weights of another network than the one of this name."""
+    why = "Hyperparameters that decide what is trained cannot change in a resume: leave them as they were."
+    if saved is None:
+        raise ValueError(f"the run trained no network {name!r}. {why}")
+    for key in dict.fromkeys((*own, *saved)):
+        had, has = (f"{list(each[key].shape)}" if key in each else "nothing" for each in (saved, own))
+        if had != has:
+            raise ValueError(f"the network {name!r} had {had} for `{key}` in the run, and has {has} here. {why}")
