@@ -9,6 +9,7 @@ import pytest
 from tests.studies.synthetic import evaluations, write_study
 
 from rl8x.studies.compare import Comparison, compare
+from rl8x.studies.find import find_study
 from rl8x.studies.run_groups import grouped_runs, param_name
 from rl8x.tracking import TrackingError
 from rl8x.tracking.database_runs import RunRecord
@@ -90,6 +91,14 @@ def test_a_studys_folder_stands_for_its_parent(store, tmp_path):
     rows = evaluations(trainings=("fixed",), seeds=1, grid={"length": [0.5, 1.0]})
     folder = write_study(tmp_path / "poles", rows.assign(run_id=ids["b"]))
     assert [run.name for run in compare([folder]).runs] == [run.name for run in compare(["parent"]).runs]
+    (tmp_path / "begun").mkdir()  # a study that has no table yet is found by its run's key
+    (tmp_path / "begun" / "study.json").write_text('{"definition": {}, "run_key": "9"}')
+    assert [run.name for run in compare([tmp_path / "begun"]).runs] == ["a", "b", "c"]
+    store.set_tags(ids["parent"], {"rl8x.study": "poles"})
+    with pytest.raises(ValueError, match="the study 'parent' has no results yet"):
+        find_study("parent")
+    with pytest.raises(ValueError, match=r"the run 'a' has no artifact evaluations\.json: it is no study's parent run"):
+        find_study("a")
     with pytest.raises(ValueError, match=r"the study in .*untracked has no runs in MLflow"):
         compare([write_study(tmp_path / "untracked", rows)])
 

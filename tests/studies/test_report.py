@@ -150,6 +150,20 @@ def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table)
     assert made.frame["mean"][0] == pytest.approx(of(table, "fixed")[lambda rows: rows["seed"] > 0]["returns"].mean())
 
 
+def test_policies_that_the_table_lacks_are_counted(table):
+    lacking = table[(table["training"] == "fixed") | (table["seed"] != 1)]
+    definition = {"train": {"fixed": {}, "uniform": {}}, "seeds": [0, 1, 2], "vary": {}}
+    said = "1 of the study's 6 policies is missing: trainings that failed or are not done."
+    assert said in str(make_report(lacking, SUPPORTS, definition=definition))
+    damaged = lacking.drop(lacking.index[lacking["final"]][0])
+    varied = {**definition, "vary": {"lr": [1, 2]}}
+    made = make_report(damaged.assign(**{"vary.lr": 1})[lambda rows: rows["seed"] < 2], SUPPORTS, definition=varied)
+    assert "lacks 1 of 20 cells" in str(made)
+    assert "9 of the study's 12 policies are missing" in str(made)  # of three others one is left out
+    for whole in (definition, {**varied, "trials": 3}, {}):
+        assert "missing" not in str(make_report(table, SUPPORTS, definition=whole))
+
+
 def test_evaluations_are_counted(table, made):
     assert made.evaluations.counts == (18, 4 * len(table), 4 * 25 * len(table), 6 * 10_000, None)
     assert "18 policies in 1,440 episodes, 36,000 environment steps; training took 60,000" in str(made)
@@ -369,4 +383,10 @@ def test_a_bad_table_gets_one_line(table, change, says):
 def test_a_bad_folder_gets_one_line(tmp_path, name, content, says):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=says):
+        report(tmp_path)
+
+
+def test_a_study_without_results_is_said_to_be_one(tmp_path):
+    (tmp_path / "study.json").write_text('{"definition": {}, "run_key": "0"}')
+    with pytest.raises(ValueError, match=r"the study in .* has no results yet: .* `rl8x study` goes on with it"):
         report(tmp_path)

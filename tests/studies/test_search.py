@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import pytest
 from hypothesis import given
@@ -54,6 +55,16 @@ def test_a_resumed_training_decides_as_before(tmp_path):
     assert not decide(5, 2.5)
     assert decide(4, 99.0)  # what was decided stays
     assert not search.should_prune(tmp_path, Training("a", {}, 0, 6), 20, 0.0)  # another point has its own median
+
+
+def test_a_return_that_is_not_a_number_is_the_worst(tmp_path):
+    def decide(trial, value):
+        return search.should_prune(tmp_path, Training("a", {}, 0, trial), 10, value)
+
+    assert not any(decide(trial, value) for trial, value in enumerate([math.nan, math.nan, 5.0, 1.0, 2.0]))
+    assert decide(5, math.nan)
+    assert not decide(6, 0.5)  # three are the worst of six
+    assert decide(7, 0.4)  # the median is 0.5
 
 
 def test_trainings_whose_names_end_alike_have_medians_of_their_own(tmp_path):

@@ -451,6 +451,8 @@ def test_many_values_that_have_no_order_are_a_param_too():
         ({"vary": {"lr": {"uniform": [0, 1]}}}, "say by `trials`"),
         ({"vary": {"lr": {"unifrm": [0, 1]}}, "trials": 2}, "Did you mean 'uniform'"),
         ({"vary": {"lr": {"log_uniform": [0, 1]}}, "trials": 2}, "above 0"),
+        ({"vary": {"lr": {"uniform": [0, float("inf")]}}, "trials": 2}, "takes two finite numbers"),
+        ({"vary": {"lr": [1e-3], "algorithm_config.lr": [1e-2]}}, "are both 'algorithm_config.lr': keep one"),
         ({"vary": {"episodes": [1]}}, "no hyperparameter"),
         ({"trials": 3}, "ranges of hyperparameters"),
         ({"max_steps": None}, "must end"),

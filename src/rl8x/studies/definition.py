@@ -350,13 +350,17 @@ class StudyConfig:
             training: One of `trainings()`.
 
         Raises:
-            ValueError: If a varied key leads into something that is no mapping.
+            ValueError: If a varied key leads into something that is no mapping, or two are the same.
         """
         data: dict[str, Any] = json.loads(json.dumps(self.run))
         algorithm = training.vary.get("algorithm", data.get("algorithm", RunConfig.algorithm))
         config_class = algorithm_config_class(str(algorithm), self.trusted)
+        set_by: dict[str, str] = {}
         for name, value in training.vary.items():
-            *path, last = under_algorithm(name, config_class).split(".")
+            whole = under_algorithm(name, config_class)
+            if set_by.setdefault(whole, name) != name:
+                raise ValueError(f"vary[{name!r}] and vary[{set_by[whole]!r}] are both {whole!r}: keep one.")
+            *path, last = whole.split(".")
             inner = data
             for part in path:
                 if inner.get(part) is None:

@@ -23,6 +23,9 @@ EVALUATIONS: Final = "evaluations.json"
 DEFINITION: Final = "study.json"
 SUPPORTS: Final = "supports.json"
 
+STUDY_TAG: Final = "rl8x.study"
+_UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` goes on with it"
+
 
 class FoundStudy(NamedTuple):
     """What a report needs of a study.
@@ -74,12 +77,15 @@ def _of_folder(reader: RunReader, path: Path) -> RunRecord:
     """Find the parent run of a study's folder, or the run of a folder of checkpoints by what the newest says."""
     from rl8x.checkpoint import files
 
-    if (path / EVALUATIONS).exists() and (path / DEFINITION).exists():
-        ids = _runs_of(find_study(path).table)
-        parent = reader.run(ids[0]).tags.get(PARENT_TAG) if ids else None
-        if parent is None:
+    if (path / DEFINITION).exists():
+        parent = reader.run_of_spool(str(_json(path / DEFINITION).get("run_key", "")))
+        if parent is not None:
+            return parent
+        ids = _runs_of(find_study(path).table) if (path / EVALUATIONS).exists() else []
+        run_id = reader.run(ids[0]).tags.get(PARENT_TAG) if ids else None
+        if run_id is None:
             raise ValueError(f"the study in {path} has no runs in MLflow.")
-        return reader.run(parent)
+        return reader.run(run_id)
     listed = files.listed(path)
     described = files.describe(listed[-1] if listed else path).get("run")
     known = described if isinstance(described, dict) else {}
@@ -100,6 +106,8 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
     """
     folder = Path(study)
     if folder.is_dir():
+        if (folder / DEFINITION).exists() and not (folder / EVALUATIONS).exists():
+            raise ValueError(f"the study in {folder} has no results yet: {_UNFINISHED}.")
         return _read(folder, folder.resolve().name, folder / "report", None)
     reader = RunReader(tracking_uri)
     run = reader.run(str(study))
@@ -107,6 +115,8 @@ def find_study(study: str | Path, tracking_uri: str | None = None) -> FoundStudy
         for name in (EVALUATIONS, DEFINITION, SUPPORTS):
             reader.artifact(run.id, name, Path(copies))
         if not (Path(copies) / EVALUATIONS).exists():
+            if STUDY_TAG in run.tags and PARENT_TAG not in run.tags:
+                raise ValueError(f"the study {run.name!r} has no results yet: {_UNFINISHED}.")
             raise ValueError(f"the run {run.name!r} has no artifact {EVALUATIONS}: it is no study's parent run.")
         return _read(Path(copies), run.name, Path("reports") / plain_name(run.name), run.id)
 

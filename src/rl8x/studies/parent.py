@@ -13,6 +13,7 @@ import numpy as np
 from rl8x.disk import replace_synced
 from rl8x.studies import table
 from rl8x.studies.definition import StudyConfig
+from rl8x.studies.find import STUDY_TAG
 from rl8x.studies.statistics import mean_curve
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker, TrackingError, log_table
 from rl8x.tracking.location import locate
@@ -59,7 +60,7 @@ class ParentRun:
             **({"study.trials": study.trials} if study.searches else {}),
         }
         self._reported = study.folder / REPORTED
-        tags = {"rl8x.study": study.name, "rl8x.study_folder": str(study.folder)}
+        tags = {STUDY_TAG: study.name, "rl8x.study_folder": str(study.folder)}
         self.tracker.start(params=params, tags=tags, repeats=self._repeats())
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.flush(_PATIENCE_S)  # of a store that is down it is a few seconds

@@ -104,14 +104,14 @@ class StudyProgress:
         else:
             result = done["result"]
             means = result["means"]
-            shown = [f"return {means['test/returns/mean']:.4g}"]
+            shown = [f"return {means['test/returns/mean']:.4g} in all cells"]
             shown += [
                 f"{name} {means[f'test/returns/{name}']:.4g}"
                 for name in ("inside", "outside")
                 if f"test/returns/{name}" in means
             ]
             steps = f"{short(result['at'])} {counter_name(result['clock'])}"
-            text = f"{', '.join(shown)} in all cells, {steps}, {seconds:.0f} s" + ", pruned" * result["pruned"]
+            text = f"{', '.join(shown)}, {steps}, {seconds:.0f} s" + ", pruned" * result["pruned"]
         self.say(f"{training.label}: {text} ({self._count}/{self._total})")
         if self._bar is not None:
             self._bar.update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,10 +25,11 @@ def check_range(name: str, values: Mapping[str, Any]) -> None:
         return
     whole = kind in ("int", "log_int")
     legal = len(given) == 2 and all(
-        type(end) is int if whole else isinstance(end, int | float) and not isinstance(end, bool) for end in given
+        type(end) is int if whole else isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end)
+        for end in given
     )
     if not legal or not given[0] < given[1] or (kind.startswith("log") and given[0] <= 0):
-        need = "two whole numbers" if whole else "two numbers"
+        need = "two whole numbers" if whole else "two finite numbers"
         raise ValueError(
             f"vary[{name!r}]: {kind!r} takes {need}, the lower one first"
             + (", above 0" if kind.startswith("log") else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rl8x import drawing
 from rl8x.disk import replace_synced
 from rl8x.drawing import DARK, LIGHT, MAX_LINES, Drawing
+from rl8x.output import counted
 from rl8x.studies import figures, page
 from rl8x.studies.axes import Axis, along, chosen_axes, main_pair
 from rl8x.studies.evaluations import Evaluations, Supports, read_evaluations
@@ -215,9 +217,21 @@ def make_report(
     evaluations = read_evaluations(table)
     axes, notes = chosen_axes(evaluations, parameters)
     summary = summarize(evaluations, baseline=baseline, over=over, level=level, seed=seed)
-    summary = summary._replace(notes=(*summary.notes, *notes))
+    summary = summary._replace(notes=(*summary.notes, *_missing(evaluations, definition or {}), *notes))
     drawings = _drawings(evaluations, summary, axes, supports or {}, dict(units or {}))
     return Report(title, evaluations, summary, tuple(drawings), definition or {})
+
+
+def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[str]:
+    """Say how many policies of a study the table lacks; what a search comes to is not known before."""
+    values = [definition.get(name) for name in ("train", "seeds")] + [*(definition.get("vary") or {}).values()]
+    if definition.get("trials") is not None or not all(isinstance(each, list | Mapping) for each in values):
+        return []
+    planned = math.prod(len(each) for each in values if each is not None)
+    missing = planned - sum(len(group.seeds) for group in evaluations.groups) - len(evaluations.notes)
+    verb = "is" if missing == 1 else "are"
+    what = f"{missing:,} of the study's {counted(planned, 'policy', 'policies')} {verb} missing"
+    return [f"{what}: trainings that failed or are not done."] if missing > 0 else []
 
 
 def _drawings(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -141,6 +142,7 @@ def should_prune(folder: Path, training: Training, steps: int, value: float) -> 
         with contextlib.suppress(OSError, ValueError, KeyError):
             if path != own:
                 others.append(float(json.loads(path.read_text())["value"]))
+    value = -math.inf if math.isnan(value) else value  # which has no place in an order
     pruned = is_below_median(value, others)
     replace_synced(own, json.dumps({"value": value, "pruned": pruned}).encode())
     return pruned

@@ -35,6 +35,7 @@ from rl8x.output import described
 from rl8x.studies import table
 from rl8x.studies.cells import inside, support
 from rl8x.studies.definition import StudyConfig, Training, tested_env
+from rl8x.studies.find import STUDY_TAG
 from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
@@ -145,7 +146,7 @@ def _tracker(job: Mapping[str, Any]) -> Tracker:
         run_name=made["run_name"],
         tracking_uri=made["uri"],
         spool_dir=made["spool_dir"],
-        tags={**parent_tag(made["parent_run_id"]), "rl8x.study": job["study"]["name"]},
+        tags={**parent_tag(made["parent_run_id"]), STUDY_TAG: job["study"]["name"]},
         params=params,
         run_key=made["run_key"],
         finish_timeout_s=_PATIENCE_S,
