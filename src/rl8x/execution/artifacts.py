@@ -12,6 +12,7 @@ import platform
 import shutil
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -69,6 +70,10 @@ class Artifacts:
             self.folder = Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
             atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
 
+    def beside(self, kind: str) -> Path:
+        """Return a name that no one else writes to: processes of containers that share a folder have the same IDs."""
+        return self.folder / f".{uuid.uuid4().hex}.{kind}"
+
     def library(self, key: str) -> Path:
         """Where the shared library of a key is."""
         return self.folder / f"{key}.so"
@@ -116,7 +121,7 @@ class Artifacts:
         """Keep something small beside the programs; nothing, where it cannot be written."""
         with contextlib.suppress(OSError):
             self.make_folder()
-            beside = self.folder / f".{os.getpid()}.note"
+            beside = self.beside("note")
             beside.write_text(json.dumps(content))
             beside.replace(self.folder / f"{key}.note")
 
