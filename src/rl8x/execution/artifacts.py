@@ -25,7 +25,7 @@ from rl8x._version import __version__
 FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
 LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
 _LIMIT_MB: Final = 500
-# What was made or found so many seconds ago, a run may be about to load: it stays, whatever the limit.
+# A program that was made or found so many seconds ago, a run may be about to load: it stays, whatever the limit.
 _IN_USE_S: Final = 3600.0
 _MOST_NOTES: Final = 2000
 _KINDS: Final = ("so", "json", "note", "h", "gch", "pch")
@@ -176,11 +176,11 @@ class Artifacts:
             raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes; got {given!r}.") from None
 
     def trim(self) -> None:
-        """Remove what has not been used for longest, while there is more than the limit, but for what is in use."""
+        """Remove what has not been used for longest, while there is more than the limit, but for programs in use."""
         left, since = self.limit_mb * 1e6, time.time() - _IN_USE_S
         for artifact in self.list():
             left -= artifact.size
-            if left < 0 and artifact.used < since:
+            if left < 0 and (artifact.kind == "headers" or artifact.used < since):
                 self.remove(artifact.key)
         notes = sorted(self.folder.glob("*.note"), key=lambda path: path.stat().st_mtime)
         for path in notes[:-_MOST_NOTES]:
