@@ -195,5 +195,5 @@ def test_a_number_that_is_none_is_refused(words, capsys):
 
 @pytest.mark.parametrize("given", ["env_config=abc", "env_config=5", "env_config=[1]"])
 def test_an_env_config_that_is_no_mapping_is_named(given):
-    with pytest.raises(UserError, match=r"env_config must be values by name, as in env_config\.length=0\.4; got"):
+    with pytest.raises(UserError, match="env_config must be values by name"):
         asked_config({}, [given], 1)

@@ -89,6 +89,21 @@ def test_notes_are_small_things_beside(tmp_path, monkeypatch):
     assert [artifacts.noted(key) for key in "abcd"] == [None, None, {}, {}]
 
 
+def test_processes_with_one_id_in_containers_that_share_a_folder_take_nothing_of_each_other(tmp_path, monkeypatch):
+    write, others = module.Path.write_text, ["b"]
+
+    def write_while_another_does(path, text):
+        write(path, text)
+        if others:
+            Artifacts(tmp_path).note(others.pop(), {"program": "of b"})
+
+    monkeypatch.setattr(module.Path, "write_text", write_while_another_does)
+    artifacts = Artifacts(tmp_path)
+    artifacts.note("a", {"program": "of a"})
+    assert [artifacts.noted(key) for key in "ab"] == [{"program": "of a"}, {"program": "of b"}]
+    assert artifacts.beside("so") != artifacts.beside("so")
+
+
 def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
     artifacts = kept(tmp_path, "a")
     artifacts.note("b", {})

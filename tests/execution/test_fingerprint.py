@@ -232,6 +232,23 @@ def test_what_the_names_in_a_users_code_stand_for_counts(before, step, change, t
     assert text(module.make()) != found
 
 
+class Closed(dict):
+    def items(self):
+        raise OSError("it is closed")
+
+
+closed = Closed()
+
+
+class ReadsClosed:
+    def step(self, x):
+        return closed and x
+
+
+def test_what_cannot_be_looked_at_does_no_harm():
+    assert text(ReadsClosed()) == text(ReadsClosed())
+
+
 def test_code_that_was_loaded_before_its_source_was_edited_is_told_apart(package, tmp_path):
     physics = tmp_path / "mine_4" / "env.py"
     old = package(4)

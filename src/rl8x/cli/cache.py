@@ -15,8 +15,8 @@ from rl8x.output import table
 def cache(clear: bool) -> None:
     """List the compiled programs that are kept for later runs, the one used last first.
 
-    They are in RL8X_CACHE_DIR, or this user's cache folder; RL8X_CACHE_MB limits their size (500); what was
-    used within the last hour stays.
+    They are in RL8X_CACHE_DIR, or this user's cache folder; RL8X_CACHE_MB limits their size (500); programs
+    that were used within the last hour stay.
     """
     from rl8x.execution.artifacts import Artifacts
 

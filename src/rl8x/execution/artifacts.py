@@ -12,6 +12,7 @@ import platform
 import shutil
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +25,7 @@ from rl8x._version import __version__
 FOLDER_VARIABLE: Final = "RL8X_CACHE_DIR"
 LIMIT_VARIABLE: Final = "RL8X_CACHE_MB"
 _LIMIT_MB: Final = 500
-# What was made or found so many seconds ago, a run may be about to load: it stays, whatever the limit.
+# A program that was made or found so many seconds ago, a run may be about to load: it stays, whatever the limit.
 _IN_USE_S: Final = 3600.0
 _MOST_NOTES: Final = 2000
 _KINDS: Final = ("so", "json", "note", "h", "gch", "pch")
@@ -68,6 +69,10 @@ class Artifacts:
         if not os.access(self.folder, os.W_OK | os.X_OK):
             self.folder = Path(tempfile.mkdtemp(prefix="rl8x-cache-"))
             atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def beside(self, kind: str) -> Path:
+        """Return a name that no one else writes to: processes of containers that share a folder have the same IDs."""
+        return self.folder / f".{uuid.uuid4().hex}.{kind}"
 
     def library(self, key: str) -> Path:
         """Where the shared library of a key is."""
@@ -116,7 +121,7 @@ class Artifacts:
         """Keep something small beside the programs; nothing, where it cannot be written."""
         with contextlib.suppress(OSError):
             self.make_folder()
-            beside = self.folder / f".{os.getpid()}.note"
+            beside = self.beside("note")
             beside.write_text(json.dumps(content))
             beside.replace(self.folder / f"{key}.note")
 
@@ -171,11 +176,11 @@ class Artifacts:
             raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes; got {given!r}.") from None
 
     def trim(self) -> None:
-        """Remove what has not been used for longest, while there is more than the limit, but for what is in use."""
+        """Remove what has not been used for longest, while there is more than the limit, but for programs in use."""
         left, since = self.limit_mb * 1e6, time.time() - _IN_USE_S
         for artifact in self.list():
             left -= artifact.size
-            if left < 0 and artifact.used < since:
+            if left < 0 and (artifact.kind == "headers" or artifact.used < since):
                 self.remove(artifact.key)
         notes = sorted(self.folder.glob("*.note"), key=lambda path: path.stat().st_mtime)
         for path in notes[:-_MOST_NOTES]:

@@ -56,7 +56,7 @@ def build(source: str, library: Path) -> None:
         if errors:
             raise RuntimeError(errors)
         # All of it at once, also where the temporary folder is on another disk.
-        beside = library.with_name(f".{os.getpid()}{library.suffix}.part")
+        beside = library.with_name(f"{library.name}.part")
         shutil.move(built, beside)
         beside.replace(library)
 

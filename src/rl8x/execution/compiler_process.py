@@ -77,7 +77,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:
-    key, built = request["key"], artifacts.folder / f".{os.getpid()}.so"
+    key, built = request["key"], artifacts.beside("so")
     try:
         with _locked(artifacts.folder / f".{key}.lock"):  # ranks of one machine ask for the same at the same time
             if artifacts.find(key) is None:

@@ -184,7 +184,9 @@ class _Walk:
         if not isinstance(value, types.ModuleType):
             try:
                 return self.describe(value, place)
-            except _UnknownError:
+            except RecursionError:
+                raise
+            except Exception:  # not understood, or it raises when it is looked at, as what is closed or gone may
                 return type(value).__name__
         users, found = _is_users(value), list[Any]()
         if users:
