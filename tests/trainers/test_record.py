@@ -77,6 +77,17 @@ def test_a_name_that_would_find_another_run_or_a_folder_is_not_said(mlruns, mlfl
     assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
 
 
+def test_a_name_may_be_longer_than_a_path(mlruns, mlflow_client, capsys):
+    name = "long" * 100
+    trainer = make(trainer={"tracker": tracker(run_name=name)})
+    assert run(trainer, max_steps=1)[keys.STEPS] == 1
+    assert trainer.ending[-1] == f"to train on: rl8x resume {name} --max-steps N, N above 1"
+    assert main([*command(trainer.ending[-1]), "--progress", "none"]) == 0
+    assert steps_in(mlflow_client, trainer.tracker.run_id) == [1, 2, 3, 4]
+    assert main(["resume", f"mlruns/{name}"]) == 2
+    assert f"there is no checkpoint mlruns/{name}" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("default_signals")
 def test_interrupted_and_failed_runs_say_how_to_go_on(mlruns, mlflow_client, capfd):
     for callback, error, begin in (

@@ -266,6 +266,47 @@ def test_the_best_so_far_goes_on(tmp_path):
     assert len(kept) <= 2
 
 
+def measures(values):
+    def callback(trainer, stats):
+        return {"mine": values[int(stats[keys.STEPS]) - 1]}
+
+    callback.metric_names = ["mine"]
+    return callback
+
+
+def test_of_what_the_disk_refused_nothing_is_the_best(tmp_path, monkeypatch):
+    write = files.write
+
+    def refuses(directory, steps, *arguments):
+        if steps in (2, 3):
+            raise OSError(28, "No space left on device")
+        return write(directory, steps, *arguments)
+
+    monkeypatch.setattr(files, "write", refuses)
+    options = Checkpoints(tmp_path, keep=1, best="mine")
+    trainer = make(trainer={"checkpoints": options, "callbacks": [measures([1, 5, 6, 4, 3, 2])]})
+    trainer.callbacks += (lambda trainer, stats: trainer.checkpoints.wait() and None,)  # as a slow step would
+    run(trainer, max_steps=6)
+    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-4", "step-6"]
+    assert trainer.checkpoints.best == {"metric": "mine", "mode": "max", "value": 4.0, "steps": 4}
+    assert trainer.checkpoints.best_path == listed(tmp_path)[0]
+
+
+def test_who_goes_back_to_an_older_checkpoint_has_the_best_of_then(tmp_path):
+    every = Checkpoints(tmp_path, keep=50, best="mine", every_steps=1)
+    run(make(trainer={"checkpoints": every, "callbacks": [measures([1, 2, 9, 3])]}), max_steps=4)
+    second = Trainer.resume(
+        listed(tmp_path)[2],
+        tracker=NullTracker(),
+        callbacks=[measures([1, 2, 1, 1, 1])],
+        checkpoints=Checkpoints(tmp_path, keep=1, best="mine"),
+    )
+    run(second, max_steps=5)
+    assert second.checkpoints.best["value"] == 2
+    assert second.checkpoints.best_path == listed(tmp_path)[0]
+    assert [path.name.split("-", 1)[1] for path in listed(tmp_path)] == ["step-2", "step-5"]
+
+
 def test_overrides_are_recorded(tmp_path):
     first = make(trainer={"checkpoints": tmp_path})
     run(first, max_steps=2)

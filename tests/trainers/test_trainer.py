@@ -342,6 +342,20 @@ def test_a_second_run_starts_conditions_afresh_and_goes_on_in_the_same_tracked_r
     assert [step for step, _ in trainer.tracker.history("algorithm/steps")] == [32 * n for n in range(1, 7)]
 
 
+def test_a_run_within_a_run_is_refused():
+    def again(trainer, stats):
+        with pytest.raises(RuntimeError, match=r"this trainer is in a run\(\) already: one at a time"):
+            run(trainer, max_steps=3)
+
+    trainer = make(trainer={"callbacks": [again]})
+    assert run(trainer, max_steps=2)[keys.STEPS] == 2
+    assert trainer.tracker.status == "FINISHED"
+    with pytest.raises(ValueError, match="max_steps"):
+        run(trainer, max_steps=0)
+    trainer.callbacks = ()
+    assert run(trainer, max_steps=1)[keys.STEPS] == 3
+
+
 def test_an_unknown_metric_is_refused_before_training():
     trainer = make()
     with pytest.raises(ValueError, match="returns/mean"):
@@ -446,6 +460,12 @@ def test_the_evaluation_environment_is_checked():
         make(trainer={"eval_env": True})
     with pytest.raises(ValueError, match="spaces"):
         make(trainer={"eval_env": CartPole(4)})
+    env = CartPole(4, device="cpu", seed=0)
+    with pytest.raises(ValueError, match="`eval_env` is the CartPole that is trained in, and evaluations would cut"):
+        make(env, trainer={"eval_env": env})
+    for copies in (0, -3, 2.5, True, "4"):
+        with pytest.raises(ValueError, match="`num_eval_envs` must be a whole number, at least 1, or None"):
+            make(CartPole, trainer={"num_eval_envs": copies})
     assert make(trainer={"eval_env": False}).evaluator is None
     assert make(CartPole, trainer={"eval_env": CartPole(7)}).evaluator.env.num_envs == 7
 

@@ -236,7 +236,7 @@ def listed(directory: str | os.PathLike[str]) -> list[Path]:
         directory: The folder; where there is none, there are none.
     """
     directory = Path(directory)
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # not Path.is_dir(), which raises at a name that is too long
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
 

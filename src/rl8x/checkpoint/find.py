@@ -32,14 +32,14 @@ def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
         CheckpointError: If there is none, or it cannot be used; the message names the newest good one.
     """
     path = Path(source)
-    if not path.exists() and len(path.parts) == 1:
+    if not os.path.exists(path) and len(path.parts) == 1:  # a name may be too long for a path
         path = _folder_of_run(str(source))
     if files.listed(path):
         path = files.listed(path)[-1]
-    elif path.is_dir() and not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
+    elif os.path.isdir(path) and not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
         raise CheckpointError(f"there is no checkpoint in {path}")
     try:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise CheckpointError(f"there is no checkpoint {path}")
         return files.read(path)
     except CheckpointError as error:

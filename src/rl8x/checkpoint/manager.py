@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from rl8x import keys
 from rl8x._version import __version__
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint, good, listed
@@ -58,6 +59,7 @@ class CheckpointManager:
             raise TypeError(f"`checkpoints` must be a Checkpoints, a path, a bool or None; got {checkpoints!r}.")
         self.key = uuid.uuid4().hex
         self.best: dict[str, Any] | None = None
+        self._written_best: dict[str, Any] | None = None
         # None saves where the run is kept on a disk, so that a MemoryTracker's leaves nothing behind.
         self._where_tracked = checkpoints is None
         self.options = Checkpoints() if checkpoints is None or checkpoints is True else checkpoints or None
@@ -145,7 +147,7 @@ class CheckpointManager:
 
     def _look_around(self, directory: Path) -> None:
         """Find the best checkpoint of the run in its folder, and refuse the folder of another run."""
-        self._best_path = None
+        self._best_path, best = None, dict[int | None, Path]()
         for path in listed(directory):
             try:
                 metadata = files.describe(path)
@@ -157,7 +159,10 @@ class CheckpointManager:
                     "or give this run a directory of its own"
                 )
             if metadata.get("is_best"):
-                self._best_path = path
+                best[metadata["counters"][keys.STEPS]] = path
+        if best:  # of a run that has gone back to an older checkpoint, what came after that is not its best
+            known = None if self.best is None else self.best["steps"]
+            self._best_path = best.get(known, [*best.values()][-1])
 
     @property
     def outrun(self) -> bool:
@@ -218,7 +223,8 @@ class CheckpointManager:
             known: The checkpoints that were there when it was chosen: more of them show that the run has been gone on
                 with.
         """
-        self.best, self.key = checkpoint.state["best"], checkpoint.metadata["run"]["key"]
+        self.best = self._written_best = checkpoint.state["best"]
+        self.key = checkpoint.metadata["run"]["key"]
         folder, self._shared = checkpoint.path.parent, checkpoint.path.absolute()
         if self.options is not None and self._directory is None:
             self._directory = folder.absolute()
@@ -286,7 +292,7 @@ class CheckpointManager:
             "is_best": is_best,
         }
         write = functools.partial(files.write, self._directory, steps, metadata, encoded, tensors, segments)
-        arguments = (self.options.keep, self._directory, steps, metadata, write)
+        arguments = (self.options.keep, self._directory, steps, metadata, self.best, write)
         self._thread = threading.Thread(target=self._write, args=arguments, name="rl8x-checkpoint")
         self._thread.start()
         self._last_save = time.monotonic()
@@ -307,7 +313,13 @@ class CheckpointManager:
         _log.warning("rl8x: no checkpoint at step %d: %s", steps, reason)
 
     def _write(
-        self, keep: int, directory: Path, steps: int, metadata: dict[str, Any], write: Callable[[], Path]
+        self,
+        keep: int,
+        directory: Path,
+        steps: int,
+        metadata: dict[str, Any],
+        best: dict[str, Any] | None,
+        write: Callable[[], Path],
     ) -> None:
         try:
             # A run that goes on from a checkpoint does not log again what came before it: that must not be lost later.
@@ -315,10 +327,12 @@ class CheckpointManager:
             path = write()
         except (OSError, ValueError, TypeError) as error:
             _log.warning("rl8x: no checkpoint at step %d, those before are kept: %s", steps, error)
+            if metadata["is_best"] and self.best is best:
+                self.best = self._written_best  # the next that is better than what the disk has is saved
             return
         self._written = self._shared = path
         if metadata["is_best"]:
-            self._best_path = path
+            self._best_path, self._written_best = path, best
         kept = {*listed(directory)[-keep:], self._best_path}
         for old in listed(directory):
             if old not in kept:

@@ -95,7 +95,10 @@ def last_change(folder: Path) -> float:
 def check_run_exists(location: Location, run_id: str) -> None:
     """Raise `TrackingError` where an sqlite store has no such run, which is quick and does not import mlflow."""
     if location.database is not None and not has_run(location, run_id):  # the writer checks stores of other kinds
-        raise TrackingError(f"there is no run {run_id!r} in {location.shown}; find its ID by `rl8x ui`")
+        raise TrackingError(
+            f"there is no run {run_id!r} in {location.shown} (any more): name the store that has it by tracking_uri or "
+            "MLFLOW_TRACKING_URI, or go on untracked, by Trainer.resume(..., tracker=NullTracker())"
+        )
 
 
 def has_run(location: Location, handle: str) -> bool:
@@ -170,7 +173,7 @@ class Whereabouts:
         if ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
             return None
         name = ack.run_name or ""
-        plain = re.fullmatch(r"\w[\w .-]*", name) is not None and not Path(name).exists()
+        plain = re.fullmatch(r"\w[\w .-]*", name) is not None and not os.path.exists(name)
         return shlex.quote(name) if plain and ack.name_is_free else ack.run_id
 
     def lines(self) -> list[str]:

@@ -163,9 +163,17 @@ def make_evaluator(
         num_eval_envs: Copies of an environment that is made here.
 
     Raises:
-        ValueError: If an environment of its own is asked for and cannot be made, or never ends.
+        ValueError: If an environment of its own is asked for and cannot be made, or never ends, or is the training's;
+            or `num_eval_envs` is not legal.
     """
+    if num_eval_envs is not None and (type(num_eval_envs) is not int or num_eval_envs < 1):
+        raise ValueError(f"`num_eval_envs` must be a whole number, at least 1, or None; got {num_eval_envs!r}.")
     trained, policy = algorithm.env, algorithm.policy
+    if isinstance(eval_env, Env) and eval_env is trained:
+        raise ValueError(
+            f"`eval_env` is the {type(eval_env).__name__} that is trained in, and evaluations would cut its episodes. "
+            "Pass another one, True for a copy, or False to evaluate in its horizons."
+        )
     plays_whole = trained is not None and trained.episodic
     if eval_env is None or eval_env is False or (eval_env == "auto" and not plays_whole):
         return None

@@ -191,11 +191,14 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             TypeError: If a condition is none.
             ValueError: If an option is not legal, before the first step.
             NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
+            RuntimeError: Within another `run()` of this trainer.
             CheckpointError: If another process is at the run, or has gone on with it.
             TrackingError: If runs cannot be kept where the tracker should.
             KeyboardInterrupt: After SIGINT, once the run is saved.
             SystemExit: After SIGTERM and SIGHUP, likewise.
         """
+        if self._runs:
+            raise RuntimeError("this trainer is in a run() already: one at a time, and none in its callbacks.")
         options = {
             "env_config": env_config,
             "eval_env_config": eval_env_config,
