@@ -250,8 +250,9 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
     """
     kind = plain["kind"]
     if kind in ("Dict", "AsymmetricDict"):
-        parts = {key: space_from_plain(part) for key, part in plain["parts"]}
-        return AsymmetricDict(parts, critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
+        parts = [(key, space_from_plain(part)) for key, part in plain["parts"]]
+        # Of a plain dict Gymnasium would sort the keys, and a model's inputs and features are in the space's order.
+        return AsymmetricDict(dict(parts), critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
     if kind == "Discrete":
