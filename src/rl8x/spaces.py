@@ -115,6 +115,9 @@ def check_supported(space: object, name: str) -> None:
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):
+            # Tensors of parts are told by their keys, joined by slashes.
+            if not isinstance(key, str) or "/" in key:
+                raise ValueError(f"{name} must have texts without '/' as keys; got {key!r}. Rename that part.")
             check_supported(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
         if not len(space.spaces):
             raise ValueError(f"{name} must have at least one part; got {describe(space)}.")
