@@ -83,6 +83,17 @@ def test_a_saved_policy_acts_as_it_did(name, tmp_path):
         assert torch.equal(policy.values(obs, state, starts), loaded.values(obs, state, starts))
 
 
+def test_parts_keep_the_order_in_which_the_model_reads_and_the_distribution_writes_them():
+    """Gymnasium sorts the keys of a plain dict, and no others."""
+    parts = [("wide", Box(-1, 1, (3,), np.float32)), ("narrow", Box(-1, 1, (1,), np.float32))]
+    policy = Policy(Dict(parts), Dict(parts), model_config={**SMALL, "policy_gain": 10.0})
+    assert [key for key, _ in parts] == list(policy.observation_space)
+    loaded = Policy.from_bytes(policy.to_bytes())
+    obs = {"wide": random_rows(5)[:, :3], "narrow": random_rows(5, seed=1)[:, :1]}
+    mine, theirs = policy.decide(obs).actions, loaded.decide(obs).actions
+    assert all(np.array_equal(mine[key], theirs[key]) for key, _ in parts)
+
+
 def test_deciding_is_acting_clipped_and_as_the_environment_wants_it():
     policy = Policy(VECTOR, STEER, normalize_observations=True, model_config={**SMALL, "policy_gain": 10.0})
     obs = random_rows(20)

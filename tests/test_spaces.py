@@ -44,6 +44,13 @@ def test_unsupported_spaces_are_named():
         check_supported(spaces.Tuple([]), "space")
 
 
+@pytest.mark.parametrize("key", [0, "arm/angle"])
+def test_keys_that_name_no_tensor_are_refused(key):
+    parts = {"x": spaces.Dict({key: spaces.Box(0, 1, (2,))})}
+    with pytest.raises(ValueError, match=rf"^space\['x'\] must have texts without '/' as keys; got {key!r}\."):
+        check_supported(spaces.Dict(parts), "space")
+
+
 def test_the_parts_of_a_tuple_are_named_by_their_place():
     space = spaces.Dict({"b": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(3)]), "a": spaces.Discrete(5)})
     assert named_parts(space.spaces["b"]) == [("0", spaces.Discrete(2)), ("1", spaces.MultiBinary(3))]

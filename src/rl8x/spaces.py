@@ -130,6 +130,9 @@ def check_supported(space: object, name: str) -> None:
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, part in named_parts(space):
+            # Tensors of parts are told by their keys, joined by slashes.
+            if not isinstance(key, str) or "/" in key:
+                raise ValueError(f"{name} must have texts without '/' as keys; got {key!r}. Rename that part.")
             check_supported(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
         if not len(space.spaces):
             raise ValueError(f"{name} must have at least one part; got {describe(space)}.")
@@ -265,8 +268,9 @@ def space_from_plain(plain: Mapping[str, Any]) -> spaces.Space[Any]:
     """
     kind = plain["kind"]
     if kind in ("Dict", "AsymmetricDict"):
-        parts = {key: space_from_plain(part) for key, part in plain["parts"]}
-        return AsymmetricDict(parts, critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
+        parts = [(key, space_from_plain(part)) for key, part in plain["parts"]]
+        # Of a plain dict Gymnasium would sort the keys, and a model's inputs and features are in the space's order.
+        return AsymmetricDict(dict(parts), critic_only=plain["critic_only"]) if kind != "Dict" else spaces.Dict(parts)
     if kind == "Tuple":
         return spaces.Tuple([space_from_plain(part) for _, part in plain["parts"]])
     if kind == "Discrete":

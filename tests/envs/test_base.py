@@ -511,6 +511,21 @@ def test_actions_that_would_be_broadcast_are_refused(env, actions, message):
         env.step(actions)
 
 
+@pytest.mark.parametrize(
+    ("kind", "actions"), [(CartPole, np.zeros(4, np.uint8)), (Pendulum, np.full((4, 1), 0.5, np.float64))]
+)
+def test_actions_of_other_types_do_what_those_of_a_policy_do(kind, actions):
+    steps = []
+    for taken in (actions, torch.from_numpy(actions).to(torch.int64 if kind is CartPole else torch.float32)):
+        env = kind(4, seed=0)
+        env.reset()
+        steps.append(env.step(taken)[:2])
+    (obs, rewards), (expected, expected_rewards) = steps
+    assert (obs.dtype, rewards.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(obs, expected)
+    assert torch.equal(rewards, expected_rewards)
+
+
 def test_an_environment_that_declares_no_space_is_told_which():
     with pytest.raises(TypeError, match=r"Bare: declare `single_observation_space`, .* of one copy; got None"):
         type("Bare", (Env,), {})(1)

@@ -6,9 +6,11 @@ import operator
 from typing import Any
 
 import gymnasium
+import gymnasium.spaces as spaces
+import torch
 from torch import Tensor
 
-from rl8x.spaces import leaves
+from rl8x.spaces import named_parts
 
 
 def whole_number(number: Any, owner: str, name: str) -> int:
@@ -60,24 +62,32 @@ def check_declared(env: Any) -> None:
             )
 
 
-def check_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str) -> None:
-    """Refuse actions that are not one for each copy: torch would broadcast a single one to all.
+def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owner: str, name: str = "actions") -> Any:
+    """Return actions in the types that policies give: discrete ones int64, floating-point numbers float32.
+
+    In others the arithmetic of an environment is another: of uint8, 0 - 1 is 255. Those that are not one for each copy
+    are refused, as torch would broadcast a single one to all.
 
     Args:
         actions: Tensors, in dicts where the space has parts.
         space: Space of one copy's action.
         num_envs: Copies of the environment.
         owner: What the error calls the environment.
+        name: What it calls the actions.
 
     Raises:
         ValueError: If a tensor is not `[num_envs, *action]`, or is missing.
     """
-    for path, leaf in leaves(space):
-        part = actions
-        for key in path:
-            part = part.get(key) if isinstance(part, dict) else None
-        need = [num_envs, *(leaf.shape or ())]
-        if not isinstance(part, Tensor) or list(part.shape) != need:
-            name = "".join(f"[{key!r}]" for key in path)
-            got = list(part.shape) if isinstance(part, Tensor) else f"a {type(part).__name__}"
-            raise ValueError(f"{owner}: actions{name} must be shaped {need}; got {got}.")
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = actions if isinstance(actions, dict) else {}
+        return {
+            key: taken_actions(parts.get(key), part, num_envs, owner, f"{name}[{key!r}]")
+            for key, part in named_parts(space)
+        }
+    need = [num_envs, *(space.shape or ())]
+    if not isinstance(actions, Tensor) or list(actions.shape) != need:
+        got = list(actions.shape) if isinstance(actions, Tensor) else f"a {type(actions).__name__}"
+        raise ValueError(f"{owner}: {name} must be shaped {need}; got {got}.")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return actions if actions.is_floating_point() else actions.long()
+    return actions.float() if actions.dtype == torch.float64 else actions

@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from rl8x.envs.arguments import check_actions, check_declared, check_time_limit, whole_number
+from rl8x.envs.arguments import check_declared, check_time_limit, taken_actions, whole_number
 from rl8x.envs.moving import MovesParameters
 from rl8x.envs.observed import ObserveParameters, ShowsParameters
 from rl8x.envs.parameters import EnvConfig, Parameter
@@ -368,7 +368,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         if self.carry is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before step().")
         actions = tree_of(actions, lambda part: torch.as_tensor(part, device=self.device))
-        check_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
+        actions = taken_actions(actions, self.single_action_space, self.num_envs, type(self).__name__)
         self.carry, step = self.advance(self.carry, actions, self.noise(1)[0])
         done = step.terminated | step.truncated
         info = {

@@ -83,6 +83,21 @@ def test_memory_solves_what_a_feedforward_policy_cannot(model):
     assert abs(mean[1]) < 0.6
 
 
+def test_rewards_behind_a_new_episode_do_not_scale_it():
+    """A resume in a simulator, or experience that was dropped, begins new episodes without a reset by the schedule."""
+    algorithm = train(tiny(horizons_per_env_reset=-1).build(CartPole), 1)
+    goes_on = algorithm.rollout[keys.STARTS][-1].logical_not()
+    assert torch.equal(algorithm.running_return > 0, goes_on)
+    assert goes_on.any()
+    algorithm.discard_experience()
+    train(algorithm, 1)
+    rewards, starts = algorithm.rollout[keys.REWARDS][:16], algorithm.rollout[keys.STARTS]
+    expected = torch.zeros(8)
+    for t in range(16):
+        expected = rewards[t] + 0.95 * expected.masked_fill(starts[t], 0.0)
+    torch.testing.assert_close(algorithm.running_return, expected.masked_fill(starts[16], 0.0))
+
+
 # -- what the update sees
 
 

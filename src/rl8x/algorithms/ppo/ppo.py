@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
+from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, LR
 from rl8x.algorithms.ppo.config import PPOConfig
@@ -99,13 +99,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         """Every hyperparameter by name, as it is in force."""
         return super().params | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
-    def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
-        """Reset the environment where the schedule says so, and with it the return that scales rewards."""
-        is_reset = super().reset_if_due(env_config)
-        if is_reset:
-            self.running_return.zero_()
-        return is_reset
-
     # -- learning
 
     def coefficient(self, now: int) -> float:
@@ -157,7 +150,9 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         config = self.config
         rewards, ended = data[keys.REWARDS], data[keys.TERMINATED] | data[keys.TRUNCATED]
         if config.normalize_rewards:
-            returns, carry = running_returns(rewards, ended, self.running_return, config.gamma)
+            # Whatever reset the environment since: a new episode has no rewards behind it.
+            before = self.running_return.masked_fill(data[keys.STARTS][0], 0.0)
+            returns, carry = running_returns(rewards, ended, before, config.gamma)
             self.running_return.copy_(carry)
             self.return_moments.update(returns, data.get(keys.VALID))
             rewards = self.return_moments.normalize(rewards, center=False)
