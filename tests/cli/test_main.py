@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import rl8x.cli.main as cli
 from rl8x._version import __version__
 from rl8x.cli.acting import asked_config
 from rl8x.cli.errors import UserError
@@ -191,6 +192,17 @@ def test_a_number_that_is_none_is_refused(words, capsys):
         assert main([*words, number]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert number in line
+
+
+@pytest.mark.parametrize(("rank", "starts"), [(None, True), ("", True), ("0", True), ("1", False)])
+def test_of_several_ranks_the_first_alone_starts_what_talks_to_mlflow(rank, starts, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    started = []
+    monkeypatch.setattr("rl8x.tracking.store_process.start_early", started.append)
+    with cli._early_tracking(["train", "CartPole"]):
+        assert bool(started) is starts
 
 
 @pytest.mark.parametrize("given", ["env_config=abc", "env_config=5", "env_config=[1]"])

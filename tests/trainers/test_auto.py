@@ -72,6 +72,17 @@ def test_the_step_follows_from_the_work_and_the_length_of_a_run_alone():
     assert planned(0.125, math.inf) == ("compile", 96)  # nothing is known to come
 
 
+def test_a_short_run_after_an_interrupted_long_one_prepares_nothing(monkeypatch):
+    monkeypatch.setattr(Execution, "_begin_compiler", lambda _: None)
+    execution = Execution("auto", "fp32", CPU)
+    execution.plan(0.125, 1000)
+    execution.begin_step(0)
+    assert execution.prepares
+    execution.plan(0.125, 10)
+    execution.begin_step(1)
+    assert (execution.target, execution.prepares) == ("eager", False)
+
+
 def test_what_has_fallen_back_stays_eager_in_later_runs():
     execution = Execution("auto", "fp32", CPU)
     execution.plan(0.125, 1000)

@@ -106,7 +106,9 @@ def _early_tracking(words: Sequence[str]) -> Iterator[None]:
 
     One that was started for nothing is ended.
     """
-    if not {"train", "resume"}.intersection(words[:1]) or len(words) < 2 or not _UNTRACKED.isdisjoint(words):
+    is_other_rank = os.environ.get("RANK", "0") not in ("", "0")  # of torchrun's processes the first one tracks
+    trains = bool({"train", "resume"}.intersection(words[:1])) and not is_other_rank
+    if not trains or len(words) < 2 or not _UNTRACKED.isdisjoint(words):
         yield
         return
     from rl8x.tracking.location import locate

@@ -124,6 +124,7 @@ class Execution:
         """
         if not self.falls_back or self.fell_back or self.device.type == "cuda" or self.mode == "compile":
             return
+        self.prepares = False  # of a run before, which was interrupted
         eager_seconds = _CHANGE_SECONDS_UNKNOWN if math.isinf(steps) else _CHANGE_SECONDS
         self.target = "compile" if steps * seconds_per_step >= _WORTH_SECONDS else "eager"
         self.starts_at = math.ceil(eager_seconds / seconds_per_step) if self.target == "compile" else 0
