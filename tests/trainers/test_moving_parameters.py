@@ -223,3 +223,31 @@ def test_a_configuration_that_comes_too_late_is_refused_before_the_run_is_touche
             run(again, {"length": 0.7}, max_steps=2, steps_per_eval=None)
         assert tracker.status == "FINISHED"
         again.run(env_config=CONFIGS["adaptive"], max_steps=1, progress="none")  # the same is no other
+
+
+@pytest.mark.parametrize("name", ["scheduled", "adaptive", "learnable"])
+def test_a_new_rank_goes_on_under_the_configuration_that_is_never_applied_again(name):
+    config = CONFIGS[name]
+    first, second = (make().algorithm for _ in range(2))
+    first.follow({"eval/returns/mean": 50.0})
+    for _ in range(4):
+        first.collect(env_config=config)
+        first.step()
+    second.join(first.state_dict())
+    assert second.env.config == first.env.config
+    assert second.env.present_config() == first.env.present_config()
+    second.follow({"eval/returns/mean": 50.0})
+    second.collect(env_config=config)  # which would be refused if it were another
+    low, high = first.env.parameter_support()["length"]
+    assert second.env.carry["parameters"]["length"].min() >= low - 0.11
+    assert second.env.carry["parameters"]["length"].max() <= high + 0.11
+
+
+def test_a_new_rank_does_not_train_under_the_configuration_of_an_evaluation():
+    first, second = (
+        make(env=CartPoleInfinite, horizons_per_env_reset=1, trainer={"eval_env": False}) for _ in range(2)
+    )
+    run(first, {"length": 0.7}, steps_per_eval=1, max_steps=1, eval_env_config={"length": 2.0})
+    assert first.algorithm.env.config == {"length": 2.0}
+    second.algorithm.join(first.algorithm.state_dict())
+    assert second.algorithm.env.next_config == {"length": 0.7}
