@@ -43,7 +43,7 @@ def test_variables_that_torchrun_does_not_set_so_are_none_of_a_rank(monkeypatch,
     for name, value in {**set_so, "MASTER_PORT": "29500", **left}.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     found = distributed._of_torchrun()
-    assert (found.rank, found.size) == ((0, 1) if left else (1, 2))
+    assert (found.rank, found.size, found.local_size) == ((0, 1, 1) if left else (1, 2, 1))
 
 
 class Wires:
@@ -127,12 +127,11 @@ def test_sums_are_the_same_to_the_bit_on_all_ranks_and_gatherings_in_their_order
 )
 def test_ranks_share_out_the_processors_of_a_machine(allowed, local_size, kept, monkeypatch):
     chosen = []
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_size))
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, own: chosen.append((thread, own)))
     for rank in range(local_size):
-        Ranks(rank, local_size, rank)._keep_to_own_processors()
+        Ranks(rank, local_size, rank, local_size)._keep_to_own_processors()
     assert [own for thread, own in chosen if thread == os.getpid()] == kept
     assert {thread for thread, _ in chosen} == (
         {int(name) for name in os.listdir("/proc/self/task")} if kept else set()
@@ -166,7 +165,7 @@ def test_a_time_out_that_is_none_is_refused(given, monkeypatch):
 def meet(rank, attempt):
     """Be a rank, of so manyth start, that tells the other its number."""
     os.environ |= {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(attempt)}
-    assert Ranks(rank, 2, rank).share("a number", rank) == [0, 1]
+    assert Ranks(rank, 2, rank, 2).share("a number", rank) == [0, 1]
 
 
 def test_ranks_that_are_started_again_do_not_look_for_those_that_were_killed(monkeypatch):

@@ -50,15 +50,17 @@ class Ranks:
         rank: This process's number, from 0.
         size: How many there are.
         local_rank: Its number on its machine, which is that of its GPU.
+        local_size: How many there are on its machine.
 
     Attributes:
         silent: Whether sums over ranks are left out; see `alone`.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
+        self.local_size = local_size
         self.silent = False
         self._capacity = 4096 - _HEADER
         self._began = False
@@ -95,7 +97,7 @@ class Ranks:
         if not dist.is_initialized():
             self._backend, device = "gloo", None
             # Alike on all ranks of a machine: with fewer GPUs than ranks all are on the CPU.
-            if torch.cuda.is_available() and int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count():
+            if torch.cuda.is_available() and self.local_size <= torch.cuda.device_count():
                 self._backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", self.local_rank)
                 torch.cuda.set_device(device)
             limit = datetime.timedelta(seconds=timeout_s())
@@ -120,7 +122,7 @@ class Ranks:
         if not hasattr(os, "sched_setaffinity"):
             return
         allowed = sorted(os.sched_getaffinity(0))
-        share = len(allowed) // int(os.environ["LOCAL_WORLD_SIZE"])
+        share = len(allowed) // self.local_size
         if share and len(allowed) == os.cpu_count():
             own = allowed[self.local_rank * share : (self.local_rank + 1) * share]
             for thread in os.listdir("/proc/self/task"):
@@ -134,7 +136,7 @@ class Ranks:
         torchrun may keep one store for all of them: a rank that finds the address of one that was killed there waits
         for it in vain. Agents of several machines do not count alike.
         """
-        alone = os.environ["LOCAL_WORLD_SIZE"] == str(self.size)
+        alone = self.local_size == self.size
         return os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if alone else ""
 
     def _end(self) -> None:
@@ -329,8 +331,8 @@ def _of_torchrun() -> Ranks:
     numbers = [os.environ.get(name, "") for name in names]
     if not (dist.is_available() and "MASTER_ADDR" in os.environ and all(map(str.isdecimal, numbers))):
         return Ranks()
-    rank, size, local_rank, *_ = map(int, numbers)
-    return Ranks(rank, size, local_rank)
+    rank, size, local_rank, local_size, _ = map(int, numbers)
+    return Ranks(rank, size, local_rank, local_size)
 
 
 _PRESENT: Final = _of_torchrun()

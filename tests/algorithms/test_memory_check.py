@@ -10,6 +10,7 @@ from rl8x import Trainer, load_algorithm
 from rl8x.algorithms import BCConfig, DQNConfig, PPOConfig
 from rl8x.algorithms import memory_check as memory
 from rl8x.cli.main import main
+from rl8x.distributed import Ranks
 from rl8x.envs import CartPole, Env, GymnasiumEnv
 from rl8x.replay.dataset import Dataset
 from rl8x.tracking import NullTracker
@@ -156,6 +157,14 @@ def test_what_is_available_follows_what_is_taken():
     assert 10**8 < before < 10**14
 
 
+def test_ranks_of_a_machine_have_a_share_of_it_each(monkeypatch):
+    whole = memory.available_bytes(torch.device("cpu"))
+    monkeypatch.setattr(memory, "ranks", lambda: Ranks(1, 8, 1, local_size=4))
+    assert memory.available_bytes(torch.device("cpu")) == pytest.approx(
+        whole / 4, rel=0.2
+    )  # others take some meanwhile
+
+
 def test_the_limits_of_control_groups(tmp_path):
     def group(path, **files):
         (tmp_path / "fs" / path).mkdir(parents=True, exist_ok=True)
@@ -217,7 +226,7 @@ def test_what_only_acts_needs_no_room_for_experience(there_are, tmp_path, monkey
         Trainer(algorithm, tracker=NullTracker(), checkpoints=tmp_path / name).save()
     (tmp_path / "replay").rmdir()
     (tmp_path / "replay").write_text("no folder")
-    there_are(1000)
+    there_are(100_000)
     for name, what in (("memory", "of memory on cpu"), ("disk", "`buffer_path` must be a folder")):
         with pytest.raises(ValueError, match=what):
             Trainer.resume(tmp_path / name, tracker=NullTracker())

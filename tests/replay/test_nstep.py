@@ -192,15 +192,6 @@ def test_what_waits_goes_where_the_rollout_is():
     assert {(len(tensor), tensor.device.type) for tensor in rows.values()} == {(2 * 2, "meta")}
 
 
-def test_what_waits_is_forgotten():
-    nstep = NStep(3, 0.9)
-    nstep.rows(horizon_of(4, rewards=torch.full((4, 2), math.nan)), 4)
-    nstep.discard()
-    rows = nstep.rows(horizon_of(4), 4)
-    assert len(rows["obs"]) == 4
-    assert rows["returns"].isfinite().all()
-
-
 def test_what_makes_no_return_is_refused():
     with pytest.raises(ValueError, match="`n` must be at least 1 step; got 0"):
         NStep(0, 0.9)

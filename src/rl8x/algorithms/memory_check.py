@@ -22,6 +22,7 @@ import psutil
 import torch
 from torch import nn
 
+from rl8x.distributed import ranks
 from rl8x.execution.memory import give_back_freed_memory
 from rl8x.policy import Policy
 from rl8x.replay.columns import free_disk
@@ -127,7 +128,10 @@ def activation_bytes(policy: Policy) -> int:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return how much memory can still be taken, swap space included; None where that cannot be asked."""
+    """Return how much memory can still be taken, swap space included; None where that cannot be asked.
+
+    Where several ranks are on the machine it is this one's share: they come at the same time.
+    """
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -137,7 +141,7 @@ def available_bytes(device: torch.device) -> int | None:
         warnings.simplefilter("ignore")  # psutil's, where a container hides the counters of swapping
         swap = psutil.swap_memory().free
     free = psutil.virtual_memory().available
-    return min([free, *_left_in_groups()]) + swap
+    return (min([free, *_left_in_groups()]) + swap) // ranks().local_size
 
 
 def _left_in_groups(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:

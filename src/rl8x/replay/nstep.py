@@ -80,10 +80,6 @@ class NStep:
         if self._waiting:
             self._waiting[keys.TRUNCATED][-1] = True
 
-    def discard(self) -> None:
-        """Forget the slots that wait, of which no row will be made: where one of them is not finite, say."""
-        self._waiting = {}
-
     def _complete(self, block: Mapping[str, Tensor], complete: int) -> dict[str, Tensor]:
         """Make rows of the first slots of a block, `[slots, num_envs, ...]`, after each of which n - 1 follow."""
         returns, discounts, last = self._returns(block, complete)

@@ -92,6 +92,15 @@ def test_a_run_goes_by_its_updates(name):
     params = trainer.tracker.params
     assert (params["dataset.transitions"], params["dataset.episodes"]) == (120, 12)
     env = ENVS.get(name, CartPole)
+    assert not params.keys() & {
+        "num_envs",
+        "horizon",
+        "buffer_size",
+        "warmup_steps",
+        "updates_per_sample",
+        "prioritized",
+    }
+    assert (params["batch_size"], params["updates_per_step"]) == (16, 4)
     assert params["dataset.digest"] == dataset(env).digest != dataset(env, seed=4).digest
 
 

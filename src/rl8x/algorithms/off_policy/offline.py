@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import gymnasium
 
 from rl8x import keys
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory
 from rl8x.algorithms.memory_check import check_dataset
-from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig
+from rl8x.algorithms.off_policy.config import LearnerConfig, OffPolicyConfig, ValueConfig
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.distributed import ranks
 from rl8x.envs import Env
@@ -19,6 +20,11 @@ from rl8x.spaces import describe
 from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
+
+# Hyperparameters of what fills and reads a replay: none is in force where all transitions are there.
+_COLLECTING: Final = {field.name for field in dataclasses.fields(OffPolicyConfig)} - {
+    field.name for field in dataclasses.fields(ValueConfig)
+}
 
 
 class OfflineAlgorithm(Learner[LearnerConfigT]):
@@ -104,10 +110,10 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Every hyperparameter by name, and what identifies the data set."""
+        """Every hyperparameter of learning by name, and what identifies the data set; nothing is collected."""
         dataset = self.dataset
         return {
-            **super().params,
+            **{name: value for name, value in super().params.items() if name.split(".")[0] not in _COLLECTING},
             "dataset": self.config.dataset if isinstance(self.config.dataset, str) else "given",
             "dataset.transitions": dataset.size,
             "dataset.episodes": len(dataset.episode_returns),
