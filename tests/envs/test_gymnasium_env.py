@@ -243,6 +243,18 @@ def test_rl8x_environments_are_vector_environments_for_the_adapter():
         assert torch.equal(expected[4]["final_obs"], seen[4]["final_obs"])
 
 
+def test_a_mode_may_be_said_by_its_name():
+    vector_env = SyncVectorEnv([Toy] * 2)
+    vector_env.metadata = {"autoreset_mode": "NextStep"}
+    env = GymnasiumEnv(vector_env, seed=5)
+    env.reset()
+    infos = [env.step(np.zeros(2, dtype=np.int64))[4] for _ in range(12)]
+    assert not all(info["valid"].all() for info in infos)
+    vector_env.metadata = {"autoreset_mode": "never"}
+    with pytest.raises(ValueError, match=r"must be one of 'NextStep', 'SameStep', 'Disabled'; got 'never'\."):
+        GymnasiumEnv(vector_env)
+
+
 class Forgetful(VectorEnv):
     """Resets in the same step and does not say from where; reuses its memory for observations."""
 

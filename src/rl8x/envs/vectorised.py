@@ -101,6 +101,22 @@ def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
     return limit if limit is not None and 0 < limit < sys.maxsize else None
 
 
+def autoreset_mode_of(vector_env: Any) -> AutoresetMode:
+    """Return when copies whose episode ended are reset, which an environment may also say by the mode's name.
+
+    Raises:
+        ValueError: If there is no such mode.
+    """
+    given = (vector_env.metadata or {}).get("autoreset_mode")
+    if given is None:
+        return AutoresetMode.NEXT_STEP if isinstance(vector_env, VectorEnv) else AutoresetMode.SAME_STEP
+    try:
+        return AutoresetMode(given)
+    except ValueError:
+        known = ", ".join(repr(mode.value) for mode in AutoresetMode)
+        raise ValueError(f"GymnasiumEnv: metadata['autoreset_mode'] must be one of {known}; got {given!r}.") from None
+
+
 def _limited(
     make_one: Callable[[], gymnasium.Env[Any, Any]],
     time_limit: int | EllipsisType | None,
