@@ -122,10 +122,21 @@ def _limited(
     time_limit: int | EllipsisType | None,
     wrapped: Callable[[gymnasium.Env[Any, Any]], Any] | None,
 ) -> Any:
-    """Make one copy, with a time limit and a wrapper of ours where they are given."""
+    """Make one copy, with a time limit in place of its own and a wrapper of ours where they are given."""
     env = make_one()
-    env = TimeLimit(env, time_limit) if isinstance(time_limit, int) else env
+    if not isinstance(time_limit, EllipsisType):
+        env = _without_time_limit(env)
+        env = env if time_limit is None else TimeLimit(env, time_limit)
     return env if wrapped is None else wrapped(env)
+
+
+def _without_time_limit(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Take time limits out of the wrappers around a copy, as `gymnasium.make` puts one there."""
+    if isinstance(env, TimeLimit):
+        return _without_time_limit(env.env)
+    if isinstance(env, gymnasium.Wrapper):
+        env.env = _without_time_limit(env.env)
+    return env
 
 
 def _from_id(
