@@ -13,6 +13,7 @@ CASES = [
     ("adamw", {"weight_decay": 0.3}, torch.optim.AdamW, None),
     ("radam", {}, torch.optim.RAdam, {}),
     ("radam", {"betas": [0.8, 0.95], "eps": 1e-5, "weight_decay": 0.1}, torch.optim.RAdam, None),
+    ("radam", {"betas": [0.9, 0.6]}, torch.optim.RAdam, None),
     ("sgd", {}, torch.optim.SGD, {}),
     ("sgd", {"momentum": 0.9, "weight_decay": 0.1}, torch.optim.SGD, None),
     ("sgd", {"momentum": 0.9, "nesterov": True}, torch.optim.SGD, None),

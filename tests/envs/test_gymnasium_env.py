@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TransformReward
 
 from rl8x.envs import CartPole, GymnasiumEnv
 
@@ -262,6 +263,30 @@ def test_rl8x_environments_are_vector_environments_for_the_adapter():
         for a, b in zip(expected[:4], seen[:4], strict=True):
             assert torch.equal(a, b)
         assert torch.equal(expected[4]["final_obs"], seen[4]["final_obs"])
+
+
+def test_a_mode_may_be_said_by_its_name():
+    vector_env = SyncVectorEnv([Toy] * 2)
+    vector_env.metadata = {"autoreset_mode": "NextStep"}
+    env = GymnasiumEnv(vector_env, seed=5)
+    env.reset()
+    infos = [env.step(np.zeros(2, dtype=np.int64))[4] for _ in range(12)]
+    assert not all(info["valid"].all() for info in infos)
+    vector_env.metadata = {"autoreset_mode": "never"}
+    with pytest.raises(ValueError, match=r"must be one of 'NextStep', 'SameStep', 'Disabled'; got 'never'\."):
+        GymnasiumEnv(vector_env)
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(..., [2, 4, 6]), (None, []), (5, [5]), (3, [3, 6])])
+def test_a_time_limit_takes_the_place_of_one_that_a_function_gives(limit, ends):
+    def make_one():
+        return TransformReward(gymnasium.make("Pendulum-v1", max_episode_steps=2), float)
+
+    env = GymnasiumEnv(make_one, 2, time_limit=limit, seed=0)
+    env.reset()
+    truncated = torch.stack([env.step(np.zeros((2, 1), dtype=np.float32))[3] for _ in range(7)])
+    assert [t + 1 for t in range(7) if truncated[t].all()] == ends
+    assert truncated.sum() == 2 * len(ends)
 
 
 class Forgetful(VectorEnv):

@@ -129,7 +129,9 @@ class RAdam(Adam):
         first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
         rho = 2.0 / (1.0 - beta2) - 1.0
         rho_t = rho - 2.0 * step * (1.0 - second_total) / second_total
-        ratio = (rho_t - 4.0) * (rho_t - 2.0) * (rho / ((rho - 4.0) * (rho - 2.0))) / rho_t
+        # rho_t stays below rho, which no small b2 may make a division by 0.
+        share = rho / ((rho - 4.0) * (rho - 2.0)) if rho > 5.0 else 0.0
+        ratio = (rho_t - 4.0) * (rho_t - 2.0) * share / rho_t
         rectified = ratio.clamp(min=0.0).sqrt() * second_total.sqrt() / (second.sqrt() + self.eps)
         weights.sub_(first * torch.where(rho_t > 5.0, rectified, 1.0) * (lr / first_total))
 

@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium.spaces as spaces
 import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 from rl8x.envs.arguments import check_time_limit
@@ -34,6 +34,7 @@ from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
     Source,
     ask_for_final_obs,
+    autoreset_mode_of,
     is_vectorised,
     own_kwargs,
     single_copies,
@@ -103,10 +104,8 @@ class GymnasiumEnv(SimulatorEnv):
         self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs, copies)
         self._vectorization = vectorization if self._made_from else type(env).__name__
         self._source = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-        default = AutoresetMode.NEXT_STEP if isinstance(self.vector_env, VectorEnv) else AutoresetMode.SAME_STEP
-        metadata = self.vector_env.metadata or {}
-        self.autoreset_mode = metadata.get("autoreset_mode", default)
-        self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
+        self.autoreset_mode = autoreset_mode_of(self.vector_env)
+        self.metadata = {**(self.vector_env.metadata or {}), "autoreset_mode": self.autoreset_mode}
         if self.autoreset_mode == AutoresetMode.DISABLED:
             self.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
         ask_for_final_obs(self.vector_env)

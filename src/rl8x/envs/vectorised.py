@@ -101,15 +101,42 @@ def time_limit_of(vector_env: VectorEnv[Any, Any, Any]) -> int | None:
     return limit if limit is not None and 0 < limit < sys.maxsize else None
 
 
+def autoreset_mode_of(vector_env: Any) -> AutoresetMode:
+    """Return when copies whose episode ended are reset, which an environment may also say by the mode's name.
+
+    Raises:
+        ValueError: If there is no such mode.
+    """
+    given = (vector_env.metadata or {}).get("autoreset_mode")
+    if given is None:
+        return AutoresetMode.NEXT_STEP if isinstance(vector_env, VectorEnv) else AutoresetMode.SAME_STEP
+    try:
+        return AutoresetMode(given)
+    except ValueError:
+        known = ", ".join(repr(mode.value) for mode in AutoresetMode)
+        raise ValueError(f"GymnasiumEnv: metadata['autoreset_mode'] must be one of {known}; got {given!r}.") from None
+
+
 def _limited(
     make_one: Callable[[], gymnasium.Env[Any, Any]],
     time_limit: int | EllipsisType | None,
     wrapped: Callable[[gymnasium.Env[Any, Any]], Any] | None,
 ) -> Any:
-    """Make one copy, with a time limit and a wrapper of ours where they are given."""
+    """Make one copy, with a time limit in place of its own and a wrapper of ours where they are given."""
     env = make_one()
-    env = TimeLimit(env, time_limit) if isinstance(time_limit, int) else env
+    if not isinstance(time_limit, EllipsisType):
+        env = _without_time_limit(env)
+        env = env if time_limit is None else TimeLimit(env, time_limit)
     return env if wrapped is None else wrapped(env)
+
+
+def _without_time_limit(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Take time limits out of the wrappers around a copy, as `gymnasium.make` puts one there."""
+    if isinstance(env, TimeLimit):
+        return _without_time_limit(env.env)
+    if isinstance(env, gymnasium.Wrapper):
+        env.env = _without_time_limit(env.env)
+    return env
 
 
 def _from_id(
