@@ -14,7 +14,7 @@ from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, r
 from rl8x.checkpoint.tree import encode
 from rl8x.cli.main import main
 from rl8x.conditions import Condition, HitsUpperBound, Plateau, WallTime, as_condition
-from rl8x.envs import CartPole, DiscreteDummy, GymnasiumEnv
+from rl8x.envs import CartPole, CartPoleInfinite, DiscreteDummy, GymnasiumEnv
 from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.locks import FileLock
@@ -171,6 +171,18 @@ def test_fewer_steps_than_there_were_are_refused(tmp_path):
         with pytest.raises(ValueError, match=rf"and the run has made 3 already; got {limit}\. Give more, or None"):
             run(second, max_steps=limit)
     assert run(second, max_steps=4)[keys.STEPS] == 4
+
+
+def test_evaluations_of_a_resumed_run_that_would_come_between_resets_are_refused_before_it(tmp_path):
+    first = make(CartPoleInfinite, horizons_per_env_reset=2, trainer={"checkpoints": tmp_path})
+    run(first, steps_per_eval=2, max_steps=3)
+    second = Trainer.resume(tmp_path, tracker=NullTracker())
+    second.step()
+    for call in (second.check_run, functools.partial(run, second)):
+        with pytest.raises(RuntimeError, match=r"after the run's 3 steps `algorithm/collects` is 6, .* 1 more time"):
+            call(max_steps=6)
+    second.step()
+    assert run(second, max_steps=4)[keys.COLLECTS] == 10
 
 
 def test_a_resumed_run_that_could_not_begin_can_be_tried_again(tmp_path, monkeypatch):

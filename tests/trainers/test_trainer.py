@@ -252,6 +252,21 @@ def test_params_tell_what_is_trained_and_evaluated_under():
     assert not [name for name in params if name.startswith(("env.parameters", "run.env_config", "run.eval_env"))]
 
 
+def test_params_tell_that_evaluations_are_under_the_trainings_again(tmp_path):
+    trainer = make(CartPole, trainer={"num_eval_envs": 2, "checkpoints": tmp_path})
+    run(trainer, eval_env_config={"gravity": 50}, env_config={"length": Uniform(0.25, 1)}, max_steps=2)
+    told = ["eval_env_config.gravity", "eval_env_config.length"]
+    assert [trainer.tracker.params[name] for name in told] == [50, 0.5]
+    resumed = Trainer.resume(tmp_path, tracker=trainer.tracker)
+    run(resumed, eval_env_config=None, max_steps=3)
+    assert [trainer.tracker.params[name] for name in told] == [9.8, "Uniform(0.25, 1.0)"]
+    again = make(CartPole, trainer={"num_eval_envs": 2})
+    run(again, eval_env_config={"gravity": 50}, max_steps=1)
+    run(again, max_steps=1)
+    assert again.tracker.params["eval_env_config.gravity"] == 9.8
+    assert "eval_env_config.length" not in again.tracker.params
+
+
 def test_long_values_are_told_in_short():
     trainer = make(CartPole, num_envs=64, trainer={"num_eval_envs": 2})
     grid = [0.25 + 0.01 * i for i in range(50)]

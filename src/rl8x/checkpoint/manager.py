@@ -159,7 +159,7 @@ class CheckpointManager:
                     "or give this run a directory of its own"
                 )
             if metadata.get("is_best"):
-                best[metadata["counters"][keys.STEPS]] = path
+                best[metadata.get("counters", {}).get(keys.STEPS)] = path
         if best:  # of a run that has gone back to an older checkpoint, what came after that is not its best
             known = None if self.best is None else self.best["steps"]
             self._best_path = best.get(known, [*best.values()][-1])

@@ -216,11 +216,14 @@ class TrainerBase(Generic[AlgorithmT]):
             ) from error
         self.record.run_file = metadata.get("run_file")
         algorithm.seed = metadata["build"]["config"].get("seed", algorithm.seed)
+        evaluated_under = None if self._saved_run is None else self._saved_run["options"]["eval_env_config"]
         if self._saved_run is not None:
-            self.evaluations.env_config = self._saved_run["options"]["eval_env_config"]
+            self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
-        self.record.resume(handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}))
+        self.record.resume(
+            handle_for(metadata["run"], self.tracker), origin.tags, state.get("results", {}), evaluated_under
+        )
 
     def _load_rank(self, state: Mapping[str, Any]) -> None:
         """Take over what a checkpoint's state has of this rank; a rank that it does not have joins the first one's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rl8x.algorithms.base import GenericAlgorithmBase
@@ -28,11 +28,13 @@ def config_params(
     config: PlainConfig,
     eval_config: PlainConfig | None,
     steered_by: str | None,
+    shown: Collection[str] = (),
 ) -> dict[str, Any]:
     """Name the value of each parameter of the environment, and those of evaluations where they are others.
 
     Without training environment `config` is what the evaluation environment came with; without `eval_config`
     evaluations are under `config` too. Where a function sets the values again and again, its name stands for all.
+    What has been `shown` of evaluations is so again, also where it is as in training by now: no param goes away.
     """
     trained = {} if env is None else _in_force(env, config)
     params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
@@ -44,8 +46,9 @@ def config_params(
     inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
     played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
     for name, value in played_under.items():
-        if name in (eval_config or {}) or value != trained.get(name):
-            params[f"eval_env_config.{name}"] = shown_value(value)
+        param = f"eval_env_config.{name}"
+        if name in (eval_config or {}) or value != trained.get(name) or param in shown:
+            params[param] = shown_value(value)
     params["num_eval_envs"] = played.num_envs
     params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
     return params

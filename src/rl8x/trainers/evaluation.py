@@ -98,12 +98,17 @@ class Evaluations:
         counterpart = self._renamed.get(name, name)
         return keys.EVAL_PREFIX + counterpart if counterpart in self.measured else None
 
-    def check_run(self, steps_per_eval: int | None, env_config: Mapping[str, Any] | None, *, resumed: bool) -> None:
+    def check_run(self, steps_per_eval: int | None, env_config: Mapping[str, Any] | None, *, steps: int) -> None:
         """Refuse evaluations of a run under its `eval_env_config` that could not be made when they are due.
+
+        Args:
+            steps_per_eval: As `run` takes it, like the next.
+            env_config: See `steps_per_eval`.
+            steps: How many steps the run has made, before a resume.
 
         Raises:
             ValueError: If there is no environment, or the options do not fit the schedule of its resets.
-            RuntimeError: If the run begins now, and the training environment is not at a reset.
+            RuntimeError: If the training environment would not be at a reset.
         """
         if self._trained is None:
             if self._evaluator is None and steps_per_eval is not None:
@@ -120,8 +125,15 @@ class Evaluations:
                 f"{steps_per_eval} and {resets.every}. Try {steps_per_eval + resets.until_due(steps_per_eval)}, or "
                 "give the trainer an `eval_env`."
             )
-        if not resumed:
+        if steps == 0:
             _check_turn(self._trained, None)
+        collects = self._trained.counters[keys.COLLECTS]
+        if resets.until_due(collects - steps):
+            raise RuntimeError(
+                "Evaluations would not come at resets of the training environment: after the run's "
+                f"{steps} steps `algorithm/collects` is {collects}, and `horizons_per_env_reset` {resets.every}. Call "
+                f"`step()` {resets.until_due(collects - steps)} more time(s), or give the trainer an `eval_env`."
+            )
 
     def plain_configs(
         self, env_config: AnyEnvConfig | None, eval_config: Mapping[str, Any] | None, known: Mapping[str, float]

@@ -93,6 +93,7 @@ class Record:
         self._resume_tags: dict[str, str] = {}
         self._whole_file: dict[str, Any] | None = None
         self._logged: dict[str, Any] = {}
+        self._shown: set[str] = set()  # all that ever were
         # What is trained under, once that is known: a run that begins with an evaluation does not say it yet.
         self._config: PlainConfig | None = None
         if algorithm.env is None:
@@ -105,15 +106,24 @@ class Record:
 
     # -- the tracked run
 
-    def resume(self, handle: str | None, tags: Mapping[str, str], results: Mapping[str, Any]) -> None:
+    def resume(
+        self,
+        handle: str | None,
+        tags: Mapping[str, str],
+        results: Mapping[str, Any],
+        eval_config: PlainConfig | None = None,
+    ) -> None:
         """Go on with another process's tracked run, whose last rows may come again; without a handle begin one.
 
         Args:
             handle: The run's.
             tags: What is noted of going on.
             results: What it had come to, as it was saved.
+            eval_config: What it was evaluated under, where that was not as in training.
         """
         self._results.load_state_dict(results)
+        trained = {} if self.algorithm.env is None else self.algorithm.env.config
+        self._shown = {*config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
         self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
 
     def prepare(self, run: RunState, *, callbacks: bool) -> None:
@@ -142,6 +152,7 @@ class Record:
         self._only_adds = not fresh and not trains
         known = self._config is not None
         self._logged = {name: value for name, value in self.params.items() if known or not name.startswith(_CONFIGS)}
+        self._shown |= self._logged.keys()
         self.tracker.start(
             params=self._logged,
             tags={
@@ -226,7 +237,7 @@ class Record:
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and isinstance(algorithm, OnlineAlgorithm):
             together["num_envs.total"] = algorithm.config.num_envs * ranks().size
-        configs = config_params(env, self._eval_env, config, eval_config, self._steered_by)
+        configs = config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = sum(self._num_eval_envs)
         return {
@@ -257,6 +268,7 @@ class Record:
         if self.is_open and new:
             self.tracker.log_params(new)
             self._logged.update(new)
+            self._shown |= new.keys()
 
     # -- checkpoints
 

@@ -339,7 +339,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         saved = self._saved_run
         run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
-        self.evaluations.check_run(run.options["steps_per_eval"], eval_config, resumed=saved is not None)
+        steps = 0 if saved is None else int(saved["steps"])
+        self.evaluations.check_run(run.options["steps_per_eval"], eval_config, steps=steps)
         plain_configs = self.evaluations.plain_configs(env_config, eval_config, self.known)
         if run.options["evals_per_film"] is not None:
             self.make_film_env(1).close()  # what cannot be filmed is told before the first step
