@@ -183,6 +183,17 @@ def test_what_renders_nothing_is_refused():
         film(policy_of(Plain(1)), Plain(1))
 
 
+def test_a_package_that_a_simulator_needs_to_render_is_named():
+    class Unpictured(Pictures):
+        def render(self):
+            raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    env = GymnasiumEnv(functools.partial(Unpictured, render_mode="rgb_array"), 1)
+    with pytest.raises(ImportError, match="cannot be drawn: pygame is not installed") as raised:
+        film(policy_of(env), env)
+    assert raised.value.name is None
+
+
 def test_the_maker_of_a_simulator_is_asked_for_pictures():
     maker = functools.partial(GymnasiumEnv, Pictures)
     assert make_filmed(maker, 2, device="cpu", seed=0).render_mode == "rgb_array"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -360,7 +361,10 @@ def _wrapped(title: str, width: int) -> list[str]:
 
 def _renders(env: Env) -> Iterator[Picture]:
     """Yield what a simulator renders of each copy; of the first alone where it has no more."""
-    rendered: Any = env.render()
+    try:
+        rendered: Any = env.render()
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(f"{env!r} cannot be drawn: {error}") from error
     for each in rendered if isinstance(rendered, tuple | list) else [rendered]:
         frame = each.cpu().numpy() if isinstance(each, torch.Tensor) else np.asarray(each)
         if frame.ndim not in (3, 4):

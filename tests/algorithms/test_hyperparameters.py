@@ -10,6 +10,7 @@ import pytest
 
 from rl8x.algorithms import AlgorithmConfig, BCConfig, DistillationConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig
 from rl8x.algorithms.hyperparameters import option
+from rl8x.models import BUILTIN
 
 CONFIGS = [PPOConfig, PQNConfig, DQNConfig, SACConfig, BCConfig, DistillationConfig]
 
@@ -76,3 +77,11 @@ def test_options_of_gradient_descent_are_checked_too():
     with pytest.raises(ValueError, match="`momentum` must be finite, at least 0; got nan"):
         PPOConfig(optimizer="sgd", optimizer_config={"momentum": math.nan})
     assert PPOConfig(optimizer="sgd", optimizer_config={"momentum": 0.9}).optimizer == "sgd"
+
+
+@pytest.mark.parametrize(("config", "recurrent"), [(PPOConfig, True), (PQNConfig, True), (DQNConfig, False)])
+def test_the_help_of_a_model_names_all_that_are_built_in(config, recurrent):
+    (told,) = [field.metadata["help"] for field in dataclasses.fields(config) if field.name == "model"]
+    for name in BUILTIN:
+        remembers = name in ("lstm", "gru", "attention")
+        assert (f"'{name}'" in told) == (recurrent or not remembers), name
