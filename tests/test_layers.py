@@ -45,7 +45,8 @@ LAYERS: list[dict[str, set[str]]] = [
         "export": {"policy", "portable"},
         "replay": set(),
         "rollouts": {"policy"},
-        "video": {"policy", "rollouts"},
+        "film_files": set(),
+        "video": {"film_files", "policy", "rollouts"},
     },
     {"algorithms": set()},
     {

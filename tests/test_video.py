@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from rl8x.envs import CartPole, Env, GymnasiumEnv, Pendulum
 from rl8x.policy import Policy
 from rl8x.rollouts.playing import play_episodes
-from rl8x.video import film, in_few_colours, make_filmed, record_video
+from rl8x.video import film, make_filmed, record_video
 
 
 class Pictures(gymnasium.Env):
@@ -151,24 +151,6 @@ def test_the_first_copies_alone_are_filmed():
     made = film(policy_of(env), env, shown=2, captions=False)
     assert made.returns.shape == (1, 2)
     assert decoded(made)[0][0].shape == (320, 968, 3)
-
-
-def test_flat_colours_keep_their_palette_and_photographs_get_their_own():
-    random = np.random.default_rng(0)
-    noise = [random.integers(0, 256, (40, 60, 3), dtype=np.uint8) for _ in range(12)]
-    images = list(in_few_colours(iter(noise)))
-    for frame, image in zip(noise, images, strict=True):
-        own = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE).convert("RGB")
-        assert (np.asarray(image.convert("RGB")) == np.asarray(own)).all()
-    env = Pendulum(1)
-    states = [{"theta": np.float32(0.3 * i), "theta_dot": np.float32(0)} for i in range(8)]
-    drawn = [env.picture(state, dict.fromkeys(env.parameters, 1.0)) for state in states]
-    images = list(in_few_colours(iter(drawn)))
-    assert len({bytes(image.getpalette()) for image in images}) == 2
-    for frame, image in zip(drawn, images, strict=True):
-        shown = np.asarray(image.convert("RGB")).astype(int)
-        assert np.abs(shown - frame).mean() < 0.2
-        assert (shown[:4] == 255).all()
 
 
 def test_what_renders_nothing_is_refused():

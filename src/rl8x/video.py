@@ -3,7 +3,7 @@
     film(policy, CartPole(3), env_config={"length": [0.25, 0.5, 1.0]}).save("lengths.gif")
 
 Environments draw themselves (`Env.draw`), simulators that are made with `render_mode="rgb_array"` are asked. A copy
-whose episode has ended fades until the others have. Pillow, which comes with rl8x, writes GIFs; videos need imageio.
+whose episode has ended fades until the others have.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-import io
-import itertools
 import math
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +26,7 @@ from rl8x.disk import replace_synced
 from rl8x.envs import Env, GymnasiumEnv
 from rl8x.envs.canvas import BACKGROUND, INK, SIZE, Picture, font, mixed
 from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
+from rl8x.film_files import WRITERS, check_format
 from rl8x.policy import Policy
 from rl8x.rollouts.playing import Moment, play_episodes
 from rl8x.spaces import describe
@@ -39,8 +37,6 @@ _MAX_WIDTH: Final = 960  # of several copies side by side, where they draw thems
 _GAP: Final = 8
 _LETTERS: Final = 13
 _LINE: Final = 20
-_PALETTE_ERROR: Final = 0.5  # mean distance of a colour, of 255, with which the palette of an earlier frame still fits
-_MAX_MISFITS: Final = 8  # frames whose colours are new, after which none is expected to fit
 _PAST: Final = 100  # states that `draw` is given
 
 
@@ -167,7 +163,7 @@ def film(
             ends.append(moment)
             yield from [camera.frame() if frame is None else frame] * round(_LAST_S * rate / every)
 
-    data, count = _WRITERS[suffix.lower()](all_frames(), rate / every)
+    data, count = WRITERS[suffix.lower()](all_frames(), rate / every)
     returns, lengths = np.stack([end.returns[:shown] for end in ends]), np.stack([end.lengths[:shown] for end in ends])
     return Film(data, suffix.lower(), count, returns, lengths, np.stack([~end.running[:shown] for end in ends]))
 
@@ -221,25 +217,6 @@ def make_filmed(maker: Callable[..., Env], num_envs: int, **options: Any) -> Env
         env.close()
         raise
     return env
-
-
-def check_format(suffix: str) -> None:
-    """Refuse what no film can be written as.
-
-    Raises:
-        ValueError: If there is no such format.
-        ImportError: If it needs imageio, which is not installed.
-    """
-    if suffix.lower() not in _WRITERS:
-        raise ValueError(f"a film is one of {', '.join(_WRITERS)}; got {suffix!r}.")
-    if suffix.lower() != ".gif":
-        try:
-            import imageio.v2  # noqa: F401
-            import imageio_ffmpeg  # noqa: F401
-        except ImportError:
-            raise ImportError(
-                f"a {suffix} needs imageio and ffmpeg: pip install 'rl8x[video]'. A .gif needs nothing."
-            ) from None
 
 
 def check_pictures(env: Env) -> None:
@@ -382,89 +359,3 @@ def _side_by_side(tiles: Sequence[Picture], columns: int) -> Picture:
         top, left = number // columns * (height + _GAP), number % columns * (width + _GAP)
         whole[top : top + height, left : left + width] = tile
     return whole
-
-
-def _write_gif(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
-    """Return the content of a GIF, which repeats itself, and the number of its frames."""
-    count = itertools.count()
-    images = in_few_colours(frame for frame in frames if next(count) >= 0)
-    target = io.BytesIO()
-    next(images).save(target, "GIF", save_all=True, append_images=images, duration=1000 / rate, loop=0)
-    return target.getvalue(), next(count)
-
-
-def in_few_colours(frames: Iterable[Picture]) -> Iterator[Any]:
-    """Yield frames as images with a palette, which stays the same as long as it fits: so only changes take space."""
-    from PIL import Image
-
-    palette = _Palette(np.zeros((0, 3), np.uint8))
-    misfits = 0
-    for frame in frames:
-        few = None if misfits > _MAX_MISFITS else palette.image(frame)
-        if few is None:
-            few = Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
-            misfits += 1
-            if misfits <= _MAX_MISFITS:
-                order = np.argsort(few.histogram()[:256])[::-1]
-                colours = np.array(few.getpalette(), dtype=np.uint8).reshape(-1, 3)
-                palette = _Palette(colours[order[order < len(colours)]])
-        yield few
-
-
-class _Palette:
-    """Colours, and which of them stands for any other: that of the same 32nd of red, green and blue, or the nearest.
-
-    Args:
-        colours: The most frequent first, `[colours, 3]`.
-    """
-
-    def __init__(self, colours: NDArray[np.uint8]) -> None:
-        self.colours = colours
-        if not len(colours):
-            return
-        level = np.arange(32) * 8 + 4
-        cubes = np.stack(np.meshgrid(level, level, level, indexing="ij"), -1).reshape(-1, 3).astype(np.float32)
-        found = colours.astype(np.float32)
-        distances = (found**2).sum(1) - 2 * cubes @ found.T
-        self._nearest = distances.argmin(1).astype(np.uint8)
-        self._nearest[self._cubes(colours[::-1])] = np.arange(len(colours), dtype=np.uint8)[::-1]
-
-    @staticmethod
-    def _cubes(colours: NDArray[np.uint8]) -> NDArray[np.uint16]:
-        red, green, blue = (colours[..., i].astype(np.uint16) >> 3 for i in range(3))
-        return (red << 10 | green << 5 | blue).astype(np.uint16)
-
-    def image(self, frame: Picture) -> Any:
-        """Return a frame in these colours; None where they do not fit."""
-        from PIL import Image
-
-        if not len(self.colours):
-            return None
-        indices = self._nearest[self._cubes(frame)]
-        errors = np.abs(self.colours[indices][::2, ::2].astype(np.int16) - frame[::2, ::2])
-        if errors.mean() > _PALETTE_ERROR:
-            return None
-        image = Image.fromarray(indices, "P")
-        image.putpalette(self.colours.tobytes())
-        return image
-
-
-def _write_mp4(frames: Iterator[Picture], rate: float) -> tuple[bytes, int]:
-    """Return the content of a video (H.264) and the number of its frames."""
-    import imageio.v2 as imageio
-
-    count = 0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "film.mp4"
-        opened: Any = imageio.get_writer(path, fps=rate, macro_block_size=2, quality=8)
-        with opened as writer:
-            for frame in frames:
-                writer.append_data(frame)
-                count += 1
-        return path.read_bytes(), count
-
-
-_WRITERS: Final[dict[str, Callable[[Iterator[Picture], float], tuple[bytes, int]]]] = {
-    ".gif": _write_gif,
-    ".mp4": _write_mp4,
-}

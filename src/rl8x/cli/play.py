@@ -16,9 +16,10 @@ from rl8x.cli.acting import Acting, asked_config, check_spaces, in_words, load_a
 from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
+from rl8x.film_files import check_format
 from rl8x.output import counted, say, table
 from rl8x.rollouts.playing import play_episodes
-from rl8x.video import check_format, film, make_filmed
+from rl8x.video import film, make_filmed
 
 _EXAMPLES = """\b
 rl8x play my-run

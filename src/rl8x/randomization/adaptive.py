@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rl8x.randomization.distributions import ParameterDistribution, Uniform, finite_number, finite_numbers
+from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.randomization.distributions import Uniform
 from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group, MovingDistribution, check_same
 
 

@@ -13,138 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl8x.names import did_you_mean
+from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
 
 # torch.rand gives multiples of 2**-24 in [0, 1); half a step keeps an inverse CDF finite at 0.
 _HALF_STEP = 2.0**-25
-
-
-def finite_number(value: object, owner: str, name: str) -> float:
-    """Return `value` as a finite float, or raise naming the argument of `owner`."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{owner}: `{name}` must be a finite number; got {value!r}.")
-    return float(value)
-
-
-def finite_numbers(values: object, owner: str, name: str) -> tuple[float, ...]:
-    """Return `values` as a tuple of finite floats, or raise naming the argument of `owner`."""
-    if isinstance(values, Tensor | np.ndarray):
-        values = values.tolist()
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ValueError(f"{owner}: `{name}` must be a list of at least one number; got {values!r}.")
-    return tuple(finite_number(value, owner, f"{name}[{i}]") for i, value in enumerate(values))
-
-
-@dataclasses.dataclass(frozen=True)
-class ParameterDistribution(ABC):
-    """A distribution over the values of one parameter, in the parameter's unit."""
-
-    kind: ClassVar[str]
-    """Its name in a run file."""
-    fixed: ClassVar[bool] = False
-    """Whether every draw gives the same values, so that no noise is needed."""
-    moves: ClassVar[bool] = False
-    """Whether what is drawn changes while a policy trains; see `rl8x.randomization.moving`."""
-
-    @property
-    @abstractmethod
-    def support(self) -> tuple[float, float]:
-        """The smallest and the largest value that can be drawn; of what moves, wherever it may come to."""
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """What tells it from others of its class, in one order: straight lines between two such give legal ones.
-
-        Raises:
-            TypeError: If it has none.
-        """
-        raise TypeError(f"{type(self).__name__} has no numbers that could move.")
-
-    @classmethod
-    def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make the one that has these numbers.
-
-        Args:
-            numbers: As `numbers` has them.
-        """
-        return cls(*numbers)
-
-    @property
-    def drawn_by(self) -> tuple[float, ...]:
-        """What `draw_by` needs of it."""
-        return self.numbers
-
-    @classmethod
-    def draw_by(cls, noise: Tensor, numbers: Tensor) -> Tensor:
-        """Draw as `draw` does, by numbers that a program reads at each call.
-
-        Args:
-            noise: Uniform numbers in [0, 1), `[num_envs]`.
-            numbers: What `drawn_by` gives, float32 `[*]`, on the device of the noise.
-
-        Returns:
-            One value a copy, float32 `[num_envs]`.
-
-        Raises:
-            TypeError: If the class has no such numbers.
-        """
-        raise TypeError(f"{cls.__name__} has no numbers that could move.")
-
-    @abstractmethod
-    def draw(self, noise: Tensor) -> Tensor:
-        """Turn uniform numbers into one value a copy.
-
-        Args:
-            noise: Uniform numbers in [0, 1), `[num_envs]`.
-
-        Returns:
-            Float32, `[num_envs]`, within `support`.
-        """
-
-    def clipped(self, low: float, high: float) -> ParameterDistribution:
-        """Return the distribution as it is within a parameter's legal bounds; most stay as they are.
-
-        Args:
-            low: The smallest legal value.
-            high: The largest.
-        """
-        return self
-
-    def prepare(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to prepare
-        """Put constants on a device before a program that draws is compiled or captured.
-
-        Args:
-            device: Where the noise of `draw` will be.
-        """
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the plain JSON form, for example `{"uniform": [0.1, 0.5]}`, without Nones at its end."""
-        arguments = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        while arguments[-1] is None:
-            arguments.pop()
-        return {self.kind: arguments}
-
-    def __repr__(self) -> str:
-        """Write it as it is made, `Uniform(0.1, 0.5)`: what must be given by place, the rest by name."""
-        parts = []
-        for field in (field for field in dataclasses.fields(self) if field.init):
-            value = getattr(self, field.name)
-            text = repr(list(value) if isinstance(value, tuple) else value)
-            if field.default is dataclasses.MISSING:
-                parts.append(text)
-            elif value is not None:
-                parts.append(f"{field.name}={text}")
-        return f"{type(self).__name__}({', '.join(parts)})"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

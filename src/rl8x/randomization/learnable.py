@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
-from rl8x.randomization.distributions import ParameterDistribution, finite_number, finite_numbers, from_dict
+from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
+from rl8x.randomization.distributions import from_dict
 from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group, MovingDistribution, check_same
 
 # Successes are summed as whole numbers of these parts: such sums are the same in any order, on an accelerator too.

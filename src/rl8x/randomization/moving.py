@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.randomization.distributions import ParameterDistribution
+from rl8x.randomization.base import ParameterDistribution
 
 RETURNS = "returns"
 """The metric of an episode that is its return; the others are the environment's own."""

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Final, Self
 import torch
 from torch import Tensor
 
-from rl8x.randomization.distributions import Grid, ParameterDistribution, finite_number, from_dict
+from rl8x.randomization.base import ParameterDistribution, finite_number
+from rl8x.randomization.distributions import Grid, from_dict
 from rl8x.randomization.moving import Group, MovingDistribution, plain
 
 _KINDS: Final = ("interp", "step")
