@@ -282,6 +282,9 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
     def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
         """Refuse an `env_config` that no reset will ever apply.
 
+        Args:
+            env_config: Values for the environment's parameters; None changes nothing.
+
         Raises:
             ValueError: If it is another than the one in force, and the environment was reset for the only time.
         """
