@@ -309,10 +309,9 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         """Go on as a new rank: with episodes of its own, in environments as the other rank's are configured."""
         super().join(state)
         env_state = state["collector"]["env"]
-        # In force at once, as the other rank may not be reset again; after an evaluation there it is the next one.
+        # After an evaluation in the training environment it is the next one.
         following = env_state["next_config"]
         self.env.configure(env_state["config"] if following is None else following)
-        self.env.adopt_next_config()
         self.env.join_moving(env_state)
         self.collector.reset()  # now, so that the configuration is in force where no collect begins with a reset
 
