@@ -140,7 +140,7 @@ class TrainerBase(Generic[AlgorithmT]):
         self._eval_row: dict[str, float] = {}
         self._row: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
-        self._runs = self._asked_to_save = False
+        self._runs = self._asked_to_save = self._calls_back = False
 
     @classmethod
     def resume(
