@@ -1,4 +1,4 @@
-"""Check a model before training: what it gives for blank observations, each fault named with both shapes."""
+"""Check a model before training: what it gives for observations, each fault named with both shapes."""
 
 from __future__ import annotations
 
