@@ -77,7 +77,7 @@ CONFIG = {"num_envs": 4, "device": "cpu", "seed": 0}
         (TwoValues, r"TwoValues.forward must return features, values and the state after; got 2 values."),
         (ValuesWithAnAxis, r"must return values \[T, B\], here \[1, 2\]; got \[1, 2, 1\]."),
         (OneActionMore, r"must return features \[T, B, num_features\], here \[1, 2, 2\]; got \[1, 2, 3\]."),
-        (OneObservationAtATime, r"raised RuntimeError: one row a copy.*\[T, B, \*obs\], here \[1, 2, 4\]"),
+        (OneObservationAtATime, r"raised RuntimeError: one row a copy.*\[T, B, \*obs\], here obs \[1, 2, 4\]"),
         (FeedforwardWithAState, r"write `recurrent = True` in the class FeedforwardWithAState."),
     ],
 )
