@@ -8,6 +8,7 @@ reading any.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -70,13 +71,19 @@ class Stats(Mapping[str, float]):
             self._pending = {}
         return self._floats
 
+    @torch.no_grad()
     def _numbers(self) -> dict[str, float]:
         """Copy what is on the device to the host."""
-        on_device = {name: value for name, value in self._pending.items() if isinstance(value, Tensor)}
-        copied: Iterable[float] = ()
-        if on_device:
-            copied = torch.stack([value.detach().to(torch.float64) for value in on_device.values()]).tolist()
-        numbers = dict(zip(on_device, copied, strict=True))
+        names: dict[torch.dtype, list[str]] = {}
+        for name, value in self._pending.items():
+            if isinstance(value, Tensor):
+                names.setdefault(value.dtype, []).append(name)
+        if not names:
+            return {name: float(value) for name, value in self._pending.items()}
+        # A conversion for each dtype rather than for each number
+        vectors = [torch.stack([self._pending[name] for name in each]).to(torch.float64) for each in names.values()]
+        copied: list[float] = torch.cat(vectors).tolist()
+        numbers = dict(zip(itertools.chain.from_iterable(names.values()), copied, strict=True))
         return {name: float(numbers.get(name, value)) for name, value in self._pending.items()}
 
     def __getitem__(self, name: str) -> float:
@@ -146,20 +153,21 @@ def summary(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return minimum, maximum, mean and standard deviation of the elements under a mask, as 0-d tensors.
+    """Return minimum, maximum, mean and standard deviation of the elements under a mask, `[...]` each.
 
     Args:
-        values: Numbers of any shape; what stands outside of the mask, NaN too, has no influence.
-        mask: Which of them count, of the same shape, bool. Where none does, all four are NaN.
+        values: Numbers, `[..., *mask.shape]`; what stands outside of the mask, NaN too, has no influence.
+        mask: Which of them count, bool. Where none does, all four are NaN.
     """
     values = values.to(torch.float32) if not values.is_floating_point() else values
+    values, mask = values.flatten(values.ndim - mask.ndim), mask.flatten()
     count = mask.sum()
-    low = torch.where(mask, values, math.inf).amin()
-    high = torch.where(mask, values, -math.inf).amax()
-    mean = torch.where(mask, values, 0.0).sum() / count
-    std = (torch.where(mask, values - mean, 0.0).square().sum() / count).sqrt()
-    none = torch.full_like(low, math.nan)
-    return torch.where(count > 0, low, none), torch.where(count > 0, high, none), mean, std
+    low = torch.where(mask, values, math.inf).amin(-1)
+    high = torch.where(mask, values, -math.inf).amax(-1)
+    mean = torch.where(mask, values, 0.0).sum(-1) / count
+    std = (torch.where(mask, values - mean.unsqueeze(-1), 0.0).square_().sum(-1) / count).sqrt_()
+    low, high = torch.where(count > 0, torch.stack((low, high)), math.nan).unbind(0)
+    return low, high, mean, std
 
 
 def collect_stats(
@@ -185,8 +193,9 @@ def collect_stats(
     values: dict[str, Number] = {}
     values.update(named("returns", summary(rewards.sum(0))))
     values.update(named("rewards", summary(rewards) if valid is None else masked_summary(rewards, valid)))
-    values.update(named("episodes/returns", masked_summary(episode_returns, ended)))
-    values.update(named("episodes/lengths", masked_summary(episode_lengths.to(torch.float32), ended)))
+    episodes = masked_summary(torch.stack((episode_returns, episode_lengths.to(episode_returns.dtype))), ended)
+    by_return, by_length = zip(*[figures.unbind(0) for figures in episodes], strict=True)
+    values.update(named("episodes/returns", by_return) | named("episodes/lengths", by_length))
     values[keys.EPISODES_ENDED] = ended.sum()
     means, counts = info_means(metrics or {}, ended)
     if valid is not None:
@@ -240,37 +249,44 @@ def stacked_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def named(group: str, values: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
     """Pair the four values of a summary, 0-d, with their metric names."""
     return dict(zip(keys.summary(group), values, strict=True))
 
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return 1.0 where a floating-point tensor among some has a NaN or an infinity, else 0.0; 0-d.
+    """Return whether a floating-point tensor among some, `[...]` each, has a NaN or an infinity; 0-d, bool."""
+    extremes = _extremes(tensors)
+    return (~torch.isfinite(torch.stack(extremes))).any() if extremes else torch.zeros((), dtype=torch.bool)
 
-    The extremes of a tensor are found in one pass, and a NaN is both of them.
+
+def _extremes(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the least and the greatest number of each floating-point tensor, 0-d.
+
+    They are found in one pass; a NaN is both of them, and an infinity one.
     """
     numbers = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel())
-    extremes = [extreme for tensor in numbers for extreme in tensor.aminmax()]
-    if not extremes:
-        return torch.zeros(())
-    return (~torch.isfinite(torch.stack([extreme.to(torch.float32) for extreme in extremes])).all()).to(torch.float32)
+    return [extreme.to(torch.float32) for tensor in numbers for extreme in tensor.aminmax()]
 
 
 @torch.no_grad()
 def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Look at what a rollout gathered.
+    """Look at what a rollout gathered; returns by the name of a metric whether something is not finite, 0-d, bool.
 
     Args:
         rollout: Its tensors, by the keys of a rollout, each `[horizon + 1, num_envs, ...]`.
     """
-    found = {
-        f"finite/{quantity}": any_not_finite(value for name, value in rollout.items() if name.split("/")[0] in names)
+    extremes = {
+        f"finite/{quantity}": _extremes(value for name, value in rollout.items() if name.split("/")[0] in names)
         for quantity, names in _GATHERED.items()
     }
+    # All at once: what is small costs by the number of operations.
+    bad = ~torch.isfinite(torch.stack([extreme for each in extremes.values() for extreme in each]))
+    parts = bad.split([len(each) for each in extremes.values()])
+    found = {name: part.any() for name, part in zip(extremes, parts, strict=True)}
     if keys.FINAL_VALUES in rollout:
         final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
-        found["finite/observations"] = torch.maximum(found["finite/observations"], final.to(torch.float32))
+        found["finite/observations"] = found["finite/observations"] | final
     return found
 
 

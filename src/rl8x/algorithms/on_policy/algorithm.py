@@ -270,6 +270,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         with flushed_denormals(self.device):
             rows, applied = self.updater.run(self.coefficient(now))
         self._observe()
+        norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += len(rows) if self.objective.limit is None else int(applied.sum())
         return Stats(
@@ -279,7 +280,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
                 LR: lr,
                 **self.coefficients(),
                 **gathered_not_finite(self.rollout.tensors),
-                **updates_not_finite(rows[:, :-1], rows[:, -1:], [self.optimizer.weights]),
+                **updates_not_finite(rows, norms, [self.optimizer.weights]),
             }
         )
 
