@@ -113,6 +113,14 @@ def test_clearing_removes_what_is_kept_and_nothing_else(tmp_path):
     assert Artifacts(tmp_path / "nowhere").clear() == 0
 
 
+def test_what_another_process_removes_meanwhile_is_in_nobodys_way(tmp_path):
+    for suffix in ("note", "so"):
+        (tmp_path / f"gone.{suffix}").symlink_to(tmp_path / "nowhere")  # listed, and not there when it is looked at
+    kept(tmp_path, "a").trim()
+    assert Artifacts(tmp_path).find("a") is not None
+    assert Artifacts(tmp_path).clear() == 7 + _notes_size()
+
+
 def _notes_size():
     return len(json.dumps({"sha256": "0" * 64, "torch": torch.__version__}))
 

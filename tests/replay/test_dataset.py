@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import math
 import os
 from pathlib import Path
@@ -306,6 +307,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 def test_a_damaged_folder_is_one_line(meta, tmp_path):
     (tmp_path / "meta.json").write_bytes(meta.encode("latin-1"))
     with pytest.raises(ValueError, match=f"{tmp_path} is no memory-mapped TensorDict, or damaged"):
+        Dataset.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [".", ""])
+def test_a_folder_that_names_itself_is_not_read_for_ever(name, tmp_path):
+    (tmp_path / "meta.json").write_text(json.dumps({name: {}}))
+    with pytest.raises(ValueError, match="this one has no obs"):
         Dataset.load(tmp_path)
 
 

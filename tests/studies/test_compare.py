@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from tests.studies.synthetic import evaluations, write_study
 
+from rl8x.studies import compare as module
 from rl8x.studies.compare import Comparison, compare
 from rl8x.studies.find import find_study
 from rl8x.studies.run_groups import grouped_runs, param_name
@@ -55,6 +56,15 @@ def test_a_row_for_each_run_with_what_differs_and_last_and_best_values(store):
     assert frame["best_step/returns/mean"].to_dict() == {"a": 10.0, "b": 20.0, "c": 0.0}
     assert compare(["a"], minimize=True).frame["best/returns/mean"].tolist() == [0.0]
     assert made.clock == "transitions of training"
+
+
+def test_what_differs_is_found_once_however_many_runs_there_are(monkeypatch):
+    asked, differing = [], module.differing
+    monkeypatch.setattr(module, "differing", lambda runs: asked.append(len(runs)) or differing(runs))
+    runs = tuple(record(str(number), lr=str(number)) for number in range(20))
+    made = Comparison(runs, (), {}, (), {}, ())
+    assert made.frame["params.lr"].tolist() == [str(number) for number in range(20)]
+    assert asked == [20]
 
 
 def test_one_run_and_one_metric_need_no_list(store):

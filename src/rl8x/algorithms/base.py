@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import torch
 from torch import nn
@@ -18,10 +18,14 @@ from rl8x.envs import Env
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
+from rl8x.schedules import Schedule
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
 AnyEnvConfig = Mapping[str, Any] | Callable[[Mapping[str, float]], Mapping[str, Any]]
+
+LR: Final = "coefficients/lr"
+"""The metric of the learning rate that a step's updates had."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,19 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
         """What is built; a config may have several."""
         return self.algorithm
+
+    def schedule(self, name: str) -> Schedule:
+        """Return the schedule of a hyperparameter: `<name>_schedule`, or its constant value where that is None.
+
+        Args:
+            name: The hyperparameter, such as `lr`.
+
+        Raises:
+            TypeError: If the schedule has none of the forms that `Schedule.make` takes.
+            ValueError: If its points are not legal.
+        """
+        schedule = getattr(self, f"{name}_schedule")
+        return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
         """Return the environment to train in and what makes another such; without environments both are None.
@@ -213,6 +230,10 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         It must follow from config, environment and policy alone, and not from a clock.
         """
         return 1.0
+
+    def _generator(self, part: str) -> torch.Generator:
+        """Return a source of random numbers for a part of the run, on the device, seeded by the run's seed."""
+        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     # -- saving
 

@@ -156,10 +156,10 @@ class Artifacts:
     def clear(self) -> int:
         """Remove all programs, and what is kept for them; return how many bytes that were."""
         freed = 0
-        if self.folder.is_dir():
-            for path in (path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")):
+        for path in [path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")]:
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                 freed += path.stat().st_size
-                path.unlink(missing_ok=True)
+                path.unlink()
         return freed
 
     @property
@@ -182,8 +182,11 @@ class Artifacts:
             left -= artifact.size
             if left < 0 and (artifact.kind == "headers" or artifact.used < since):
                 self.remove(artifact.key)
-        notes = sorted(self.folder.glob("*.note"), key=lambda path: path.stat().st_mtime)
-        for path in notes[:-_MOST_NOTES]:
+        notes = []
+        for path in self.folder.glob("*.note"):
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed or renamed it
+                notes.append((path.stat().st_mtime, path))
+        for _, path in sorted(notes)[:-_MOST_NOTES]:
             path.unlink(missing_ok=True)
 
 

@@ -31,10 +31,10 @@ from rl8x.replay.dataset_files import (
     transitions_of,
     write_spaces,
 )
-from rl8x.replay.dataset_rows import check_gaps, checked, is_part, with_next
+from rl8x.replay.dataset_rows import check_gaps, checked, with_next
 from rl8x.replay.nstep import NStep
 from rl8x.spaces import as_elements, tree_of
-from rl8x.trees import flatten_tree, unflatten_tree
+from rl8x.trees import flatten_tree, is_part, unflatten_tree
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -38,7 +38,7 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     meta = json.loads((folder / "meta.json").read_text())
     for name, entry in meta.items():
-        if not isinstance(entry, dict) or "/" in name:
+        if not isinstance(entry, dict) or "/" in name or name in ("", ".", ".."):  # none that tensordict writes
             continue
         if "dtype" not in entry:
             found |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}

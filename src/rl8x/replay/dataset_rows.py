@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.trees import is_part
 
 _FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
 _NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
@@ -109,8 +110,3 @@ def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
     parts = {name: part for name, part in rows.items() if is_part(name, what)}
     return kept | {f"next_{name}": part[source] for name, part in parts.items()}
-
-
-def is_part(name: str, *trees: str) -> bool:
-    """Whether a flat name is that of one of some trees, or of a part of it."""
-    return name.split("/", 1)[0] in trees

@@ -1,9 +1,8 @@
 """Statistics that stay on the device until somebody reads them.
 
 A collect and an update each make a few dozen numbers. Copying them one by one stalls a GPU at every copy, so a `Stats`
-keeps
-0-d tensors and moves all of them in one vector, once, when the first is read. `Stats.merge` joins several without
-reading any.
+keeps 0-d tensors and moves all of them in one vector, once, when the first is read. `Stats.merge` joins several
+without reading any.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.trees import is_part
 
 Number = float | int | Tensor
 
@@ -113,8 +113,7 @@ def reduce_horizons(horizons: list[Mapping[str, float]]) -> dict[str, float]:
     """Reduce the statistics of several horizons to one row.
 
     The minimum of minima, the maximum of maxima, the mean of means, the root of the mean square of standard
-    deviations, and
-    the sum of the rest, over the horizons in which a metric occurs.
+    deviations, and the sum of the rest, over the horizons in which a metric occurs.
     """
     names = list(dict.fromkeys(name for horizon in horizons for name in horizon))
     reduced = {}
@@ -277,7 +276,7 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
         rollout: Its tensors, by the keys of a rollout, each `[horizon + 1, num_envs, ...]`.
     """
     extremes = {
-        f"finite/{quantity}": _extremes(value for name, value in rollout.items() if name.split("/")[0] in names)
+        f"finite/{quantity}": _extremes(value for name, value in rollout.items() if is_part(name, *names))
         for quantity, names in _GATHERED.items()
     }
     # All at once: what is small costs by the number of operations.
@@ -340,5 +339,5 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
 
 def _slots_not_finite(rollout: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:
     """Say of each tensor under some names in which slots and copies it is not finite, `[horizon + 1, num_envs]`."""
-    shown = [value for name, value in rollout.items() if name.split("/")[0] in names and value.is_floating_point()]
+    shown = [value for name, value in rollout.items() if is_part(name, *names) and value.is_floating_point()]
     return [~torch.isfinite(value).reshape(*value.shape[:2], math.prod(value.shape[2:])).all(-1) for value in shown]

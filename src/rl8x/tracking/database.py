@@ -138,7 +138,7 @@ class DatabaseFile:
                 engine = _store_class()._engine_map.get(other)
                 if engine is not None:
                     engine.dispose()
-                del self._opened[other]
+                self._opened.pop(other, None)  # another channel's thread may have found it too
         self._opened[uri] = self
 
     def is_there(self) -> bool:

@@ -291,7 +291,7 @@ class TrainerBase(Generic[AlgorithmT]):
                 has a name never replaces the run's own evaluation.
 
         Raises:
-            RuntimeError: If the training environment is used and is not at a reset.
+            RuntimeError: If the training environment is used and is not at a reset, or there is no environment.
             ValueError: If `env_config` could not be applied, or MLflow does not take the name.
         """
         if name is not None:
@@ -328,7 +328,7 @@ class TrainerBase(Generic[AlgorithmT]):
             ValueError: If the environment has no pictures or cannot be made again, or an option is not legal.
         """
         lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
-        copies = copies or max(lists, default=1)
+        copies = max(lists, default=1) if copies is None else copies
         suffix = ".gif" if path is None else Path(path).suffix
         env = self.make_film_env(copies)
         try:

@@ -1,4 +1,4 @@
-"""The hyperparameters that algorithms with a replay share, each explained once, at its field."""
+"""The hyperparameters of algorithms that learn from stored transitions, each explained once, at its field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
 from rl8x.replay.dataset import Dataset
-from rl8x.schedules import Schedule
 
 # Up to which denominator `updates_per_sample` is taken for the fraction that it was written as: 1 / 3 is a third.
 _LARGEST_DENOMINATOR: Final = 10**9
@@ -110,15 +109,6 @@ class LearnerConfig(AlgorithmConfig):
                 "it, give it as `eval_env`."
             )
         return None, None
-
-    def schedule(self, name: str) -> Schedule:
-        """Return the schedule of a hyperparameter that has one of its name; else it is constant.
-
-        Args:
-            name: The hyperparameter, such as `lr`.
-        """
-        schedule = getattr(self, f"{name}_schedule")
-        return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
 
     @property
     def returns(self) -> tuple[int, float]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
@@ -45,7 +45,6 @@ LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
 
 SHARE: Final = "target_share"
 """Of an update's batch: the share of the way that the targets go after it, 0-d; 0 where they stay."""
-LR: Final = "coefficients/lr"
 # Of an eager update that is small.
 _SECONDS_PER_UPDATE: Final = 1e-3
 # What is multiplied for a row and a weight: forward, backward by weights and activations, and a target's forward.
@@ -192,9 +191,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
             self.nets = Nets(self.policy)
             self.make_nets()
-
-    def _generator(self, part: str) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     def _made_of(self) -> Sequence[object]:
         """Return what decides an update; seeds and data differ where programs do not."""

@@ -38,7 +38,7 @@ from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
 from rl8x.rollouts.step import Cursor, experience
-from rl8x.trees import flatten_tree, tree_map
+from rl8x.trees import flatten_tree
 
 OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
 
@@ -121,11 +121,6 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """The last rollout as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
         return self.rollout.as_tensordict()
 
-    @property
-    def source(self) -> Replay:
-        """What is learned from."""
-        return self.replay
-
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Run the policy for a horizon and append what is complete of it to the replay."""
         warms_up = self.counters[keys.ENV_STEPS] < self.config.warmup_steps
@@ -153,10 +148,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
 
     def observe(self) -> None:
         """Take the last rollout, in which all is finite, into running moments."""
-        if self.policy.obs_moments is not None:
-            horizon, valid = self.config.horizon, self.rollout.tensors.get(keys.VALID)
-            obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
-            self.policy.observe(obs, None if valid is None else valid[:horizon])
+        self.observe_rollout(self.rollout)
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Reset the environment where the schedule says so; no return reaches across it."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
-from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, LR
+from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS, TOTAL, minibatch_losses
 from rl8x.envs import Env
@@ -26,7 +26,6 @@ from rl8x.functional import RunningMoments, explained_variance, generalized_adva
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number
 from rl8x.rollouts.step import Slot, actor_critic
-from rl8x.schedules import Schedule
 
 # Of what an update returns: the monitors that are measured before its step, between the losses and the gradient's norm.
 _MONITORS: Final = slice(LOSS_METRICS.index(KL_DIV), len(LOSS_METRICS))
@@ -56,9 +55,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
-        self.entropy_schedule = Schedule.make(
-            config.entropy_coeff if config.entropy_coeff_schedule is None else config.entropy_coeff_schedule
-        )
+        self.entropy_schedule = config.schedule("entropy_coeff")
         self.return_moments = RunningMoments(()).to(self.device)
         self.running_return = torch.zeros(config.num_envs, device=self.device)
         values = self.policy.value_moments
