@@ -34,8 +34,8 @@ class LearnerConfig(AlgorithmConfig):
     updates_per_step: int = option(100, "Updates of one step where learning is from a data set.", low=1)
     model: str | type[Model] | Model | None = option(
         None,
-        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class or an instance. None: 'cnn' where there are "
-        "images, else 'mlp'.",
+        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class, or an instance, of which `build` trains a "
+        "copy, from its weights. None: 'cnn' where there are images, else 'mlp'.",
     )
     model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
     batch_size: int = option(256, "Transitions of a batch, each drawn by itself.", low=1)
