@@ -54,13 +54,14 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 that training had before, whatever an evaluation had in between. Or a function, as `run` takes it.
 
         Returns:
-            The row, with the latest evaluation's metrics beside it.
+            The row, with the latest evaluation's metrics beside it; an `eval()` before the next step renews them there.
 
         Raises:
             ValueError: If the `env_config` is not legal, or would never apply.
             NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
         """
-        return self._finish_row(self._step(env_config))
+        stats = self._judged_next = self._finish_row(self._step(env_config))
+        return stats
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -75,7 +76,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _step(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
         """Collect, learn, and track the row; then act on what was not finite."""
         algorithm, state, device = self.algorithm, self.algorithm.counters, self.algorithm.device
-        transitions, begin = state[keys.ENV_STEPS], time.perf_counter()
+        transitions, begin, self._judged_next = state[keys.ENV_STEPS], time.perf_counter(), None
         if state[keys.STEPS] >= algorithm.execution.due:
             algorithm.execution.begin_step(state[keys.STEPS])
         self._guard.before_step(algorithm)
