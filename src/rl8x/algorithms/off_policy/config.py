@@ -29,7 +29,8 @@ class LearnerConfig(AlgorithmConfig):
     dataset: str | Dataset | None = option(
         None,
         "Recorded transitions to learn from, without an environment: a folder that `rl8x collect` or `Dataset.save` "
-        "wrote, a Minari id, or in Python a Dataset, such as one of a .hdf5 file.",
+        "wrote, a Minari id, a .hdf5 file where `eval_env` names the environment whose spaces it has, or in Python a "
+        "Dataset.",
     )
     updates_per_step: int = option(100, "Updates of one step where learning is from a data set.", low=1)
     model: str | type[Model] | Model | None = option(
