@@ -64,7 +64,7 @@ class Execution:
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
-        ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no number.
+        ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no legal limit.
     """
 
     not_traced = (
