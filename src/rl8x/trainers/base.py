@@ -443,6 +443,7 @@ class TrainerBase(Generic[AlgorithmT]):
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
             "eval_row": dict(self._eval_row),
             "row": dict(self._row),
+            "compiled_since": self.algorithm.execution.compiled_since,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -459,3 +460,4 @@ class TrainerBase(Generic[AlgorithmT]):
     def _load_rows(self, state: Mapping[str, Any]) -> None:
         self._eval_row = dict(state["eval_row"])
         self._row = dict(state.get("row", {}))
+        self.algorithm.execution.compiled_since = state.get("compiled_since")

@@ -98,7 +98,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 measured["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
             return measured
 
-        row, measured = pooled_row(Stats.merge(collected, learned), measure)  # the one copy to the host
+        stats = Stats.merge(collected, learned)
+        row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
         not_finite = non_finite.take_counts(row)
         state[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
         row.update(state)
@@ -107,7 +108,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
             self._act_on(decision)
-        execute_alike(algorithm)
+        execute_alike(algorithm, fallen)
         algorithm.watch(row)
         return row
 
@@ -257,7 +258,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         config = algorithm.config
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
-        algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps)
+        algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps, algorithm.counters[keys.STEPS])
         self.evaluations.env_config = run.options["eval_env_config"]
         self.record.prepare(run, callbacks=bool(self.callbacks))
 

@@ -142,8 +142,13 @@ class LearnerConfig(AlgorithmConfig):
 class ValueConfig(LearnerConfig):
     """Hyperparameters of those that learn values towards targets."""
 
-    n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
-    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
+    n_step: int = option(
+        1,
+        "Rewards in a target before the value of what follows; fewer where an episode ends. Rows of a replay keep the "
+        "n_step and gamma that they were stored with.",
+        low=1,
+    )
+    gamma: float = option(0.99, "Discount of a reward one step later; for a replay see n_step.", low=0.0, high=1.0)
     tau: float = option(
         0.005,
         "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",
