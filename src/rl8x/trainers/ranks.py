@@ -103,15 +103,16 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                 )
 
 
-def execute_alike(algorithm: GenericAlgorithmBase[Any]) -> None:
+def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
     """Have all ranks run eagerly where one has fallen back to that: programs give other bits, and weights drift apart.
 
     They go on with what rank 0 has learned.
+
+    Args:
+        algorithm: This rank's.
+        fallen: Whether each rank has fallen back.
     """
     execution = algorithm.execution
-    if ranks().size == 1 or not execution.falls_back:
-        return
-    fallen = ranks().share("whether programs run", execution.fell_back)
     if all(fallen) or not any(fallen):
         return
     if not execution.fell_back:
@@ -146,20 +147,25 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
 
 
 def pooled_row(
-    stats: Stats, measure: Callable[[], Mapping[str, float]] = dict
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the statistics of all ranks as one row, and what rank 0 measured of itself; the same on all ranks.
+    stats: Stats, measure: Callable[[], Mapping[str, float]] = dict, fell_back: bool = False
+) -> tuple[dict[str, float], dict[str, float], list[bool]]:
+    """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back.
 
     Args:
         stats: This rank's.
         measure: Called once they are on the host: times and memory.
+        fell_back: Whether this rank has fallen back to eager execution; it travels with the row.
+
+    Returns:
+        The same on all ranks.
     """
     if ranks().size == 1:
-        return dict(stats), dict(measure())
+        return dict(stats), dict(measure()), [fell_back]
     numbers, counts = stats.counted()
-    shared = ranks().share("a row", [numbers, {name: list(each) for name, each in counts.items()}, dict(measure())])
-    gates = {name: each for _, found, _ in shared for name, each in found.items()}
-    return pool([found for found, _, _ in shared], gates), shared[0][2]
+    own = [numbers, {name: list(each) for name, each in counts.items()}, dict(measure()), fell_back]
+    shared = ranks().share("a row", own)
+    gates = {name: each for _, found, *_ in shared for name, each in found.items()}
+    return pool([found for found, *_ in shared], gates), shared[0][2], [each[3] for each in shared]
 
 
 def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> dict[str, float]:
