@@ -75,6 +75,17 @@ def test_mistakes_get_one_line(study, words, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_what_cannot_be_written_gets_one_line_before_anything_is_computed(study, tmp_path, capsys):
+    file = tmp_path / "there.txt"
+    file.write_text("mine")
+    for words in (["report", str(study), "--no-log"], ["compare", "run-0"]):
+        for output in (file, file / "below"):
+            assert main([*words, "--output", str(output)]) == 2
+            error = capsys.readouterr().err
+            assert error == f"rl8x: error: {file} is no folder: give another --output.\n"
+    assert file.read_text() == "mine"
+
+
 def test_an_empty_table_gets_one_line(tmp_path, capsys):
     write_study(tmp_path / "poles", evaluations().iloc[:0])
     assert main(["report", str(tmp_path / "poles")]) == 2

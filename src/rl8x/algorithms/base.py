@@ -125,6 +125,15 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         return algorithm(self, made, seed, factory)
 
     @property
+    def replaced(self) -> dict[str, Any]:
+        """Numbers that were given and that a schedule replaces, by name."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, f"{field.name}_schedule", None) is not None and getattr(self, field.name) != field.default
+        }
+
+    @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
         """What is built; a config may have several."""
         return self.algorithm

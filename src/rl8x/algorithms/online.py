@@ -133,6 +133,7 @@ class OnlineConfig(AlgorithmConfig):
         maker = env_maker(env, trust=True)  # a name that a file gave does not come here
         factory = functools.partial(maker, **env_kwargs)
         _check_memory(self, maker, device)
+        _check_call(env, factory)
         made = factory(self.num_envs, device=device, seed=seed)
         if not isinstance(made, Env):
             raise TypeError(
@@ -387,6 +388,24 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
         )
     if env.device.type != device.type:
         raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
+
+
+def _check_call(env: EnvLike, factory: EnvFactory) -> None:
+    """Refuse a function that cannot be called as factories are.
+
+    Raises:
+        TypeError: If it cannot; a class says by itself what it lacks.
+    """
+    if isinstance(env, str) or inspect.isclass(env):
+        return
+    try:
+        inspect.signature(factory).bind(1, device=None, seed=0)
+    except TypeError as error:
+        raise TypeError(
+            f"{env!r} is called with the number of copies, `device=` and `seed=`, to make environments for training "
+            f"and evaluations: {error}. Let it pass them on: lambda num_envs, **options: MyEnv(num_envs, **options); "
+            "or functools.partial(rl8x.envs.GymnasiumEnv, make_one) for a Gymnasium environment."
+        ) from None
 
 
 def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:

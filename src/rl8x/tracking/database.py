@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from rl8x.tracking.location import Location, make_mlruns
+from rl8x.tracking.location import Location, make_mlruns, sqlite_uri
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
 
@@ -206,7 +206,7 @@ def _make(database: Path, artifact_root: Path) -> None:
             made.deserialize(tables)
             made.backup(new)
     make_store = _store_class()  # which adds what a database of its own would have, and checks the tables
-    uri = f"sqlite:///{database}"
+    uri = sqlite_uri(database)
     make_store(uri, str(artifact_root)).engine.dispose()
     make_store._engine_map.pop(uri, None)  # the file is about to have another name
     with closing(sqlite3.connect(database)) as connection:
@@ -246,7 +246,7 @@ class ArtifactFolders:
         if self._guarded and not inside:
             raise PermissionError(
                 f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
-                f"and you have not named this store: `rl8x sync --to sqlite:///{self._database}` does"
+                f"and you have not named this store: `rl8x sync --to {sqlite_uri(self._database)}` does"
             )
         if folder is not None and not any(parent.exists() for parent in folder.parents[1:4]):
             raise FileNotFoundError(f"the folder of the run's artifacts, {folder}, is not there, and none is made")

@@ -59,7 +59,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         Raises:
             ValueError: If the `env_config` is not legal, or would never apply.
             NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
+            RuntimeError: Within a `run()` of this trainer, or in a callback.
         """
+        if self._runs or self._calls_back:
+            raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
         stats = self._judged_next = self._finish_row(self._step(env_config))
         return stats
 
@@ -138,7 +141,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         stats = TrainStats({**self._eval_row, **row}, frozenset(row))
         for callback in self.callbacks:
             self._evaluated, evaluation = {}, self._eval_row
-            returned = returned_metrics(callback, callback(self, stats), self._evaluated)
+            self._calls_back = True
+            try:
+                returned = returned_metrics(callback, callback(self, stats), self._evaluated, stats)
+            finally:
+                self._calls_back = False
             returned = ranks().first("what a callback measured", returned)
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
@@ -199,7 +206,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             KeyboardInterrupt: After SIGINT, once the run is saved.
             SystemExit: After SIGTERM and SIGHUP, likewise.
         """
-        if self._runs:
+        if self._runs or self._calls_back:
             raise RuntimeError("this trainer is in a run() already: one at a time, and none in its callbacks.")
         options = {
             "env_config": env_config,
