@@ -437,6 +437,7 @@ class TrainerBase(Generic[AlgorithmT]):
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
             "eval_row": dict(self._eval_row),
             "row": dict(self._row),
+            "non_finite_in_a_row": self._guard.in_a_row,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -453,3 +454,4 @@ class TrainerBase(Generic[AlgorithmT]):
     def _load_rows(self, state: Mapping[str, Any]) -> None:
         self._eval_row = dict(state["eval_row"])
         self._row = dict(state.get("row", {}))
+        self._guard.in_a_row = state.get("non_finite_in_a_row", 0)
