@@ -267,3 +267,18 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         super().load_learned_state(state)
         if self.return_scale is not None:
             self.return_scale.load_state_dict(state["return_scale"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next collect and step depend on, the rewards behind the episodes in progress too."""
+        behind = {} if self.return_scale is None else {"running_return": self.return_scale.carry}
+        return super().state_dict() | behind
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken, bit for bit.
+
+        Raises:
+            ValueError: As `load_learned_state` does.
+        """
+        super().load_state_dict(state)
+        if self.return_scale is not None:
+            self.return_scale.carry.copy_(state["running_return"])
