@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.critics import Critics
@@ -31,7 +31,7 @@ from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, weighted
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.functional import expectation, project
-from rl8x.rollouts.statistics import Number
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.trees import unflatten_tree
 
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
@@ -227,6 +227,12 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         """Act at random in the warm-up, afterwards as the policy samples."""
         self.policy.set_random(warms_up)
         return {}
+
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
+        """Run the policy for a horizon; what samples from it afterwards, such as an evaluation, does not warm up."""
+        stats = super().collect(env_config=env_config)
+        self.policy.set_random(False)
+        return stats
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Give updates the present scale of returns beside the rest."""
