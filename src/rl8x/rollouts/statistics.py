@@ -29,6 +29,8 @@ _GATHERED = {
 # What a rollout shows of a quantity. Losses are not finite where values are not.
 _SHOWN = {**_GATHERED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
 _MAX_LISTED = 32
+# What horizons or ranks have together; of all other statistics there are means, weighted by what was counted.
+_SUMS = (keys.EPISODES_ENDED, "replay/size")
 
 
 class Stats(Mapping[str, float]):
@@ -109,30 +111,46 @@ def counted_only(numbers: Mapping[str, float], counts: Mapping[str, Sequence[str
     }
 
 
-def reduce_horizons(horizons: list[Mapping[str, float]]) -> dict[str, float]:
-    """Reduce the statistics of several horizons to one row.
+def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> Stats:
+    """Make one row of those of several horizons or ranks, as if one horizon had had all that they are of.
 
-    The minimum of minima, the maximum of maxima, the mean of means, the root of the mean square of standard
-    deviations, and the sum of the rest, over the horizons in which a metric occurs.
+    It has the least and the greatest, sums of counts, and means and standard deviations over all that was counted.
+
+    Args:
+        rows: Numbers of each by name, with counts, as `Stats.counted` has them.
+        counts: The names of counts and what each is of, by the beginning of its name.
     """
-    names = list(dict.fromkeys(name for horizon in horizons for name in horizon))
-    reduced = {}
-    for name in names:
-        values = [horizon[name] for horizon in horizons if name in horizon]
-        statistic = name.rsplit("/", 1)[-1]
-        if any(math.isnan(value) for value in values):  # which min() and max() would hide, or not, by their order
-            reduced[name] = math.nan
-        elif statistic == "min":
-            reduced[name] = min(values)
-        elif statistic == "max":
-            reduced[name] = max(values)
-        elif statistic == "mean":
-            reduced[name] = sum(values) / len(values)
-        elif statistic == "std":
-            reduced[name] = (sum(value * value for value in values) / len(values)) ** 0.5
-        else:
-            reduced[name] = sum(values)
-    return reduced
+    pooled: dict[str, Number] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
+        if gate is None and name.startswith("episodes/") and name != keys.EPISODES_ENDED:
+            gate = keys.EPISODES_ENDED
+        having = [row for row in rows if name in row]
+        if name in _SUMS or name.startswith(("_", "finite/")):
+            pooled[name] = sum(row[name] for row in having)
+            continue
+        weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
+        found = [(row, weight) for row, weight in weighted if weight]
+        pooled[name] = _pooled(name, *zip(*found, strict=True)) if found else having[0][name]
+    return Stats(pooled, {name: tuple(each) for name, each in counts.items() if name in pooled})
+
+
+def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
+    """Pool one statistic of rows of which all have it."""
+    values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
+    if all(value == values[0] for value in values) and statistic != "std":
+        return values[0]
+    if any(value != value for value in values):
+        return float("nan")
+    if statistic in ("min", "max"):
+        return min(values) if statistic == "min" else max(values)
+    total = sum(weights)
+    of = name.removesuffix("std") + "mean"
+    if statistic == "std" and all(of in row for row in rows):
+        mean = _pooled(of, rows, weights)
+        squares = zip(weights, rows, values, strict=True)
+        return math.sqrt(sum(w * (value**2 + (row[of] - mean) ** 2) for w, row, value in squares) / total)
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
 
 
 @torch.no_grad()

@@ -452,6 +452,7 @@ class TrainerBase(Generic[AlgorithmT]):
             "eval_row": dict(self._eval_row),
             "row": dict(self._row),
             "compiled_since": self.algorithm.execution.compiled_since,
+            "non_finite_in_a_row": self._guard.in_a_row,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -469,3 +470,4 @@ class TrainerBase(Generic[AlgorithmT]):
         self._eval_row = dict(state["eval_row"])
         self._row = dict(state.get("row", {}))
         self.algorithm.execution.compiled_since = state.get("compiled_since")
+        self._guard.in_a_row = state.get("non_finite_in_a_row", 0)

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import signal
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.seeds import RULE
 from rl8x.checkpoint.ranks import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described
-from rl8x.rollouts.statistics import Stats, counted_only
+from rl8x.rollouts.statistics import Stats, pool
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.statistics import TrainStats
 
-# What the ranks have together; of all other statistics there are means, weighted by what was counted.
-_SUMS: Final = (keys.EPISODES_ENDED, "replay/size")
 _MAX_SHOWN: Final = 200
 
 
@@ -165,47 +161,7 @@ def pooled_row(
     own = [numbers, {name: list(each) for name, each in counts.items()}, dict(measure()), fell_back]
     shared = ranks().share("a row", own)
     gates = {name: each for _, found, *_ in shared for name, each in found.items()}
-    return pool([found for found, *_ in shared], gates), shared[0][2], [each[3] for each in shared]
-
-
-def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Make one row of the ranks': least, greatest, sums, and means and standard deviations over all that they are of.
-
-    Args:
-        rows: Of each rank, with counts, as `Stats.counted` has them.
-        counts: The names of counts and what each is of, by the beginning of its name.
-    """
-    pooled: dict[str, float] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
-        if gate is None and name.startswith("episodes/") and name != keys.EPISODES_ENDED:
-            gate = keys.EPISODES_ENDED
-        having = [row for row in rows if name in row]
-        if name in _SUMS or name.startswith(("_", "finite/")):
-            pooled[name] = sum(row[name] for row in having)
-            continue
-        weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
-        found = [(row, weight) for row, weight in weighted if weight]
-        pooled[name] = _pooled(name, *zip(*found, strict=True)) if found else having[0][name]
-    return counted_only(pooled, {name: each for name, each in counts.items() if name in pooled})
-
-
-def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
-    """Pool one statistic of rows of which all have it."""
-    values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
-    if all(value == values[0] for value in values) and statistic != "std":
-        return values[0]
-    if any(value != value for value in values):
-        return float("nan")
-    if statistic in ("min", "max"):
-        return min(values) if statistic == "min" else max(values)
-    total = sum(weights)
-    of = name.removesuffix("std") + "mean"
-    if statistic == "std" and all(of in row for row in rows):
-        mean = _pooled(of, rows, weights)
-        squares = zip(weights, rows, values, strict=True)
-        return math.sqrt(sum(w * (value**2 + (row[of] - mean) ** 2) for w, row, value in squares) / total)
-    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    return dict(pool([found for found, *_ in shared], gates)), shared[0][2], [each[3] for each in shared]
 
 
 # -- decisions
