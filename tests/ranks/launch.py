@@ -1,20 +1,35 @@
-"""Starts ranks by torchrun, several scenarios in one launch, since each imports torch anew; tests read what they wrote.
+"""Starts ranks by torchrun, several scenarios in one launch; tests read what they wrote.
 
     found = launch(folder, "scenarios", ["ppo", "stop"])
     found["ppo"][1]    # what rank 1 returned
 
-A scenario is a function of a folder, the same for all ranks, that returns what JSON can hold.
+A scenario is a function of a folder, the same for all ranks, that returns what JSON can hold. Ranks are forked of
+torchrun (`--start-method=fork --run-path`), which has imported what they need: each would take seconds for it.
 """
 
+import atexit
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+# torchrun, after imports. Tracing loads torch's compiler.
+_FORKING = """
+import gc; gc.disable()
+import torch
+import tests.ranks.scenarios
+from rl8x.execution.traces import trace
+trace(lambda x: [x + 1.0], [torch.ones(1)])
+gc.freeze(); gc.enable()
+from torch.distributed.run import main
+main()
+"""
 
 
 def environment(**variables):
@@ -26,9 +41,13 @@ def environment(**variables):
     return kept | own | {"PYTHONPATH": path} | variables
 
 
-def torchrun(arguments, *, num_ranks=2, options=(), folder, **variables):
-    """Return the process of torchrun that starts ranks with these arguments, in a folder."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+def torchrun(arguments, *, num_ranks=2, options=(), folder, forks=True, **variables):
+    """Return the process of torchrun that starts ranks with these arguments, in a folder.
+
+    With `forks` the script is one that calls `as_a_script`.
+    """
+    begins = ["-c", _FORKING, "--start-method=fork", "--run-path"] if forks else ["-m", "torch.distributed.run"]
+    command = [sys.executable, *begins, "--standalone", f"--nproc-per-node={num_ranks}"]
     return subprocess.Popen(
         [*command, *options, *map(str, arguments)],
         cwd=folder,
@@ -64,6 +83,26 @@ def results(folder, name, num_ranks=2):
     return [json.loads((Path(folder) / f"{name}-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
+def as_a_script(main):
+    """Do in a rank that may be forked what one does that is started: it knows who it is, and ends as a script ends."""
+    from rl8x import distributed
+
+    if not distributed.ranks().size > 1:
+        distributed._PRESENT = distributed._of_torchrun()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # torchrun's own are inherited
+            signal.signal(number, signal.SIG_DFL)
+        atexit._clear()
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+
+
 def main():
     """Run scenarios as one rank."""
     module, folder, *names = sys.argv[1:]
@@ -81,4 +120,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    as_a_script(main)
