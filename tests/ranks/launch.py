@@ -19,17 +19,18 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-# torchrun, after imports. Tracing loads torch's compiler.
+# torchrun, after imports.
 _FORKING = """
 import gc; gc.disable()
-import torch
 import tests.ranks.scenarios
-from rl8x.execution.traces import trace
-trace(lambda x: [x + 1.0], [torch.ones(1)])
+{also}
 gc.freeze(); gc.enable()
 from torch.distributed.run import main
 main()
 """
+# What loads torch's compiler, and MLflow with what it needs for a database.
+TRACES = "import torch; from rl8x.execution.traces import trace; trace(lambda x: [x + 1.0], [torch.ones(1)])"
+TRACKS = "import mlflow; import mlflow.store.tracking.sqlalchemy_store"
 
 
 def environment(**variables):
@@ -41,12 +42,14 @@ def environment(**variables):
     return kept | own | {"PYTHONPATH": path} | variables
 
 
-def torchrun(arguments, *, num_ranks=2, options=(), folder, forks=True, **variables):
+def torchrun(arguments, *, num_ranks=2, options=(), folder, forks=None, **variables):
     """Return the process of torchrun that starts ranks with these arguments, in a folder.
 
-    With `forks` the script is one that calls `as_a_script`.
+    With `forks`, which says what else is imported before, ranks are forks: the script calls `as_a_script`.
     """
-    begins = ["-c", _FORKING, "--start-method=fork", "--run-path"] if forks else ["-m", "torch.distributed.run"]
+    begins = ["-m", "torch.distributed.run"]
+    if forks is not None:
+        begins = ["-c", _FORKING.format(also=forks), "--start-method=fork", "--run-path"]
     command = [sys.executable, *begins, "--standalone", f"--nproc-per-node={num_ranks}"]
     return subprocess.Popen(
         [*command, *options, *map(str, arguments)],
@@ -68,7 +71,7 @@ def end(process):
 def launch(folder, module, names, *, num_ranks=2, timeout=480, **variables):
     """Run scenarios of a module one after the other, and return by name what each rank returned."""
     arguments = [__file__, module, folder, *names]
-    process = torchrun(arguments, num_ranks=num_ranks, folder=folder, **variables)
+    process = torchrun(arguments, num_ranks=num_ranks, folder=folder, forks=TRACES, **variables)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
