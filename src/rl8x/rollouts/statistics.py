@@ -76,16 +76,16 @@ class Stats(Mapping[str, float]):
     @torch.no_grad()
     def _numbers(self) -> dict[str, float]:
         """Copy what is on the device to the host."""
-        names: dict[torch.dtype, list[str]] = {}
+        on_device: dict[torch.dtype, dict[str, Tensor]] = {}
         for name, value in self._pending.items():
             if isinstance(value, Tensor):
-                names.setdefault(value.dtype, []).append(name)
-        if not names:
-            return {name: float(value) for name, value in self._pending.items()}
-        # A conversion for each dtype rather than for each number
-        vectors = [torch.stack([self._pending[name] for name in each]).to(torch.float64) for each in names.values()]
-        copied: list[float] = torch.cat(vectors).tolist()
-        numbers = dict(zip(itertools.chain.from_iterable(names.values()), copied, strict=True))
+                on_device.setdefault(value.dtype, {})[name] = value
+        numbers: dict[str, float] = {}
+        if on_device:
+            # A conversion for each dtype rather than for each number
+            vectors = [torch.stack([*each.values()]).to(torch.float64) for each in on_device.values()]
+            names = itertools.chain.from_iterable(on_device.values())
+            numbers = dict(zip(names, torch.cat(vectors).tolist(), strict=True))
         return {name: float(numbers.get(name, value)) for name, value in self._pending.items()}
 
     def __getitem__(self, name: str) -> float:
@@ -299,7 +299,7 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
     # All at once: what is small costs by the number of operations.
     bad = ~torch.isfinite(torch.stack([extreme for each in extremes.values() for extreme in each]))
-    parts = bad.split([len(each) for each in extremes.values()])
+    parts = bad.split([len(each) for each in extremes.values()])  # type: ignore[no-untyped-call]
     found = {name: part.any() for name, part in zip(extremes, parts, strict=True)}
     if keys.FINAL_VALUES in rollout:
         final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
