@@ -1,4 +1,4 @@
-"""Schedules: values of a hyperparameter that change with the environment transitions seen so far."""
+"""Schedules: values of a hyperparameter that change with the clock: transitions, or updates without environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS: Final = ("step", "interp")
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A value for every number of transitions.
+    """A value for every number of transitions, or of updates where an algorithm learns from a data set.
 
     Args:
         points: (transitions, value) pairs; the first at 0, transitions increasing.
@@ -62,16 +62,16 @@ class Schedule:
             return cls(tuple(spec), kind, name)
         raise TypeError(f"`{name}` must be a number or a list of (transitions, value) pairs; got {spec!r}.")
 
-    def __call__(self, env_steps: float) -> float:
-        """Return the value after `env_steps` transitions of the environment (all copies together)."""
-        after = bisect_right(self.points, env_steps, key=lambda point: point[0])
+    def __call__(self, clock: float) -> float:
+        """Return the value at an algorithm's clock: after so many transitions (of all copies together), or updates."""
+        after = bisect_right(self.points, clock, key=lambda point: point[0])
         if after == 0:
             return self.points[0][1]
         begin, value = self.points[after - 1]
         if self.kind == "step" or after == len(self.points):
             return value
         end, goal = self.points[after]
-        share = (env_steps - begin) / (end - begin)
+        share = (clock - begin) / (end - begin)
         return value * (1.0 - share) + goal * share
 
     def bounded(self, low: float, high: float, name: str) -> Schedule:

@@ -44,6 +44,11 @@ def unflatten_tree(name: str, flat: Mapping[str, Tensor]) -> Any:
     return tree
 
 
+def is_part(name: str, *trees: str) -> bool:
+    """Whether a flat name is that of one of some trees, or of a part of it."""
+    return name.split("/", 1)[0] in trees
+
+
 def first_tensor(tree: Any) -> Tensor:
     """Return one of a tree's tensors, of any shape, for its device or leading size."""
     while isinstance(tree, Mapping):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import CheckpointError, CheckpointManager, Checkpoints, describe, files, find, listed, read
 from rl8x.checkpoint.build import build_algorithm, changes, describe_algorithm
-from rl8x.checkpoint.find import find_unfinished
+from rl8x.checkpoint.find import find_of_job, find_unfinished
 from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, GymnasiumEnv, Pendulum
 from rl8x.importing import dotted_path, import_named
@@ -349,6 +349,16 @@ def test_a_run_is_found_by_a_run_file_with_a_password(tmp_path):
     assert find_unfinished({**run_file, "tracking_uri": "http://you:p4ss@host"}, tmp_path) is None
 
 
+def test_a_job_finds_its_run_though_the_newest_checkpoint_is_damaged(tmp_path):
+    build = {"config_class": "C", "env_class": "E", "config": {"seed": 1}}
+    for steps in (1, 2):
+        path = put(tmp_path / "a", steps, run={"key": "k", "job": "mine"}, build=build)
+    (path / files.DESCRIPTION).write_text("{")
+    assert find_of_job("mine", build, tmp_path / "a") == tmp_path / "a"
+    assert find_of_job("mine", build, tmp_path) == tmp_path / "a"
+    assert find_of_job("another", build, tmp_path / "a") is None
+
+
 def test_a_run_that_was_killed_before_its_store_had_all_has_not_finished(tmp_path):
     config = {"env": "CartPole"}
     folder = tmp_path / "mlruns/checkpoints/a"
@@ -497,13 +507,13 @@ def config(**options):
 
 
 def test_an_algorithm_is_built_again_from_json():
-    algorithm = config(lr=2e-3, lr_schedule=[[0, 1e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}).build(
+    algorithm = config(lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}).build(
         CartPole, time_limit=20
     )
     build = json.loads(json.dumps(describe_algorithm(algorithm)))
     again = build_algorithm(build, {"gamma": 0.5})
     assert again.config == config(
-        lr=2e-3, lr_schedule=[[0, 1e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
+        lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
     )
     assert (type(again.env), again.env.time_limit) == (CartPole, 20)
     assert changes(build, again) == {"gamma": (0.95, 0.5)}

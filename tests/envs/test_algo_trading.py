@@ -37,6 +37,16 @@ def test_the_price_follows_the_equation():
         assert not terminated.any()
 
 
+def test_the_cycle_keeps_its_digits_however_long_it_goes_on():
+    env, _ = start()
+    frequency = env.carry["state"]["frequency"].double()
+    for _ in range(2000):
+        env.step(torch.zeros(4, dtype=torch.int64))
+    state = env.carry["state"]
+    assert all(float(value.abs().max()) < 2 * math.pi + 1e-3 for value in state.values())
+    np.testing.assert_allclose(state["phase"].double().sin(), (frequency * 2000).sin(), atol=2e-3)
+
+
 def test_only_sensible_trades_are_legal():
     env, obs = start(2)
     assert obs["action_mask"].tolist() == [[1, 1, 0]] * 2

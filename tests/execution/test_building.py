@@ -2,12 +2,13 @@
 
 import ctypes
 import os
+import shutil
 
 import pytest
 
 from rl8x.execution import building
 from rl8x.execution.artifacts import Artifacts
-from rl8x.execution.building import Headers, build
+from rl8x.execution.building import Headers, build, remove_unfinished
 
 SOURCE = """
 #include <vector>
@@ -98,10 +99,18 @@ def test_a_folder_for_little_gets_no_headers(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "_run", lambda *_, **__: ("error", None))
-    for name, age in ((".headers-old", 3600), (".headers-new", 1)):
-        (tmp_path / name).mkdir()
-        when = (tmp_path / name).stat().st_mtime - age
-        os.utime(tmp_path / name, (when, when))
-    Headers(tmp_path).precompile()
-    assert [path.name for path in tmp_path.iterdir()] == [".headers-new"]
+    folder, temporary = tmp_path / "programs", tmp_path / "temporary"
+    monkeypatch.setattr(building.tempfile, "gettempdir", lambda: str(temporary))
+    for place, name in ((folder, ".headers"), (folder, ".key.lock"), (temporary, "rl8x-compile"), (temporary, "other")):
+        for age, which in ((3600, "old"), (1, "new")):
+            left = place / f"{name}-{which}"
+            left.mkdir(parents=True)
+            (left / "program.cpp").touch()
+            if name.endswith("lock"):
+                shutil.rmtree(left)
+                left.touch()
+            when = left.stat().st_mtime - age
+            os.utime(left, (when, when))
+    remove_unfinished(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [".headers-new", ".key.lock-new"]
+    assert sorted(path.name for path in temporary.iterdir()) == ["other-new", "other-old", "rl8x-compile-new"]

@@ -98,6 +98,12 @@ def test_a_captured_program_is_captured_again_for_other_shapes():
     assert len(captured) == 2
 
 
+def test_a_captured_program_is_captured_again_for_other_types():
+    program = CapturedProgram(lambda values: [values + 1], 0, record_once)
+    assert program(torch.zeros(2))[0].tolist() == [1.0, 1.0]
+    assert program(torch.tensor([2**53 + 1, 0]))[0].tolist() == [2**53 + 2, 1]
+
+
 CASES = {
     "cartpole": (CartPole, {}),
     "pendulum, normalised": (Pendulum, {"normalize_observations": True, "time_limit": 4}),

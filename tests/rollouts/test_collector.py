@@ -1,4 +1,5 @@
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -73,6 +74,21 @@ def test_a_forced_end_of_episodes_keeps_their_true_final_observation():
     rollout.truncate()
     assert rollout[keys.TRUNCATED][2].all()
     assert torch.equal(rollout["final_obs"][2], rollout[keys.OBS][3])
+
+
+def test_an_evaluation_keeps_no_observations_of_its_horizon(monkeypatch):
+    collector = make("eager")
+    step, kept = collector.stepper.step, []
+
+    def watched(*arguments):
+        transition = step(*arguments)
+        kept.append(weakref.ref(transition.step.final_obs))
+        assert sum(each() is not None for each in kept) <= 3
+        return transition
+
+    monkeypatch.setattr(collector.stepper, "step", watched)
+    assert collector.evaluate(12, deterministic=True)["rewards/mean"] == 1.0
+    assert len(kept) == 12
 
 
 def test_play_draws_its_noise_ahead_and_leaves_environment_and_cursor_where_it_stopped():

@@ -8,14 +8,16 @@ import pandas as pd
 import pytest
 from tests.studies.synthetic import evaluations, write_study
 
+from rl8x.studies import compare as module
 from rl8x.studies.compare import Comparison, compare
 from rl8x.studies.find import find_study
 from rl8x.studies.run_groups import grouped_runs, param_name
 from rl8x.tracking import TrackingError
+from rl8x.tracking.database import Point
 from rl8x.tracking.database_runs import RunRecord
 from rl8x.tracking.location import locate
 from rl8x.tracking.reading import RunReader
-from rl8x.tracking.store import MLflowStore, Point, RunSpec
+from rl8x.tracking.store import MLflowStore, RunSpec
 
 STEPS = {"a": (0, 10, 20), "b": (5, 15, 20), "c": (0, 20)}
 RETURNS = {"a": (0.0, 30.0, 20.0), "b": (10.0, 20.0, 40.0), "c": (5.0, float("nan"))}
@@ -54,6 +56,15 @@ def test_a_row_for_each_run_with_what_differs_and_last_and_best_values(store):
     assert frame["best_step/returns/mean"].to_dict() == {"a": 10.0, "b": 20.0, "c": 0.0}
     assert compare(["a"], minimize=True).frame["best/returns/mean"].tolist() == [0.0]
     assert made.clock == "transitions of training"
+
+
+def test_what_differs_is_found_once_however_many_runs_there_are(monkeypatch):
+    asked, differing = [], module.differing
+    monkeypatch.setattr(module, "differing", lambda runs: asked.append(len(runs)) or differing(runs))
+    runs = tuple(record(str(number), lr=str(number)) for number in range(20))
+    made = Comparison(runs, (), {}, (), {}, ())
+    assert made.frame["params.lr"].tolist() == [str(number) for number in range(20)]
+    assert asked == [20]
 
 
 def test_one_run_and_one_metric_need_no_list(store):

@@ -353,6 +353,18 @@ def test_a_job_is_plain_data(here, monkeypatch):
         assert json.loads(json.dumps(job)) == job
 
 
+def test_a_job_that_fails_raises_nothing_whatever_its_error_says(here, monkeypatch):
+    def fail(job):
+        raise OSError(2, "No such file", "caf\udce9.csv")  # a name in Latin-1, as Python has it
+
+    monkeypatch.setattr(work, "_Work", fail)
+    (here / "study").mkdir()
+    job = {"key": "a", "folder": str(here / "study" / "a"), "threads": None}
+    done = work.run_job(job)
+    assert done["error"].startswith("FileNotFoundError: [Errno 2] No such file")
+    assert "caf" in (here / "study" / "a" / work.ERROR).read_text(encoding="utf-8")
+
+
 def test_keys_of_a_run_may_vary_too(here):
     study = make(tracking=False, vary={"env_kwargs.time_limit": [3, 5], "max_steps": [1]}, seeds=1)
     frame = study.run()

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from rl8x.tracking import TrackingError, kept_files, ops_file, sync
+from rl8x.tracking import TrackingError, kept_files, ops_file, rejected, sync
 from rl8x.tracking import spool as spool_module
 from rl8x.tracking.runs import spool_folders
 from rl8x.tracking.spool import Spool
@@ -65,6 +65,19 @@ def test_secrets_are_not_kept(tmp_path, monkeypatch):
     ]
     assert "p%2Fw" not in (spool.folder / "rejected.jsonl").read_text()
     assert spool.header["uri"] == shown
+
+
+def test_a_row_is_set_aside_without_a_look_at_those_before(tmp_path, monkeypatch):
+    spool, asked, keys = Spool.create(tmp_path, header()), [], rejected._keys
+    monkeypatch.setattr(rejected, "_keys", lambda op: asked.append(op) or keys(op))
+    for step in (*range(50), 7):  # one comes twice
+        spool.rejected.add(row(step), "refused")
+    assert len(asked) == 51
+    assert spool.rejected.entries == [row(step) for step in range(50)]
+    spool.rejected.add({"op": "tags", "tags": {"a": "1"}}, "refused")
+    spool.rejected.replaced_by({"op": "tags", "tags": {"a": "2", "b": "3"}})
+    spool.rejected.add(row(3), "refused")
+    assert spool.rejected.entries == rejected.Rejected(spool.folder).entries == [row(step) for step in range(50)]
 
 
 def test_a_spool_is_for_its_owner(tmp_path, monkeypatch):

@@ -25,6 +25,8 @@ class Fake:
 
 
 def test_the_other_end_answers_in_order_and_survives_any_error():
+    import mlflow.entities  # noqa: F401 - a channel imports it, for which the end of the requests does not wait
+
     point = Point("a", math.nan, 1, 2)
     requests = [
         (5, 0, "open", (astuple(Location("u")), 3, sys.argv, dict(os.environ))),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.tracking import MLflowTracker, Thinning
+from rl8x.tracking import thinning as module
 
 
 def sent_of(thinning, steps):
@@ -70,6 +71,17 @@ def test_a_resumed_run_sends_the_same(tmp_path_factory, count, kill, back, tear)
     assert sorted({*before, *again}) == expected
     assert last == added
     assert (folder / "killed.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+
+
+def test_what_is_added_is_decided_once_for_each_number_of_points(tmp_path, monkeypatch):
+    asked, added = [], module._added
+    monkeypatch.setattr(module, "_added", lambda count, most: asked.append(count) or added(count, most))
+    thinning = Thinning(tmp_path / "rows.jsonl", max_points=1280)
+    thinning.begin(repeats=False)
+    for step in range(200):
+        thinning.take(step, step, {f"every {k}": 0.0 for k in range(1, 8) if step % k == 0})
+    assert len(list(thinning.rest())) == 36  # of those after the 128 dense ones every other was sent at once
+    assert sorted(asked) == [29, 34, 40, 50, 67, 100, 200]
 
 
 def test_an_evaluation_at_the_same_step_stays_with_its_row(tmp_path):

@@ -90,6 +90,8 @@ def test_a_film_has_the_physics_of_the_evaluations_or_those_asked_for(tmp_path):
     assert path.read_bytes() == wide.data
     with pytest.raises(ValueError, match="no parameter 'lenght'"):
         trainer.play(env_config={"lenght": 1.0})
+    with pytest.raises(ValueError, match="num_envs must be at least 1; got 0"):
+        trainer.play(copies=0)
 
 
 def test_an_instance_is_copied_and_as_many_copies_are_seen_as_are_asked_for():

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 import torch
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device
+from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device, unused_values
 from rl8x.algorithms.seeds import draw_seed, part_seed
 from rl8x.envs import Env
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
+from rl8x.schedules import Schedule
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
 AnyEnvConfig = Mapping[str, Any] | Callable[[Mapping[str, float]], Mapping[str, Any]]
+
+LR: Final = "coefficients/lr"
+"""The metric of the learning rate that a step's updates had."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,13 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
             )
+        for name, value in unused_values(self).items():
+            warnings.warn(
+                f"`{name}={value:g}` has no effect: `{name}_schedule` replaces it. Leave one of them out, or give "
+                f"{name}_schedule=None where a preset has it.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         seed = draw_seed(self.seed)
@@ -125,6 +137,19 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
         """What is built; a config may have several."""
         return self.algorithm
+
+    def schedule(self, name: str) -> Schedule:
+        """Return the schedule of a hyperparameter: `<name>_schedule`, or its constant value where that is None.
+
+        Args:
+            name: The hyperparameter, such as `lr`.
+
+        Raises:
+            TypeError: If the schedule has none of the forms that `Schedule.make` takes.
+            ValueError: If its points are not legal.
+        """
+        schedule = getattr(self, f"{name}_schedule")
+        return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
         """Return the environment to train in and what makes another such; without environments both are None.
@@ -222,6 +247,10 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         It must follow from config, environment and policy alone, and not from a clock.
         """
         return 1.0
+
+    def _generator(self, part: str) -> torch.Generator:
+        """Return a source of random numbers for a part of the run, on the device, seeded by the run's seed."""
+        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     # -- saving
 

@@ -35,7 +35,17 @@ EPSILON: Final = "coefficients/epsilon"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNConfig(OffPolicyConfig):
+class DQNConfig(
+    OffPolicyConfig,
+    defaults={
+        "batch_size": 64,
+        "updates_per_sample": 0.25,
+        "tau": 1.0,
+        "target_interval": 250,
+        "lr": 1e-3,
+        "max_grad_norm": 10.0,
+    },
+):
     """Hyperparameters of DQN.
 
     Raises:
@@ -49,23 +59,6 @@ class DQNConfig(OffPolicyConfig):
     arXiv:2006.04779.
     """
 
-    batch_size: int = option(64, "Transitions of a batch, each drawn by itself.", low=1)
-    updates_per_sample: float = option(
-        0.25,
-        "Updates for each transition collected after the warm-up. Of fractions the rest is owed, so that the ratio is "
-        "exact in the long run.",
-        low=1e-6,
-        high=1e6,
-    )
-    tau: float = option(
-        1.0,
-        "Share of the way that the target network goes to the trained one when it moves; 1 copies it.",
-        above=0.0,
-        high=1.0,
-    )
-    target_interval: int = option(250, "Updates from one move of the target network to the next.", low=1)
-    lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)
-    max_grad_norm: float | None = option(10.0, "Largest L2 norm of the gradient. None does not clip.", above=0.0)
     epsilon: float = option(0.05, "Share of random actions after the warm-up, when all are.", low=0.0, high=1.0)
     epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
         None, "Share of random actions over transitions, in the form of lr_schedule; it replaces epsilon."
@@ -176,8 +169,9 @@ class QLearning(Learner[DQNConfig]):
             values = self.policy.means(taken)
             losses, goals = self.losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
             error = weighted_mean(losses, batch)
-            gap = (table.logsumexp(-1) - values).mean()
-            total = error + self.config.cql_coeff * gap if self.config.cql_coeff else error
+            total = error
+            if self.config.cql_coeff:
+                total = error + self.config.cql_coeff * (table.logsumexp(-1) - values).mean()
             return total, {"losses/q": error, "values": values, "goals": goals}
 
         found, norm = q.minimise(loss)

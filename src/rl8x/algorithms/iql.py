@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import ValueConfig
-from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.algorithms.off_policy.critics import Critics, action_values
 from rl8x.algorithms.off_policy.learner import SHARE, observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
@@ -140,7 +140,8 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         config, policy, critics, target = self.config, nets["policy"], nets["q"], nets["target"]
         inputs, actions = observed(batch, keys.OBS), recorded_actions(batch)
         seen = self.policy.model_inputs(unflatten_tree(keys.OBS, batch))[0]
-        best = self._q(target, seen, batch).amin(0)  # [batch_size]
+        taken = batch[keys.ACTIONS]
+        best = action_values(target, seen, taken, self.action_space).amin(0)  # [batch_size]
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
             found = policy(*inputs, actions)
@@ -156,23 +157,13 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * policy(*observed(batch, keys.NEXT_OBS))[0]
 
         def q_loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            values = self._q(q, seen, batch)
+            values = action_values(q, seen, taken, self.action_space)
             loss = (values - goals).square().sum(0).mean()
             return loss, {"losses/q": loss, "monitors/q": values.mean()}
 
         q_found, q_norm = critics.minimise(q_loss)
         target.follow(critics, batch[SHARE])
         return Figures({**found, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
-
-    def _q(self, critics: Callable[..., Any], obs: Any, batch: Batch) -> Tensor:
-        """Return what critics say of the batch's actions, `[2, batch_size]`."""
-        actions = recorded_actions(batch)[0]
-        if not isinstance(self.action_space, gymnasium.spaces.Discrete):
-            values: Tensor = critics(obs, actions)
-            return values
-        table = critics(obs)  # [2, batch_size, num_actions]
-        index = (actions - int(self.action_space.start)).expand(len(table), -1).unsqueeze(-1)
-        return torch.gather(table, -1, index).squeeze(-1)
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

@@ -24,7 +24,8 @@ from rl8x.envs.parameters import shown_value
 from rl8x.envs.vectorised import is_vectorised
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, reduce_horizons
+from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, pool
+from rl8x.trees import tree_map
 
 OnlineConfigT = TypeVar("OnlineConfigT", bound="OnlineConfig")
 EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
@@ -236,13 +237,28 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         Returns:
             Statistics of these horizons, by the names of metrics.
         """
-        horizons: list[Mapping[str, float]] = []
+        rows: list[Mapping[str, float]] = []
+        counts: dict[str, tuple[str, ...]] = {}
         with self.env.evaluating_parameters():
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
-                horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
+                row, gates = self.collector.evaluate(self.config.horizon, deterministic=deterministic).counted()
+                rows.append(row)
+                counts.update(gates)
                 self.counters[keys.COLLECTS] += 1
-        return Stats(reduce_horizons(horizons))
+        return pool(rows, counts)
+
+    def observe_rollout(self, rollout: Rollout) -> None:
+        """Have the observation normaliser learn from a horizon, where there is one.
+
+        Args:
+            rollout: What was collected, `[horizon + 1, num_envs, ...]`.
+        """
+        if self.policy.obs_moments is None:
+            return
+        horizon, valid = self.config.horizon, rollout.tensors.get(keys.VALID)
+        obs = tree_map(lambda part: part[:horizon], rollout.tree(keys.OBS))
+        self.policy.observe(obs, None if valid is None else valid[:horizon])
 
     def reset_is_due(self) -> bool:
         """Whether the next collect begins by resetting the environment."""

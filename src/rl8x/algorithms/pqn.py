@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
+from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Batch, Objective, OnPolicyAlgorithm, OnPolicyConfig
-from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM, LR
-from rl8x.algorithms.optimizer import OPTIMIZERS
+from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.categorical import pick
 from rl8x.envs import Env
 from rl8x.envs.base import Step
@@ -32,7 +31,6 @@ from rl8x.policy import Act
 from rl8x.q_values import QPolicy, check_discrete
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, experience
-from rl8x.schedules import Schedule
 from rl8x.trees import unflatten_tree
 
 LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
@@ -40,7 +38,16 @@ _EPSILON: Final = "coefficients/epsilon"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PQNConfig(OnPolicyConfig):
+class PQNConfig(
+    OnPolicyConfig,
+    defaults={
+        "horizon": 64,
+        "lr": 2.5e-4,
+        "optimizer": "radam",
+        "max_grad_norm": 10.0,
+        "sgd_minibatch_size": 128,
+    },
+):
     """Hyperparameters of PQN.
 
     Raises:
@@ -51,7 +58,6 @@ class PQNConfig(OnPolicyConfig):
     """
 
     num_envs: int = option(32, "Copies of the environment, stepped together; the paper's tasks have 32 to 1024.", low=1)
-    horizon: int = option(64, "Steps taken by each copy in one collect.", low=1)
     model_config: dict[str, Any] = option(
         {},
         "Keyword arguments of the model's class. The models 'mlp' and 'cnn' have layer_norm=true unless this says "
@@ -60,14 +66,6 @@ class PQNConfig(OnPolicyConfig):
     gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
     q_lambda: float = option(
         0.95, "Weight of longer returns in the targets: 0 is one step, 1 the whole return.", low=0.0, high=1.0
-    )
-    lr: float = option(2.5e-4, "Learning rate of the optimizer.", above=0.0)
-    optimizer: str = option("radam", "Optimizer of the weights.", choices=tuple(OPTIMIZERS))
-    max_grad_norm: float | None = option(
-        10.0, "Largest L2 norm of the gradient over all weights. None does not clip.", above=0.0
-    )
-    sgd_minibatch_size: int | None = option(
-        128, "Transitions of a minibatch; it must divide num_envs * horizon. None is all of them.", low=1
     )
     epsilon: float = option(0.1, "Share of random actions while collecting.", low=0.0, high=1.0)
     epsilon_schedule: list[list[float]] | dict[str, Any] | None = option(
@@ -81,13 +79,7 @@ class PQNConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        self.share_of_random_actions.bounded(0.0, 1.0, "epsilon_schedule")
-
-    @property
-    def share_of_random_actions(self) -> Schedule:
-        """The schedule of epsilon."""
-        schedule = self.epsilon_schedule
-        return Schedule.make(self.epsilon if schedule is None else schedule, name="epsilon_schedule")
+        self.schedule("epsilon").bounded(0.0, 1.0, "epsilon_schedule")
 
 
 class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
@@ -100,7 +92,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     policy: QPolicy
 
     def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
-        self.epsilon_schedule = config.share_of_random_actions
+        self.epsilon_schedule = config.schedule("epsilon")
         super().__init__(config, env, seed, env_factory)
 
     def make_policy(self) -> QPolicy:

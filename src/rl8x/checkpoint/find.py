@@ -100,7 +100,8 @@ def find_of_job(job: str, build: Mapping[str, Any], root: Path, besides: Collect
         root: A folder with the folders of runs, or a run's own.
         besides: Folders that are not meant.
     """
-    runs = [(root, files.describe(files.listed(root)[-1]))] if files.listed(root) else list(_runs(root))
+    own = _newest(root)
+    runs = list(_runs(root)) if own is None else [(root, own)]
     found = [
         (str(metadata.get("created")), folder)
         for folder, metadata in runs
@@ -141,9 +142,16 @@ def _runs(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield each run's folder of checkpoints with what its newest readable checkpoint is."""
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     for folder in folders:
-        for path in reversed(files.listed(folder)):
-            with contextlib.suppress(CheckpointError):
-                metadata = files.describe(path)
-                if isinstance(metadata.get("run"), dict):
-                    yield folder, metadata
-                    break
+        metadata = _newest(folder)
+        if metadata is not None:
+            yield folder, metadata
+
+
+def _newest(folder: Path) -> dict[str, Any] | None:
+    """Read what the newest readable checkpoint of a run's folder is; None where there is none."""
+    for path in reversed(files.listed(folder)):
+        with contextlib.suppress(CheckpointError):
+            metadata = files.describe(path)
+            if isinstance(metadata.get("run"), dict):
+                return metadata
+    return None

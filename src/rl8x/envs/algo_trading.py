@@ -62,7 +62,7 @@ class AlgoTrading(Env):
             "trend": (noise[:, 0] * 2.0 - 1.0) * parameters["max_trend"],
             "cycle": noise[:, 1] * parameters["max_cycle"],
             "frequency": 2.0 * math.pi / (low + noise[:, 2] * (high - low)),
-            "time": zeros,
+            "phase": zeros,
             "change": zeros,
             "invested": torch.zeros_like(zeros, dtype=torch.int64),
         }
@@ -71,11 +71,14 @@ class AlgoTrading(Env):
         """Trade by actions `[num_envs]`, then change the price; buying what is held or selling what is not is void."""
         before = state["invested"]
         invested = torch.where(actions == BUY, 1, torch.where(actions == SELL, 0, before))
-        growth = torch.log1p(state["cycle"] * torch.sin(state["frequency"] * state["time"]))
+        growth = torch.log1p(state["cycle"] * torch.sin(state["phase"]))
         change = torch.log1p(state["trend"]) + growth
         paid = (invested != before) * torch.log1p(-parameters["fee"])
         rewards = PERCENT * (invested * change + paid)
-        state = state | {"time": state["time"] + 1.0, "change": change, "invested": invested}
+        # Of f t itself float32 would lose the digits in a task that never ends: keep the phase in [0, 2 pi).
+        phase = state["phase"] + state["frequency"]
+        phase = phase - torch.floor(phase * (0.5 / math.pi)) * (2.0 * math.pi)
+        state = state | {"phase": phase, "change": change, "invested": invested}
         return state, rewards, torch.zeros_like(rewards, dtype=torch.bool)
 
     def observe(self, state: State, parameters: Parameters) -> Observation:

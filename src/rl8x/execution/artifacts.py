@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -156,10 +157,10 @@ class Artifacts:
     def clear(self) -> int:
         """Remove all programs, and what is kept for them; return how many bytes that were."""
         freed = 0
-        if self.folder.is_dir():
-            for path in (path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")):
+        for path in [path for kind in _KINDS for path in self.folder.glob(f"*.{kind}")]:
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                 freed += path.stat().st_size
-                path.unlink(missing_ok=True)
+                path.unlink()
         return freed
 
     @property
@@ -167,13 +168,13 @@ class Artifacts:
         """How much is kept, in MB.
 
         Raises:
-            ValueError: If `RL8X_CACHE_MB` is no number.
+            ValueError: If `RL8X_CACHE_MB` is no number, not finite or less than 0.
         """
         given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
-        try:
-            return float(given)
-        except ValueError:
-            raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes; got {given!r}.") from None
+        with contextlib.suppress(ValueError):
+            if math.isfinite(limit := float(given)) and limit >= 0:
+                return limit
+        raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes, finite and at least 0; got {given!r}.")
 
     def trim(self) -> None:
         """Remove what has not been used for longest, while there is more than the limit, but for programs in use."""
@@ -182,8 +183,11 @@ class Artifacts:
             left -= artifact.size
             if left < 0 and (artifact.kind == "headers" or artifact.used < since):
                 self.remove(artifact.key)
-        notes = sorted(self.folder.glob("*.note"), key=lambda path: path.stat().st_mtime)
-        for path in notes[:-_MOST_NOTES]:
+        notes = []
+        for path in self.folder.glob("*.note"):
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed or renamed it
+                notes.append((path.stat().st_mtime, path))
+        for _, path in sorted(notes)[:-_MOST_NOTES]:
             path.unlink(missing_ok=True)
 
 

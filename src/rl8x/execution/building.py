@@ -6,6 +6,7 @@ each version of torch, into the folder of the programs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -28,8 +29,10 @@ _OPTIONS: Final = ("-fvisibility=hidden", "-O2", "-g0")
 _PREFIX: Final = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # The size of what is precompiled, in MB: not kept in a folder whose limit it would fill.
 _HEADERS_MB: Final = 150
-# Folders in which headers are being precompiled, and the age in seconds at which no one is at it any more.
-_UNFINISHED: Final = ".headers-"
+# Folders in which programs are being built and headers precompiled, and the age in seconds at which no one is at it any
+# more.
+_BUILD: Final = "rl8x-compile-"
+_PRECOMPILATION: Final = ".headers-"
 _LONG_AGO_S: Final = 600.0
 
 
@@ -44,7 +47,7 @@ def build(source: str, library: Path) -> None:
         RuntimeError: If the compiler refuses it; the first line is its first error.
     """
     headers = Headers(library.parent)
-    with tempfile.TemporaryDirectory(prefix="rl8x-compile-") as name:
+    with tempfile.TemporaryDirectory(prefix=_BUILD) as name:
         written = Path(name) / "program.cpp"
         written.write_text(source)
         precompiled = headers.find()
@@ -59,6 +62,23 @@ def build(source: str, library: Path) -> None:
         beside = library.with_name(f"{library.name}.part")
         shutil.move(built, beside)
         beside.replace(library)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what builds left that were killed in the middle, as those are of a run that ends.
+
+    Args:
+        folder: Where the programs are; all that is unfinished in it has a name that begins with a dot.
+    """
+    since = time.time() - _LONG_AGO_S
+    for left in (*folder.glob(".*"), *Path(tempfile.gettempdir()).glob(f"{_BUILD}*")):
+        with contextlib.suppress(OSError):  # another process removes it, or it is another user's
+            if left.stat().st_mtime >= since:
+                continue
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
 
 
 class Headers:
@@ -79,7 +99,8 @@ class Headers:
         precompiled = self._artifacts.headers(self.key)
         if precompiled is None:
             return None
-        os.utime(precompiled)  # what has not been used for longest is removed first
+        with contextlib.suppress(OSError):  # another process has just removed it
+            os.utime(precompiled)  # what has not been used for longest is removed first
         return precompiled.with_suffix("")
 
     def precompile(self) -> None:
@@ -87,10 +108,7 @@ class Headers:
         folder = self._artifacts.folder
         if self._artifacts.find(self.key) is not None or self._artifacts.limit_mb < 2 * _HEADERS_MB:
             return
-        for left in folder.glob(f"{_UNFINISHED}*"):  # by a run that ended meanwhile
-            if time.time() - left.stat().st_mtime > _LONG_AGO_S:
-                shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=folder) as name:
+        with tempfile.TemporaryDirectory(prefix=_PRECOMPILATION, dir=folder) as name:
             beside = Path(name) / f"{self.key}.h"
             beside.write_text(self.text)
             errors, built = _run(beside, Path(name), None, precompiling=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl8x.execution.loops import Loop
-from rl8x.execution.programs import ProgramError
+from rl8x.execution.programs import ProgramError, layout_of
 
 Capture = Callable[[Callable[[], Sequence[Tensor]]], tuple[Callable[[], object], Sequence[Tensor]]]
 
@@ -48,7 +48,7 @@ class CapturedProgram:
         self._program(tensors)
 
     def _program(self, tensors: Sequence[Tensor]) -> _Captured:
-        key = tuple([(tensor.shape, tensor.stride()) for tensor in tensors])
+        key = layout_of(tensors)
         captured = self._captured.get(key)
         if captured is None:
             captured = self._captured[key] = self._make(tensors)

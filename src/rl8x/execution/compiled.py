@@ -14,7 +14,7 @@ from rl8x.execution.artifacts import key_of
 from rl8x.execution.compiler import Run, compiler, load
 from rl8x.execution.fingerprint import Fingerprint, fingerprint
 from rl8x.execution.loops import Loop
-from rl8x.execution.programs import ProgramError
+from rl8x.execution.programs import ProgramError, layout_of
 from rl8x.execution.traces import Description, LoopShape, describe, trace
 
 MadeOf = Callable[[], Sequence[object]]
@@ -43,7 +43,7 @@ class CompiledProgram:
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the program."""
-        ready = self._ready.get(_layout(tensors)) or self._program(tensors)
+        ready = self._ready.get(layout_of(tensors)) or self._program(tensors)
         with torch.no_grad():
             return ready.run(*tensors, *ready.read)
 
@@ -52,7 +52,7 @@ class CompiledProgram:
         self._program(tensors)
 
     def _program(self, tensors: Sequence[Tensor]) -> _Ready:
-        key = _layout(tensors)
+        key = layout_of(tensors)
         ready = self._ready.get(key)
         if ready is None:
             with _refusals():
@@ -61,7 +61,7 @@ class CompiledProgram:
 
     def prepare(self, *tensors: Tensor) -> None:
         """Have the program compiled for arguments laid out like these, `[*]` each, without waiting for it."""
-        key = _layout(tensors)
+        key = layout_of(tensors)
         if key in self._ready or key in self._described:
             return
         with _refusals():
@@ -73,7 +73,7 @@ class CompiledProgram:
     def _compile(self, tensors: Sequence[Tensor]) -> _Ready:
         if any(tensor.device.type != "cpu" for tensor in tensors):
             return self._compile_here(tensors)
-        described = self._described.pop(_layout(tensors), None)
+        described = self._described.pop(layout_of(tensors), None)
         if described is None:
             found = self._found(tensors)
             if found is not None:
@@ -200,10 +200,6 @@ class _Described(NamedTuple):
 
     description: Description
     read: Sequence[Tensor]
-
-
-def _layout(tensors: Sequence[Tensor]) -> Hashable:
-    return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
 @contextlib.contextmanager

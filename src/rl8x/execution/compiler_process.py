@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from rl8x.execution.artifacts import Artifacts
-from rl8x.execution.building import Headers
+from rl8x.execution.building import Headers, remove_unfinished
 from rl8x.execution.lowering import lower
 from rl8x.execution.traces import Description
 from rl8x.output import message_of
@@ -33,7 +33,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a compiler prints is no answer
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     if os.fork() == 0:
-        _precompile(artifacts)
+        _tidy_and_precompile(artifacts)
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -42,12 +42,16 @@ def main() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _precompile(artifacts: Artifacts) -> None:
-    """Precompile headers for later programs, with what those of now leave of the processor; ends this process."""
+def _tidy_and_precompile(artifacts: Artifacts) -> None:
+    """Remove what earlier builds left, and precompile headers for later ones; ends this process.
+
+    It gets what the programs of now leave of the processor.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(Exception):  # programs are built without, and say what is wrong
+        remove_unfinished(artifacts.folder)
         Headers(artifacts.folder).precompile()
     os._exit(0)
 
@@ -72,8 +76,10 @@ def _locked(path: Path) -> Iterator[None]:
     """Do what stands in the block in one process at a time; a process that is killed holds nothing up."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +64,11 @@ class TreeProgram:
         assert self._inputs is not None
         self._outputs, flat = flat_of(self.function(*self._inputs.tree(tensors)))
         return flat
+
+
+def layout_of(tensors: Sequence[Tensor]) -> Hashable:
+    """Return shape, strides and dtype of each of `tensors` `[*]`: what decides which compiled program runs on them."""
+    return tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
 
 
 class Layout(NamedTuple):

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from rl8x.distributed import SUM, ranks
 from rl8x.execution.loops import Loop
 from rl8x.execution.private import is_view, written_by
-from rl8x.execution.programs import ProgramError, prepare
+from rl8x.execution.programs import ProgramError, layout_of, prepare
 from rl8x.execution.traces import trace
 
 Function = Callable[..., Sequence[Tensor]]
@@ -58,7 +58,7 @@ class SplitProgram:
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Run the pieces, and add up between them."""
-        key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
+        key = layout_of(tensors)
         steps = self._ready.get(key)
         if steps is None:
             steps = self._steps(key, tensors)
@@ -70,7 +70,7 @@ class SplitProgram:
 
     def prepare(self, *tensors: Tensor) -> None:
         """Have the pieces compiled for arguments laid out like these, `[*]` each, without waiting for it."""
-        key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
+        key = layout_of(tensors)
         if key not in self._ready and key not in self._traced:
             _rehearse(self._steps(key, tensors), tensors, lambda program, given: prepare(program, *given))
 

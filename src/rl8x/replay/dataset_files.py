@@ -38,7 +38,7 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     meta = json.loads((folder / "meta.json").read_text())
     for name, entry in meta.items():
-        if not isinstance(entry, dict) or "/" in name:
+        if not isinstance(entry, dict) or "/" in name or name in ("", ".", ".."):  # none that tensordict writes
             continue
         if "dtype" not in entry:
             found |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}
@@ -77,6 +77,16 @@ def read_spaces(folder: Path) -> dict[str, Any]:
         return {name: space_from_plain(plain[name]) for name in SPACES if name in plain}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{file} does not say the spaces of a data set: {error!r}.") from None
+
+
+def is_hdf5(path: Path) -> bool:
+    """Whether there is a file with the name of one in the layout of D4RL, which says nothing of its spaces."""
+    return path.is_file() and path.suffix in (".hdf5", ".h5")
+
+
+def lacks_spaces(path: Path) -> bool:
+    """Whether there is a data set that does not say both of its spaces."""
+    return is_hdf5(path) or ((path / "meta.json").is_file() and len(read_spaces(path)) < len(SPACES))
 
 
 def read_hdf5(path: Path) -> dict[str, Tensor]:

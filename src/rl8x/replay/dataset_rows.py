@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.trees import is_part
 
 _FLAGS: Final = (keys.TERMINATED, keys.TRUNCATED)
 _NAMES: Final = "`obs`, `actions`, `rewards`, `terminated`, `truncated` and, where it is known, `next_obs`"
@@ -104,13 +105,9 @@ def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "episodes that are truncated or not over have none, and there are no others. Record longer episodes."
         )
     # What follows a termination is never valued; it has to be something finite.
-    source = torch.where(ends, torch.arange(len(ends)), torch.arange(1, len(ends) + 1))[~unknown]
+    own = torch.arange(len(ends), device=ends.device)
+    source = torch.where(ends, own, own + 1)[~unknown]
     kept = {name: tensor[~unknown] for name, tensor in rows.items()}
     kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
     parts = {name: part for name, part in rows.items() if is_part(name, what)}
     return kept | {f"next_{name}": part[source] for name, part in parts.items()}
-
-
-def is_part(name: str, *trees: str) -> bool:
-    """Whether a flat name is that of one of some trees, or of a part of it."""
-    return name.split("/", 1)[0] in trees

@@ -18,7 +18,7 @@ import torch
 
 from rl8x import keys
 from rl8x.replay.dataset import Dataset
-from rl8x.trees import unflatten_tree
+from rl8x.trees import is_part, unflatten_tree
 
 _ID: Final = re.compile(r"[-_\w][-_\w/]*[-_\w]+/[-_\w]+-v\d+", re.ASCII)
 _NEEDS: Final = "to write a data set in Minari's format needs Minari: pip install 'minari[hdf5]'."
@@ -83,13 +83,13 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
 
 def _episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
     """Yield the episodes of a data set as the arguments of Minari's `EpisodeBuffer`."""
-    rows = dataset.transitions
+    rows = {name: tensor.cpu() for name, tensor in dataset.transitions.items()}
     truncated = rows[keys.TRUNCATED].clone()
     truncated[-1] |= ~rows[keys.TERMINATED][-1]
     ends = ((rows[keys.TERMINATED] | truncated).nonzero().squeeze(1) + 1).tolist()
     for start, stop in zip([0, *ends[:-1]], ends, strict=True):
         part = {key: tensor[start:stop] for key, tensor in rows.items()}
-        for key in [key for key in part if key.split("/", 1)[0] == keys.OBS]:
+        for key in [key for key in part if is_part(key, keys.OBS)]:
             last = rows[keys.NEXT_OBS + key.removeprefix(keys.OBS)][stop - 1 : stop]
             part[key] = torch.cat([part[key], last])
         yield {
@@ -107,7 +107,7 @@ def _arrays(tree: Any, space: Any) -> Any:
         return {name: _arrays(tree[name], part) for name, part in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(_arrays(tree[str(i)], part) for i, part in enumerate(space.spaces))
-    return tree.cpu().numpy().astype(np.dtype(space.dtype), copy=False)
+    return tree.numpy().astype(np.dtype(space.dtype), copy=False)
 
 
 def _root() -> Path:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
+from rl8x.trees import is_part
 
 _READ = (keys.REWARDS, keys.TERMINATED, keys.TRUNCATED, keys.VALID)
 
@@ -83,11 +84,11 @@ class NStep:
     def _complete(self, block: Mapping[str, Tensor], complete: int) -> dict[str, Tensor]:
         """Make rows of the first slots of a block, `[slots, num_envs, ...]`, after each of which n - 1 follow."""
         returns, discounts, last = self._returns(block, complete)
-        rows = {name: block[name][:complete] for name in block if _is_part(name, keys.OBS, keys.ACTIONS)}
+        rows = {name: block[name][:complete] for name in block if is_part(name, keys.OBS, keys.ACTIONS)}
         rows |= {keys.RETURNS: returns, keys.DISCOUNTS: discounts}
         rows = {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
         for name, tensor in block.items():
-            if _is_part(name, keys.NEXT_OBS, keys.NEXT_ACTIONS):
+            if is_part(name, keys.NEXT_OBS, keys.NEXT_ACTIONS):
                 flat = tensor.flatten(0, 1)
                 rows[name] = flat if last is None else flat[last.flatten()]
         if keys.VALID in block:
@@ -130,8 +131,4 @@ class NStep:
 
 
 def _is_read(name: str) -> bool:
-    return name in _READ or _is_part(name, keys.OBS, keys.ACTIONS, keys.NEXT_OBS, keys.NEXT_ACTIONS)
-
-
-def _is_part(name: str, *trees: str) -> bool:
-    return name.split("/", 1)[0] in trees
+    return name in _READ or is_part(name, keys.OBS, keys.ACTIONS, keys.NEXT_OBS, keys.NEXT_ACTIONS)

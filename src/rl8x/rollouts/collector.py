@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rl8x.envs.base import Carry, Env, Step
+from rl8x.envs.base import Carry, Env
 from rl8x.execution import Execution
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
@@ -112,9 +112,10 @@ class Collector:
                 yield from zip(env_noise, self.policy.noise(steps, self.env.num_envs, self.generator), strict=True)
 
     def evaluate(self, horizon: int, *, deterministic: bool) -> Stats:
-        """Run one horizon without keeping any of it, and return its statistics."""
+        """Run one horizon without keeping its observations, and return its statistics."""
         played = self.play(deterministic=deterministic, noise_steps=horizon)
-        steps: list[Step] = [transition.step for transition in itertools.islice(played, horizon)]
+        # A horizon of observations would take as much memory as a rollout.
+        steps = [each.step._replace(obs={}, final_obs={}) for each in itertools.islice(played, horizon)]
         return collect_stats(
             torch.stack([step.rewards for step in steps]),
             torch.stack([step.terminated | step.truncated for step in steps]),

@@ -79,11 +79,11 @@ class Comparison:
         """
         import pandas
 
-        rows = []
+        rows, shown = [], differing(self.runs)
         for run in self.runs:
             row: dict[str, Any] = {"run_id": run.id, "name": run.name, "status": run.status}
             params = params_of(run)
-            row |= {f"params.{name}": params.get(name) for name in differing(self.runs)}
+            row |= {f"params.{name}": params.get(name) for name in shown}
             row["steps"] = self._last_step(run)
             for metric in self.metrics:
                 row |= self._values(metric, run)

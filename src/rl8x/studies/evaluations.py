@@ -127,13 +127,14 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     cells = final[[CELL, *tests]].drop_duplicates(CELL).sort_values([*tests, CELL]).reset_index(drop=True)
     position_of = {cell: position for position, cell in enumerate(cells[CELL])}
     final = final.assign(**{CELL: final[CELL].map(position_of)})
+    distinct = {name: list(final[name].unique()) for name in names}
     groups: list[tuple[int, Group]] = []
     left_out: set[tuple[int, Any]] = set()
     notes: list[str] = []
     for number, rows in final.groupby("group", sort=True):
         first = rows.iloc[0]
         vary = {name.removeprefix(VARY): first[name] for name in varied if first[name] is not None}
-        group, incomplete = _group(rows, cells, str(first[TRAINING]), vary, _label(final, first, varied))
+        group, incomplete = _group(rows, cells, str(first[TRAINING]), vary, _label(distinct, first, varied))
         notes += incomplete.values()
         left_out |= {(number, seed) for seed in incomplete}
         if group is not None:
@@ -176,20 +177,20 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, list | dict) else value
 
 
-def _label(table: pandas.DataFrame, row: Any, varied: list[str]) -> str:
-    """Name a group by what differs between groups."""
-    parts = [str(row[TRAINING])] if table[TRAINING].nunique() > 1 else []
+def _label(distinct: Mapping[str, list[Any]], row: Any, varied: list[str]) -> str:
+    """Name a group by what differs between groups, given the values that a column has in any of them."""
+    parts = [str(row[TRAINING])] if len(distinct[TRAINING]) > 1 else []
     for name in varied:
         value = row[name]
-        if table[name].nunique(dropna=False) > 1 and value is not None:
+        if len(distinct[name]) > 1 and value is not None:
             short = name.removeprefix(VARY).removeprefix("algorithm_config.")
-            parts.append(f"{short}={_number(value, table[name]) if isinstance(value, float) else value}")
+            parts.append(f"{short}={_number(value, distinct[name]) if isinstance(value, float) else value}")
     return ", ".join(parts) or str(row[TRAINING])
 
 
-def _number(value: float, column: pandas.Series) -> str:
-    """Write a number of a column in six digits, unless that is how another is written too."""
-    numbers = {each for each in column.unique() if isinstance(each, float)}
+def _number(value: float, values: list[Any]) -> str:
+    """Write one of several values, a number, in six digits, unless that is how another is written too."""
+    numbers = {each for each in values if isinstance(each, float)}
     return f"{value:g}" if len({f"{each:g}" for each in numbers}) == len(numbers) else repr(float(value))
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rl8x.studies.evaluations import Supports
 from rl8x.studies.table import RUN
 from rl8x.tracking.database_runs import RunRecord
-from rl8x.tracking.reading import PARENT_TAG, RunReader
+from rl8x.tracking.reading import RunReader
 from rl8x.tracking.runs import HANDLE_PREFIX
+from rl8x.tracking.tables import PARENT_TAG
 
 if TYPE_CHECKING:
     import pandas

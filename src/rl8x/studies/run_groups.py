@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -71,9 +72,9 @@ def grouped_runs(runs: Sequence[RunRecord], by: Sequence[str]) -> dict[str, list
     """Put runs into groups by the values of params, in the order of their values; each alone where there are none."""
     groups: dict[str, list[RunRecord]] = {}
     if not by:
-        names = [run.name for run in runs]
+        names = Counter(run.name for run in runs)
         for run in runs:  # names need not be unique, IDs are
-            groups[run.name if names.count(run.name) == 1 else f"{run.name} ({run.id[:8]})"] = [run]
+            groups[run.name if names[run.name] == 1 else f"{run.name} ({run.id[:8]})"] = [run]
         return groups
     params = {run.id: params_of(run) for run in runs}
     for run in sorted(runs, key=lambda run: [_order(params[run.id].get(name)) for name in by]):

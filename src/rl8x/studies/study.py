@@ -37,10 +37,11 @@ from rl8x.output import say
 from rl8x.studies import search
 from rl8x.studies.cells import Support
 from rl8x.studies.definition import StudyConfig, Training
+from rl8x.studies.find import DEFINITION, EVALUATIONS, SUPPORTS
 from rl8x.studies.jobs import check_backend, do_jobs, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
-from rl8x.studies.training import RESULT, TABLE, read_curve, read_points, read_result, rows_of, run_job
+from rl8x.studies.training import RESULT, read_curve, read_points, read_result, rows_of, run_job
 from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking.location import check_writable, make_mlruns
 from rl8x.tracking.locks import FileLock, is_locked
@@ -48,8 +49,6 @@ from rl8x.tracking.locks import FileLock, is_locked
 if TYPE_CHECKING:
     import pandas as pd
 
-DEFINITION: Final = "study.json"
-SUPPORTS: Final = "supports.json"
 DONE: Final = "done"
 # The disk is full, or has become read-only
 _DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -155,7 +154,7 @@ class Study:
                 frame = self._collect()
                 if not frame.empty:
                     curves = [(each.group, read_curve(self._folder_of(each))) for each in self._finished()]
-                    files = [self.folder / TABLE, self.folder / SUPPORTS, self.folder / DEFINITION]
+                    files = [self.folder / EVALUATIONS, self.folder / SUPPORTS, self.folder / DEFINITION]
                     parent.log_results(frame, curves, files, failed=list(self.failed))
                 interrupted = False
             finally:
@@ -257,8 +256,8 @@ class Study:
         self, trainings: list[Training], parent: ParentRun, key: str, shown: StudyProgress, options: dict[str, Any]
     ) -> None:
         """Do what of some trainings is not done."""
-        self._trainings = [*self._trainings, *(each for each in trainings if each not in self._trainings)]
         by_key = {each.key: each for each in trainings}
+        self._trainings = list(({each.key: each for each in self._trainings} | by_key).values())
         left = {name: each for name, each in by_key.items() if read_result(self._folder_of(each)) is None}
         shown.begin(by_key, left)
         jobs = [self._job(training, parent, key, options) for training in left.values()]
@@ -335,7 +334,7 @@ class Study:
             frames.append(pd.DataFrame(rows["data"], columns=rows["columns"]))
         frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
         written = {"columns": list(frame.columns), "data": frame.to_numpy(dtype=object).tolist()}
-        replace_synced(self.folder / TABLE, json.dumps(written).encode())
+        replace_synced(self.folder / EVALUATIONS, json.dumps(written).encode())
         replace_synced(self.folder / SUPPORTS, json.dumps(self.supports, indent=1).encode() + b"\n")
         return frame
 
@@ -348,7 +347,7 @@ class Study:
         import pandas as pd
 
         try:
-            whole = json.loads((self.folder / TABLE).read_text())
+            whole = json.loads((self.folder / EVALUATIONS).read_text())
         except (OSError, ValueError):
             raise StudyError(f"the study in {self.folder} has no results yet: run it.") from None
         return pd.DataFrame(whole["data"], columns=whole["columns"])

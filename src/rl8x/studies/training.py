@@ -35,7 +35,7 @@ from rl8x.output import described
 from rl8x.studies import table
 from rl8x.studies.cells import inside, support
 from rl8x.studies.definition import StudyConfig, Training, tested_env
-from rl8x.studies.find import STUDY_TAG
+from rl8x.studies.find import EVALUATIONS, STUDY_TAG
 from rl8x.tracking import MLflowTracker, NullTracker, Thinning, Tracker, log_table, parent_tag
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
@@ -50,7 +50,6 @@ POINTS: Final = "points"
 PROGRESS: Final = "progress"
 ERROR: Final = "error.txt"
 PRUNED: Final = "pruned"
-TABLE: Final = "evaluations.json"
 TESTED: Final = ("test/returns/mean", "test/returns/min", "test/returns/inside", "test/returns/outside")
 # How long a training waits for a process that has it, which a lost driver may have left.
 _BUSY_WAIT_S: Final = 3600.0
@@ -87,7 +86,8 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
             lock.release()
     except Exception as error:
         with contextlib.suppress(OSError):
-            (folder / ERROR).write_text(hide(traceback.format_exc()))
+            # Names of files may be in it that no encoding has, which is no reason to end the other trainings.
+            (folder / ERROR).write_text(hide(traceback.format_exc()), encoding="utf-8", errors="backslashreplace")
         return {"key": job["key"], "error": " ".join(hide(described(error)).split())[:300]}
 
 
@@ -311,7 +311,7 @@ class _Work:
         if isinstance(trainer.tracker, MLflowTracker):
             trainer.tracker.flush()
             result["run_id"] = trainer.tracker.run_id or ""
-        path = self.folder / TABLE
+        path = self.folder / EVALUATIONS
         rows = rows_of(self.training, self.cells, read_points(self.folder), str(result["run_id"]))
         replace_synced(path, json.dumps(rows).encode())
         log_table(trainer.tracker, path)

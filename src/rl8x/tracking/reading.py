@@ -16,8 +16,8 @@ from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.tables import PARENT_TAG
 
-PARENT_TAG = "mlflow.parentRunId"
 _BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 _REQUESTS = 4  # at once, to a server
 _TIMEOUT_S = 30  # of a request: nothing waits for it but the reader

@@ -26,6 +26,7 @@ class Rejected:
         self.path = folder / REJECTED
         self.num_rows_lost = self.num_others_lost = 0
         self._entries = self._read()
+        self._lines = set(map(encode, self._entries))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -55,20 +56,22 @@ class Rejected:
         """Set aside an op that the store does not take, so that the others can go on."""
         self.replaced_by(op)
         entry = {"op": "rejected", "reason": hide(reason), "rejected": without_secrets(op)}
-        if entry in self._entries:
+        line = encode(entry)
+        if line in self._lines:
             return
         try:
             with os.fdopen(open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
-                file.write(encode(entry))
+                file.write(line)
             self._entries.append(entry)
+            self._lines.add(line)
         except OSError:
             self.num_rows_lost += op["op"] == "m"
             self.num_others_lost += op["op"] != "m"
 
     def replaced_by(self, op: Op) -> None:
         """Drop what an op, which has arrived now, replaces."""
-        if self._entries:
-            keys = _keys(op)
+        keys = _keys(op)
+        if self._entries and keys:  # a row replaces nothing, and there may be thousands of them
             self._keep([entry for entry in self._entries if not _keys(entry["rejected"]) & keys])
 
     def replace(self, kept: list[tuple[Op, str]]) -> None:
@@ -79,6 +82,7 @@ class Rejected:
         if entries == self._entries:
             return
         self._entries = entries
+        self._lines = set(map(encode, entries))
         with contextlib.suppress(OSError):
             if entries:
                 replace_file(self.path, b"".join(map(encode, entries)))

@@ -190,7 +190,7 @@ class _Process:
     def _receive(self) -> None:
         poll = select.poll()
         poll.register(self._stdout, select.POLLIN)
-        data = b""
+        parts: list[bytes] = []  # of an answer that has not come whole
         # Counted in waits that ended without a beat: the clock also runs where this process itself was stopped.
         silent_s = 0
         while True:
@@ -208,7 +208,11 @@ class _Process:
             if not more:
                 break
             silent_s, self._trouble = 0, ""
-            data = self._hand_out(data + more)
+            whole, newline, rest = more.rpartition(b"\n")
+            if newline:
+                self._hand_out(b"".join((*parts, whole)))
+                parts = []
+            parts.append(rest)
         status = self.popen.wait()
         self._fail(f"the process that talks to MLflow is gone (exit status {status})")
         self.gone = True
@@ -223,15 +227,13 @@ class _Process:
                     return True
         return False
 
-    def _hand_out(self, data: bytes) -> bytes:
-        """Give each whole answer to the call that waits for it; returns what is left."""
-        *lines, rest = data.split(b"\n")
-        for line in filter(None, lines):
+    def _hand_out(self, lines: bytes) -> None:
+        """Give each answer, a line, to the call that waits for it; beats are empty lines."""
+        for line in filter(None, lines.split(b"\n")):
             number, *answer = json.loads(line)
             box = self._waiting.pop(number, None)
             if box is not None:
                 box.put(answer)
-        return rest
 
     def _fail(self, reason: str) -> None:
         """Answer all calls that wait, and all that come until there is a beat again, with `StoreDownError`."""

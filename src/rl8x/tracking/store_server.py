@@ -78,7 +78,8 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
             break
         channel, number, name, args = json.loads(line)
         if name != "open":
-            channels[channel].put((number, name, args))
+            inbox = channels.pop(channel) if name == "close" else channels[channel]
+            inbox.put((number, name, args))
             continue
         (uri, database, artifacts, guarded), timeout_s, sys.argv, wanted = args
         location = Location(uri, database and Path(database), artifacts and Path(artifacts), guarded)
@@ -87,6 +88,7 @@ def serve(requests: IO[bytes], answer: _Answer, connect: Callable[..., MLflowSto
         channels[channel] = queue.SimpleQueue()
         make = functools.partial(connect, location, request_timeout_s=timeout_s)
         work = (channels[channel], answer, location, make)
+        threads = [thread for thread in threads if thread.is_alive()]  # a study has a channel for each training
         threads.append(threading.Thread(target=_serve_channel, args=work, daemon=True))
         threads[-1].start()
     for inbox in channels.values():

@@ -10,7 +10,7 @@ from typing import Final
 from rl8x.tracking.protocol import Tracker
 
 _TABLES_TAG: Final = "mlflow.loggedArtifacts"
-_PARENT_TAG: Final = "mlflow.parentRunId"
+PARENT_TAG: Final = "mlflow.parentRunId"
 
 
 def parent_tag(run_id: str) -> dict[str, str]:
@@ -19,7 +19,7 @@ def parent_tag(run_id: str) -> dict[str, str]:
     Args:
         run_id: The ID of the parent.
     """
-    return {_PARENT_TAG: run_id}
+    return {PARENT_TAG: run_id}
 
 
 def log_table(tracker: Tracker, path: str | os.PathLike[str]) -> None:

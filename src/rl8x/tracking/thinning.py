@@ -9,7 +9,6 @@ point's place in its metric decides alone, so that a resumed run, whose rows com
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 from collections import Counter
@@ -153,6 +152,7 @@ class Thinning:
         """Yield step, time and points of the rows that are to be sent as well, now that the run has ended."""
         assert self._file is not None
         counts, filled = dict(self._counts), self._filled.copy()
+        added = {count: _added(count, self.max_points) for count in set(counts.values())}
         places: Counter[str] = Counter()
         try:
             self._file.seek(0)
@@ -168,7 +168,7 @@ class Thinning:
             for name in counts.keys() & metrics.keys():
                 place = places[name]
                 places[name] += 1
-                if place >= filled[name] and _added(counts[name], self.max_points)[place]:
+                if place >= filled[name] and added[counts[name]][place]:
                     points[name] = metrics[name]
             if points:
                 yield row["step"], row["time"], points
@@ -209,7 +209,6 @@ def is_sent_at_once(place: int) -> bool:
     return place % (1 << (place // _DENSE).bit_length()) == 0
 
 
-@functools.lru_cache(maxsize=4)
 def _added(count: int, max_points: int) -> NDArray[np.bool_]:
     """Return which of a metric's points are added in the end to those that were sent at once, bool `[count]`."""
     places = np.arange(count)

@@ -48,12 +48,13 @@ class Evaluations:
         self, algorithm: GenericAlgorithmBase[Any], evaluator: EpisodeEvaluator | None, *, warns: bool
     ) -> None:
         self._algorithm = algorithm
-        self._trained = algorithm if evaluator is None and isinstance(algorithm, OnlineAlgorithm) else None
+        # The algorithm, where they play in its own environment.
+        self._in_training = algorithm if evaluator is None and isinstance(algorithm, OnlineAlgorithm) else None
         self._evaluator = evaluator
         self._env = algorithm.env if evaluator is None else evaluator.env
         # What an environment of their own came with is in force where there is no training to take it from.
         self._came_with = {} if self._env is None else self._env.next_config
-        self._warns = warns and self._trained is not None and self._trained.env.episodic
+        self._warns = warns and self._in_training is not None and self._in_training.env.episodic
         self._renamed, self.measured = _metric_names(self._env, whole_episodes=evaluator is not None)
         self.env_config: Mapping[str, Any] | None = None
 
@@ -67,7 +68,7 @@ class Evaluations:
             config = self.runs_config() if env_config is None else self._plain(env_config)
             training = self._algorithm.env
             return pooled_row(self._evaluator.evaluate(config, deterministic=deterministic, training=training))[0]
-        trained, env_config = self._trained, self.env_config if env_config is None else env_config
+        trained, env_config = self._in_training, self.env_config if env_config is None else env_config
         if trained is None:
             raise RuntimeError(f"{_NOWHERE}.")
         _check_turn(trained, env_config)
@@ -79,14 +80,14 @@ class Evaluations:
                 "trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
                 stacklevel=3,
             )
-        stats, _ = pooled_row(trained.evaluate(env_config=env_config, deterministic=deterministic))
+        stats, *_ = pooled_row(trained.evaluate(env_config=env_config, deterministic=deterministic))
         named = {self._renamed.get(name) or name: value for name, value in stats.items()}
         return {name: value for name, value in named.items() if name in self.measured or not _is_collected(name)}
 
     @property
     def is_their_turn(self) -> bool:
         """Whether one can be made now: in the training environment only where that is at a reset."""
-        trained = self._trained
+        trained = self._in_training
         if trained is None:
             return self._evaluator is not None
         return trained.resets.until_due(trained.counters[keys.COLLECTS]) == 0
@@ -110,11 +111,11 @@ class Evaluations:
             ValueError: If there is no environment, or the options do not fit the schedule of its resets.
             RuntimeError: If the training environment would not be at a reset.
         """
-        if self._trained is None:
+        if self._in_training is None:
             if self._evaluator is None and steps_per_eval is not None:
                 raise ValueError(f"`steps_per_eval` is {steps_per_eval}, but {_NOWHERE}.")
             return
-        resets = self._trained.resets
+        resets = self._in_training.resets
         if resets.once and env_config is not None:
             raise ValueError(f"`eval_env_config` {_NEVER}")
         if resets.once or steps_per_eval is None:
@@ -126,8 +127,8 @@ class Evaluations:
                 "give the trainer an `eval_env`."
             )
         if steps == 0:
-            _check_turn(self._trained, None)
-        collects = self._trained.counters[keys.COLLECTS]
+            _check_turn(self._in_training, None)
+        collects = self._in_training.counters[keys.COLLECTS]
         if resets.until_due(collects - steps):
             raise RuntimeError(
                 "Evaluations would not come at resets of the training environment: after the run's "
@@ -200,8 +201,8 @@ class Evaluations:
         """Return what the run evaluates under, in plain form: its own config for that, else what training has."""
         if self.env_config is not None:
             return self._plain(self.env_config)
-        if self._trained is not None:
-            return self._trained.env.next_config
+        if self._in_training is not None:
+            return self._in_training.env.next_config
         training = self._algorithm.env
         assert self._env is not None
         return self._came_with if training is None else inherited_config(training.config, self._env.num_envs)

@@ -12,6 +12,7 @@ from tqdm import TqdmWarning, tqdm
 
 from rl8x import keys
 from rl8x.output import Unfailing, in_notebook, short
+from rl8x.trainers.results import EVALUATED, TRAINED
 
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
@@ -20,8 +21,7 @@ _SECONDS_PER_LINE: Final = 10.0
 # that of the environment says as much.
 _BAR: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _COUNT: Final = "{n_fmt} steps [{elapsed}{postfix}]"
-_EPISODE_RETURN: Final = "episodes/returns/mean"
-_EVALUATED: Final = ("eval/returns/mean", "eval/horizon_returns/mean")
+_EPISODE_RETURN, _HORIZON_RETURN = TRAINED
 
 
 class ProgressReporter:
@@ -104,11 +104,11 @@ def describe(stats: Mapping[str, float], episode_return: float | None = None, cl
     parts = []
     if "profiling/env_steps_per_s" in stats:
         parts.append(f"{short(stats['profiling/env_steps_per_s'])}/s")
-    parts += [f"eval {stats[name]:.4g}" for name in _EVALUATED if name in stats]
+    parts += [f"eval {stats[name]:.4g}" for name in EVALUATED if name in stats]
     if episode_return is not None:
         parts.append(f"return {episode_return:.4g}")
-    elif "returns/mean" in stats:
-        parts.append(f"horizon return {stats['returns/mean']:.4g}")
+    elif _HORIZON_RETURN in stats:
+        parts.append(f"horizon return {stats[_HORIZON_RETURN]:.4g}")
     if clock in stats:
         parts.append(f"{counter_name(clock)} {short(stats[clock])}")
     for label, name in (("length", "episodes/lengths/mean"), ("kl", "monitors/kl_div")):

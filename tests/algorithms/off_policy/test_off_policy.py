@@ -187,11 +187,11 @@ def test_tasks_that_never_end_are_not_reset_at_every_collect():
     assert algorithm.rollout[keys.OBS].max().item() == 6.0
 
 
-def test_the_buffer_shows_the_last_collect_and_the_source_all():
+def test_the_buffer_shows_the_last_collect_and_the_replay_all():
     algorithm = build(Counting)
     train(algorithm, 3)
     assert algorithm.buffer[keys.OBS][0].squeeze(1).tolist() == [4.0, 5.0, 6.0]
-    assert algorithm.source.size == 48
+    assert algorithm.replay.size == 48
 
 
 def test_observations_are_kept_as_they_were_and_normalised_where_they_are_used():

@@ -10,7 +10,6 @@ from rl8x.algorithms.distillation.teacher import Teacher
 from rl8x.algorithms.hyperparameters import option, resolve_device
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.distributions import Distribution
-from rl8x.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +67,7 @@ class DistillationConfig(OnPolicyConfig):
         super().__post_init__()
         if isinstance(self.teacher_obs, str):
             raise TypeError(f"`teacher_obs` must be a list of names; got {self.teacher_obs!r}.")
-        self.schedule.bounded(0.0, 1.0, "beta_schedule")
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of beta."""
-        return Schedule.make(self.beta if self.beta_schedule is None else self.beta_schedule, name="beta_schedule")
+        self.schedule("beta").bounded(0.0, 1.0, "beta_schedule")
 
     def build(self, env: Any, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:  # type: ignore[override] # no None
         """Find the teacher, make the environment, check that they fit, and return the algorithm.

@@ -22,14 +22,14 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig
+from rl8x.algorithms.base import LR, AnyEnvConfig
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, labelled
 from rl8x.algorithms.distillation.losses import LOSS_METRICS, loss_of, minibatch_losses
 from rl8x.algorithms.distillation.teacher import Teacher, View, acting_weights
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
-from rl8x.algorithms.on_policy.algorithm import GRAD_NORM, LR
+from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
 from rl8x.envs.observed import PARAMETERS
 from rl8x.models.registry import BUILTIN
 from rl8x.names import unknown_name
@@ -129,7 +129,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Run student and teacher for a horizon, filling the buffer."""
         self.teacher.need_weights()
-        self.guided.beta.fill_(self.config.schedule(self.counters[self.clock]))
+        self.guided.beta.fill_(self.config.schedule("beta")(self.counters[self.clock]))
         return super().collect(env_config=env_config)
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
@@ -179,7 +179,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             "teacher_obs": list(self.policy.hidden),
             "loss": self.loss,
             "sample_actions": self.guided.samples,
-            "beta_schedule": self.config.schedule.to_dict(),
+            "beta_schedule": self.config.schedule("beta").to_dict(),
         }
 
     def state_dict(self) -> dict[str, Any]:

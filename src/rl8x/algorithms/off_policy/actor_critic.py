@@ -14,15 +14,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-import gymnasium
 import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.critics import Critics
+from rl8x.algorithms.off_policy.critics import Critics, action_values
 from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
@@ -31,7 +30,7 @@ from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, weighted
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.functional import expectation, project
-from rl8x.rollouts.statistics import Number
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.trees import unflatten_tree
 
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
@@ -190,7 +189,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         obs, categorical = self.critics_obs(batch, keys.OBS), self.config.num_atoms > 1
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            outputs = self._of_actions(q, obs, batch[keys.ACTIONS])
+            outputs = action_values(q, obs, batch[keys.ACTIONS], self.action_space)
             losses = -(goals * outputs.log_softmax(-1)).sum(-1) if categorical else 0.5 * (outputs - goals).square()
             error, values = weighted_mean(losses.sum(0), batch), self.means(outputs)
             total = error if penalty is None else error + penalty(q, values)
@@ -201,14 +200,6 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         errors = (values - (goals @ self.atoms if categorical else goals)).abs().mean(0)
         numbers = {"losses/q": found["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
         return {**numbers, "monitors/q_grad_norm": norm}, errors
-
-    def _of_actions(self, q: Callable[..., Tensor], obs: Any, actions: Tensor) -> Tensor:
-        """Return what critics say of actions, `[num_critics, batch_size]`, or with atoms `[..., num_atoms]`."""
-        if not isinstance(self.action_space, gymnasium.spaces.Discrete):
-            return q(obs, actions)
-        values = q(obs)  # [num_critics, batch_size, num_actions]
-        index = actions - int(self.action_space.start)
-        return values.gather(-1, index.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
 
 
 class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[ActorCriticConfigT]):
@@ -227,6 +218,12 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         """Act at random in the warm-up, afterwards as the policy samples."""
         self.policy.set_random(warms_up)
         return {}
+
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
+        """Run the policy for a horizon; what samples from it afterwards, such as an evaluation, does not warm up."""
+        stats = super().collect(env_config=env_config)
+        self.policy.set_random(False)
+        return stats
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Give updates the present scale of returns beside the rest."""
@@ -267,3 +264,18 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         super().load_learned_state(state)
         if self.return_scale is not None:
             self.return_scale.load_state_dict(state["return_scale"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next collect and step depend on, the rewards behind the episodes in progress too."""
+        behind = {} if self.return_scale is None else {"running_return": self.return_scale.carry}
+        return super().state_dict() | behind
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken, bit for bit.
+
+        Raises:
+            ValueError: As `load_learned_state` does.
+        """
+        super().load_state_dict(state)
+        if self.return_scale is not None:
+            self.return_scale.carry.copy_(state["running_return"])

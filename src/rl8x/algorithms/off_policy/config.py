@@ -1,4 +1,4 @@
-"""The hyperparameters that algorithms with a replay share, each explained once, at its field."""
+"""The hyperparameters of algorithms that learn from stored transitions, each explained once, at its field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
 from rl8x.replay.dataset import Dataset
-from rl8x.schedules import Schedule
 
 # Up to which denominator `updates_per_sample` is taken for the fraction that it was written as: 1 / 3 is a third.
 _LARGEST_DENOMINATOR: Final = 10**9
@@ -29,13 +28,14 @@ class LearnerConfig(AlgorithmConfig):
     dataset: str | Dataset | None = option(
         None,
         "Recorded transitions to learn from, without an environment: a folder that `rl8x collect` or `Dataset.save` "
-        "wrote, a Minari id, or in Python a Dataset, such as one of a .hdf5 file.",
+        "wrote, a Minari id, a .hdf5 file where `eval_env` names the environment whose spaces it has, or in Python a "
+        "Dataset.",
     )
     updates_per_step: int = option(100, "Updates of one step where learning is from a data set.", low=1)
     model: str | type[Model] | Model | None = option(
         None,
-        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class or an instance. None: 'cnn' where there are "
-        "images, else 'mlp'.",
+        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class, or an instance, of which `build` trains a "
+        "copy, from its weights. None: 'cnn' where there are images, else 'mlp'.",
     )
     model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
     batch_size: int = option(256, "Transitions of a batch, each drawn by itself.", low=1)
@@ -111,15 +111,6 @@ class LearnerConfig(AlgorithmConfig):
             )
         return None, None
 
-    def schedule(self, name: str) -> Schedule:
-        """Return the schedule of a hyperparameter that has one of its name; else it is constant.
-
-        Args:
-            name: The hyperparameter, such as `lr`.
-        """
-        schedule = getattr(self, f"{name}_schedule")
-        return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
-
     @property
     def returns(self) -> tuple[int, float]:
         """Steps and discount of the returns that a row has: of algorithms that use none, one reward."""
@@ -141,8 +132,13 @@ class LearnerConfig(AlgorithmConfig):
 class ValueConfig(LearnerConfig):
     """Hyperparameters of those that learn values towards targets."""
 
-    n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
-    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
+    n_step: int = option(
+        1,
+        "Rewards in a target before the value of what follows; fewer where an episode ends. Rows of a replay keep the "
+        "n_step and gamma that they were stored with.",
+        low=1,
+    )
+    gamma: float = option(0.99, "Discount of a reward one step later; for a replay see n_step.", low=0.0, high=1.0)
     tau: float = option(
         0.005,
         "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",

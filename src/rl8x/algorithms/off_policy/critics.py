@@ -1,4 +1,4 @@
-"""Critics of continuous control: several networks Q(s, a) as one.
+"""Critics Q(s, a): several networks as one.
 
 Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller one of two critics).
 """
@@ -94,3 +94,21 @@ class Critics(nn.Module):
             x = x if layers else self.hidden(x)
         values: Tensor = perceptron(x, layers) if layers else self.head(x.float())
         return values.view(*values.shape[:-1], *self.shape)
+
+
+def action_values(
+    critics: Callable[..., Tensor], obs: Any, actions: Tensor, action_space: gymnasium.Space[Any]
+) -> Tensor:
+    """Return Q_i(s, a) of recorded actions, `[num_critics, batch_size]`, or with atoms `[..., num_atoms]`.
+
+    Args:
+        critics: A `Critics`, or a call of one under other weights.
+        obs: As `Critics.forward` takes them.
+        actions: Those of the environment, `[batch_size, *action]`.
+        action_space: As `Critics` has it.
+    """
+    if not isinstance(action_space, gymnasium.spaces.Discrete):
+        return critics(obs, actions)
+    values = critics(obs)  # [num_critics, batch_size, num_actions]
+    index = actions - int(action_space.start)
+    return values.gather(-1, index.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
@@ -45,7 +45,6 @@ LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
 
 SHARE: Final = "target_share"
 """Of an update's batch: the share of the way that the targets go after it, 0-d; 0 where they stay."""
-LR: Final = "coefficients/lr"
 # Of an eager update that is small.
 _SECONDS_PER_UPDATE: Final = 1e-3
 # What is multiplied for a row and a weight: forward, backward by weights and activations, and a target's forward.
@@ -194,9 +193,6 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.nets = Nets(self.policy)
             self.make_nets()
 
-    def _generator(self, part: str) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
-
     def _made_of(self) -> Sequence[object]:
         """Return what decides an update; seeds and data differ where programs do not."""
         config = {name: value for name, value in vars(self.config).items() if name not in ("seed", "dataset")}
@@ -276,16 +272,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         Args:
             rows: Of updates in a row, `[updates, numbers]` each.
         """
-        table = torch.cat([pad(each, (0, len(self.numbers) - each.shape[1])) for each in rows])
-        columns = dict(zip(self.numbers, table.unbind(1), strict=True))
-        norms = torch.stack([column for name, column in columns.items() if name.endswith("grad_norm")], 1)
-        losses = torch.stack([column for name, column in columns.items() if not name.endswith("grad_norm")], 1)
-        means = dict[str, Number]()
-        for i, (name, total) in enumerate(zip(self.numbers, table.sum(0), strict=True)):
+        width, means = len(self.numbers), dict[str, Number]()
+        table = torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in rows])
+        for i, (name, total) in enumerate(zip(self.numbers, table.sum(0).unbind(0), strict=True)):
             count = sum(len(each) for each in rows if each.shape[1] > i)
             means |= {name: total / count} if count else {}
+        norms = [name.endswith("grad_norm") for name in self.numbers]
         vectors = [tensor for tensor in self.nets.state if tensor.numel() > 1]
-        return {**means, **updates_not_finite(losses, norms, vectors)}
+        return {**means, **updates_not_finite(table, norms, vectors)}
 
     def _prepare(self) -> None:
         """Have the updates' programs compiled while transitions are gathered, or updates made eagerly."""

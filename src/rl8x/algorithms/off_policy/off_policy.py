@@ -12,6 +12,7 @@ An algorithm is a `Learner` with this as another base, which may say how it expl
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final, TypeVar
@@ -38,7 +39,7 @@ from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
 from rl8x.rollouts.step import Cursor, experience
-from rl8x.trees import flatten_tree, tree_map
+from rl8x.trees import flatten_tree
 
 OffPolicyConfigT = TypeVar("OffPolicyConfigT", bound=OffPolicyConfig)
 
@@ -121,11 +122,6 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """The last rollout as a TensorDict of batch size `[num_envs, horizon + 1]`, sharing its memory."""
         return self.rollout.as_tensordict()
 
-    @property
-    def source(self) -> Replay:
-        """What is learned from."""
-        return self.replay
-
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
         """Run the policy for a horizon and append what is complete of it to the replay."""
         warms_up = self.counters[keys.ENV_STEPS] < self.config.warmup_steps
@@ -153,10 +149,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
 
     def observe(self) -> None:
         """Take the last rollout, in which all is finite, into running moments."""
-        if self.policy.obs_moments is not None:
-            horizon, valid = self.config.horizon, self.rollout.tensors.get(keys.VALID)
-            obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
-            self.policy.observe(obs, None if valid is None else valid[:horizon])
+        self.observe_rollout(self.rollout)
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Reset the environment where the schedule says so; no return reaches across it."""
@@ -233,7 +226,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """Return all that the next collect and step depend on."""
         owed = [self.updates_owed.numerator, self.updates_owed.denominator]
         replay = {"replay": self.replay.state_dict(), "n_step": self.nstep.state_dict(), "updates_owed": owed}
-        return {**super().state_dict(), **replay}
+        return {**super().state_dict(), **replay, "returns": list(self.config.returns)}
 
     def join(self, state: Mapping[str, Any]) -> None:
         """Go on as a new rank, with an empty replay; what is due is due on all ranks alike."""
@@ -247,4 +240,17 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self._has_rows = False
         self.replay.load_state_dict(state["replay"])
         self.nstep.load_state_dict(state["n_step"])
+        self._warn_of_old_returns(*state.get("returns", self.config.returns))
         self.updates_owed = Fraction(*state["updates_owed"])
+
+    def _warn_of_old_returns(self, n_step: int, gamma: float) -> None:
+        """Say that rows keep the returns that they were stored with, where those from here on have others."""
+        if (n_step, gamma) == self.config.returns or not self.replay.size:
+            return
+        warnings.warn(
+            f"the {self.replay.size:,} rows of the replay keep the returns of n_step={n_step} and gamma={gamma:g}; "
+            f"rows from here on have n_step={self.config.n_step} and gamma={self.config.gamma:g}, and replace the "
+            f"others within {self.config.buffer_size:,} transitions.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
+from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
@@ -32,8 +32,7 @@ from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Number, Stats, gathered_not_finite, locate_non_finite
 from rl8x.rollouts.step import Bootstrap, Slot
-from rl8x.schedules import Schedule
-from rl8x.trees import tree_map
+from rl8x.trees import is_part
 
 OnPolicyConfigT = TypeVar("OnPolicyConfigT", bound=OnPolicyConfig)
 
@@ -43,7 +42,6 @@ _SECONDS_PER_UPDATE: Final = 1e-3
 
 GRAD_NORM: Final = "monitors/grad_norm"
 EXPLAINED_VARIANCE: Final = "monitors/explained_variance"
-LR: Final = "coefficients/lr"
 
 
 class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
@@ -85,7 +83,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         state_every = self.seq_len if self.policy.recurrent else config.horizon
         self.rollout = Rollout(config.horizon, config.num_envs, state_every=state_every)
         self.pack = SequencePack(config.horizon, config.num_envs, self.seq_len)
-        self.lr_schedule = Schedule.make(config.lr if config.lr_schedule is None else config.lr_schedule)
+        self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
         self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
         self.updater = Updater(
@@ -164,9 +162,6 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return {}
 
     # -- making
-
-    def _generator(self, part: str) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
 
     def _make_policy(self) -> Policy:
         devices = [self.device] if self.device.type == "cuda" else []
@@ -270,7 +265,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.optimizer.lr.fill_(lr)
         with flushed_denormals(self.device):
             rows, applied = self.updater.run(self.coefficient(now))
-        self._observe()
+        self.observe_rollout(self.rollout)
+        norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += len(rows) if self.objective.limit is None else int(applied.sum())
         return Stats(
@@ -280,21 +276,13 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
                 LR: lr,
                 **self.coefficients(),
                 **gathered_not_finite(self.rollout.tensors),
-                **updates_not_finite(rows[:, :-1], rows[:, -1:], [self.optimizer.weights]),
+                **updates_not_finite(rows, norms, [self.optimizer.weights]),
             }
         )
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
         """Average over the updates of a step what `Updater.run` returned of each."""
         return dict(zip((*self.objective.metrics, GRAD_NORM), rows.mean(0), strict=True))
-
-    def _observe(self) -> None:
-        """Let the observation normaliser learn from the horizon."""
-        if self.policy.obs_moments is None:
-            return
-        horizon, valid = self.config.horizon, self.rollout.tensors.get(keys.VALID)
-        obs = tree_map(lambda part: part[:horizon], self.rollout.tree(keys.OBS))
-        self.policy.observe(obs, None if valid is None else valid[:horizon])
 
     @functools.cached_property
     def _prepare_program(self) -> Callable[[], Sequence[Tensor]]:
@@ -316,7 +304,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         """Pack what the updates read; what was made of the rollout is `[horizon, num_envs]`, each."""
         horizon = self.config.horizon
         packed: Batch = {
-            name: value[:horizon] for name, value in self.rollout.tensors.items() if name.split("/")[0] in self.packed
+            name: value[:horizon] for name, value in self.rollout.tensors.items() if is_part(name, *self.packed)
         }
         states = {name: self.rollout.states[name] for name in self.policy.initial_state(1)}
         self.pack.fill(packed | dict(made), states)

@@ -12,7 +12,6 @@ from rl8x.algorithms.on_policy.minibatches import packed_bytes
 from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
 from rl8x.models import Model
-from rl8x.schedules import Schedule
 
 # Bytes that these algorithms add to a slot of the rollout: log-probability, value, final value (float32).
 _STORED: Final = 3 * 4
@@ -30,8 +29,8 @@ class OnPolicyConfig(OnlineConfig):
 
     model: str | type[Model] | Model | None = option(
         None,
-        "Network: 'mlp', 'cnn', 'lstm', 'gru', 'attention', a dotted path to a Model class, a class or an instance. "
-        "None: 'cnn' where there are images, else 'mlp'.",
+        "Network: 'mlp', 'cnn', 'lstm', 'gru', 'attention', a dotted path to a Model class, a class, or an "
+        "instance, of which `build` trains a copy, from its weights. None: 'cnn' where there are images, else 'mlp'.",
     )
     model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
     lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)
@@ -69,8 +68,7 @@ class OnPolicyConfig(OnlineConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        lr = Schedule.make(self.lr_schedule if self.lr_schedule is not None else self.lr, name="lr_schedule")
-        lr.bounded(0.0, math.inf, "lr_schedule")
+        self.schedule("lr").bounded(0.0, math.inf, "lr_schedule")
         make_rule(self.optimizer, self.optimizer_config)
         transitions = self.num_envs * self.horizon
         if self.sgd_minibatch_size is not None and transitions % self.sgd_minibatch_size:

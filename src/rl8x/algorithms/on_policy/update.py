@@ -130,27 +130,27 @@ class Updater:
         size = self.config.sgd_minibatch_size
         return self.pack.num_sequences if size is None else size // self.pack.seq_len
 
-    def run(self, now: float = 0.0) -> tuple[Tensor, Tensor]:
+    def run(self, coefficient: float = 0.0) -> tuple[Tensor, Tensor]:
         """Update the policy with what is in the pack.
 
         Args:
-            now: The objective's coefficient, as it is now.
+            coefficient: The objective's coefficient in these updates.
 
         Returns:
             A row for each optimizer step, the objective's metrics and the gradient norm, `[updates, num_metrics + 1]`,
             and whether it was applied, `[updates]`, bool.
         """
         config = self.config
-        coefficient, active = self._first(now)
+        weight, active = self._first(coefficient)
         limited, on_cpu = self.objective.limit is not None, self.device.type == "cpu"
         rows, flags = [], []
         if self.execution.prepares and not self.prepared:
             with self.execution.ahead():
-                self.prepare(now)
+                self.prepare(coefficient)
         with self._workers() as workers:
             for _ in range(config.num_sgd_iters):
                 batches = self._batches(workers, self.generator)
-                for row, flag in self._epoch(batches, coefficient, active, workers):
+                for row, flag in self._epoch(batches, weight, active, workers):
                     rows.append(row)
                     flags.append(flag)
                     active = flag[-1]
@@ -170,27 +170,27 @@ class Updater:
         batches = epoch(pack.num_sequences, size, chunk, generator, shuffle=config.shuffle_minibatches)
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
 
-    def prepare(self, now: float = 0.0) -> None:
+    def prepare(self, coefficient: float = 0.0) -> None:
         """Have the programs of an update compiled, for every size of chunk that there is, without waiting for them."""
         self.prepared = True
-        coefficient, active = self._first(now)
+        weight, active = self._first(coefficient)
         with self._workers() as workers, ranks().alone():
             batches = self._batches(workers, torch.Generator(self.device))
             if self._is_looped(batches):
-                prepare(self._updates, *self._looped(batches, coefficient, active))
+                prepare(self._updates, *self._looped(batches, weight, active))
                 return
             for chunks in batches:
                 scale = self._scale(chunks)
                 for chunk in chunks:
                     if len(chunks) == 1:
-                        prepare(self._update, *self._single(chunk, coefficient, scale, active))
+                        prepare(self._update, *self._single(chunk, weight, scale, active))
                     else:
-                        prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, coefficient, scale))
+                        prepare(self._add_gradient, *self._chunk(self._gradients[0], chunk, weight, scale))
 
-    def _first(self, now: float) -> tuple[Tensor, Tensor]:
+    def _first(self, coefficient: float) -> tuple[Tensor, Tensor]:
         """Return the objective's coefficient and whether the first update is applied, 0-d, made on the device."""
         active = torch.ones((), dtype=torch.bool, device=self.device)
-        return torch.full((), now, device=self.device), active
+        return torch.full((), coefficient, device=self.device), active
 
     def _looped(self, batches: list[list[Rows]], coefficient: Tensor, active: Tensor) -> list[Tensor]:
         """Return the arguments of the program that takes the optimizer steps of an epoch."""

@@ -9,7 +9,6 @@ from typing import Any
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.distributions import Distribution
-from rl8x.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +63,4 @@ class PPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         """Check what can be checked without an environment."""
         super().__post_init__()
-        entropy = Schedule.make(
-            self.entropy_coeff_schedule if self.entropy_coeff_schedule is not None else self.entropy_coeff,
-            name="entropy_coeff_schedule",
-        )
-        entropy.bounded(0.0, math.inf, "entropy_coeff_schedule")
+        self.schedule("entropy_coeff").bounded(0.0, math.inf, "entropy_coeff_schedule")
