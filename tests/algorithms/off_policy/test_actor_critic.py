@@ -9,7 +9,7 @@ from tests.probes import Forever
 from rl8x import keys
 from rl8x.algorithms import SACConfig, TD3Config
 from rl8x.algorithms.off_policy.actor_critic import SCALE
-from rl8x.algorithms.off_policy.learner import SHARE
+from rl8x.algorithms.off_policy.learner import TAU
 
 CONFIGS = {"sac": SACConfig, "td3": TD3Config}
 SMALL = {"num_envs": 8, "horizon": 4, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -65,9 +65,9 @@ def test_updates_scale_returns(name, num_atoms):
         algorithms, ({SCALE: torch.tensor(0.1)}, {keys.RETURNS: rows[keys.RETURNS] * 0.1}), strict=True
     ):
         drawn = {each: tensor[0] for each, tensor in algorithm.draw(0, 1).items()}
-        batch = rows | drawn | {SHARE: torch.tensor(0.5)} | change
+        batch = rows | drawn | {TAU: torch.tensor(0.5)} | change
         found.append(algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch))
-    assert found[0].numbers["losses/q"].item() == found[1].numbers["losses/q"].item()
+    assert found[0].metrics["losses/q"].item() == found[1].metrics["losses/q"].item()
     assert torch.equal(found[0].errors, found[1].errors)
 
 
