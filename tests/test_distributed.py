@@ -18,7 +18,8 @@ from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import SUM, Ranks, mean_over_ranks, ranks, sum_over_ranks, timeout_s
 from rl8x.execution.split import cut
 from rl8x.execution.traces import trace
-from rl8x.trainers.ranks import agree, pool
+from rl8x.rollouts.statistics import pool
+from rl8x.trainers.ranks import agree
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.statistics import TrainStats
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
-from rl8x.models import Model, State, make_model, model_class
+from rl8x.models import BUILTIN, Model, State, make_model, model_class
+from rl8x.models.validation import check_model
 from rl8x.names import resolved_arguments
-from rl8x.portable import Portable
+from rl8x.portable import Portable, zeros
 from rl8x.spaces import check_mask, critic_only, leaves, without_parts
 from rl8x.trees import Tree, flatten_tree, tree_map, unflatten_tree
 
@@ -161,6 +162,20 @@ class Policy(Portable):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+    def check_model(self, seq_len: int = 1) -> None:
+        """Try a model that is not built-in on blank observations of two copies.
+
+        Args:
+            seq_len: Steps of the sequences that it is trained on.
+
+        Raises:
+            ValueError: If what it gives is not what it must.
+        """
+        if type(self.model) not in BUILTIN.values():
+            obs, _ = self.model_inputs(zeros(self.observation_space, 2, self.device))
+            obs = tree_map(lambda part: part.expand(seq_len, *part.shape), self._seen(obs))
+            check_model(self.model, obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device))
 
     def initial_state(self, num_envs: int) -> State:
         """Return the state of a model that has seen nothing; empty when feedforward.

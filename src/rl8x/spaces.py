@@ -229,6 +229,13 @@ def where_rows(mask: Tensor, yes: Any, no: Any) -> Any:
     return torch.where(mask.view(-1, *(1,) * (no.ndim - 1)), yes, no)
 
 
+def from_zero(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return a leaf of a space with the same choices, counted from 0; what has none to count stays as it is."""
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    return spaces.MultiDiscrete(space.nvec) if isinstance(space, spaces.MultiDiscrete) else space
+
+
 # -- as plain data
 
 

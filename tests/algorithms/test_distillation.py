@@ -356,6 +356,16 @@ def test_a_teacher_is_the_same_however_it_is_given(runs):
     assert algorithm.env.time_limit == 7
     loaded = load_algorithm(folder / "teacher")
     assert torch.equal(loaded.policy.model.policy_head.weight, trainer.algorithm.policy.model.policy_head.weight)
+    # A policy that left its run, as `rl8x export` writes it.
+    file = folder / "exported.safetensors"
+    trainer.algorithm.policy.save(file)
+    exported = Teacher.of(file)
+    assert (exported["sha256"], exported["source"]) == (found[0]["sha256"], str(file))
+    described = Teacher.of(dict(exported))
+    described.need_weights()
+    assert torch.equal(described.policy.model.policy_head.weight, loaded.policy.model.policy_head.weight)
+    with pytest.raises(CheckpointError, match=r"is a policy alone, without the rest of its run: Policy\.load reads it"):
+        Trainer.resume(file)
     # A model whose arguments nobody knows is taken as it is, and has no form in a file.
     policy = copy.deepcopy(trainer.algorithm.policy)
     policy.arguments["model"] = {}

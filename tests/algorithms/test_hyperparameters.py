@@ -8,8 +8,18 @@ from typing import Optional
 
 import pytest
 
-from rl8x.algorithms import AlgorithmConfig, BCConfig, DistillationConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig
+from rl8x.algorithms import (
+    AlgorithmConfig,
+    BCConfig,
+    DistillationConfig,
+    DQNConfig,
+    FlashSACConfig,
+    PPOConfig,
+    PQNConfig,
+    SACConfig,
+)
 from rl8x.algorithms.hyperparameters import option
+from rl8x.envs import CartPole, Pendulum
 from rl8x.models import BUILTIN
 
 CONFIGS = [PPOConfig, PQNConfig, DQNConfig, SACConfig, BCConfig, DistillationConfig]
@@ -40,6 +50,32 @@ def test_schedules_stay_in_the_ranges_of_what_they_replace():
         PPOConfig(entropy_coeff_schedule=[[0, -1.0]])
     with pytest.raises(ValueError, match=r"`beta_schedule` must stay at least 0 and at most 1; got 2\.0"):
         DistillationConfig(beta_schedule=[[0, 2.0]])
+
+
+FALLING = {"kind": "interp", "points": [[0, 5e-4], [100, 0.0]]}
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "name"),
+    [
+        (PPOConfig, {"lr": 3e-3, "lr_schedule": FALLING}, "lr=0.003"),
+        (FlashSACConfig, {"lr": 1e-3, "buffer_size": 4096}, "lr=0.001"),
+        (DQNConfig, {"epsilon": 0.5, "epsilon_schedule": [[0, 1.0]], "buffer_size": 4096}, "epsilon=0.5"),
+        (PPOConfig, {"entropy_coeff": 0.1, "entropy_coeff_schedule": FALLING}, "entropy_coeff=0.1"),
+    ],
+)
+def test_a_number_that_a_schedule_replaces_is_warned_of(config, options, name):
+    made = config(num_envs=2, device="cpu", **options)
+    with pytest.warns(RuntimeWarning, match=f"^`{name}` has no effect: `{name.split('=')[0]}_schedule` replaces it"):
+        made.build(Pendulum if config is FlashSACConfig else CartPole)
+
+
+def test_a_number_that_a_schedule_begins_with_or_that_nobody_gave_is_not_warned_of(recwarn):
+    for options in ({"lr": 5e-4}, {}, {"lr": 0.25, "lr_schedule": None}, {"entropy_coeff": 0.1}):
+        PPOConfig(num_envs=2, horizon=2, device="cpu", **{"lr_schedule": FALLING, **options}).build(CartPole)
+    FlashSACConfig(num_envs=2, buffer_size=4096, device="cpu").build(Pendulum)
+    FlashSACConfig(num_envs=2, buffer_size=4096, device="cpu", lr=1e-3, lr_schedule=None).build(Pendulum)
+    assert list(recwarn) == []
 
 
 @pytest.mark.parametrize("name", ["num_envs", "horizon", "lr", "execution", "precision", "device", "model_config"])

@@ -104,3 +104,10 @@ def test_a_preset_has_the_names_of_its_algorithm_alone():
 
         class WrongConfig(PPOConfig, defaults={"num_env": 3}):
             """Wrong."""
+
+
+@pytest.mark.parametrize("factory", [lambda: CartPole(4), lambda num_envs: CartPole(num_envs)])
+def test_a_factory_that_cannot_be_called_as_factories_are_is_told_how(factory):
+    with pytest.raises(TypeError, match=r"is called with the number of copies, `device=` and `seed=`.*GymnasiumEnv"):
+        PPOConfig(num_envs=4, device="cpu").build(factory)
+    PPOConfig(num_envs=4, device="cpu").build(lambda num_envs, **options: CartPole(num_envs, **options))

@@ -493,13 +493,13 @@ def config(**options):
 
 
 def test_an_algorithm_is_built_again_from_json():
-    algorithm = config(lr=2e-3, lr_schedule=[[0, 1e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}).build(
+    algorithm = config(lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}).build(
         CartPole, time_limit=20
     )
     build = json.loads(json.dumps(describe_algorithm(algorithm)))
     again = build_algorithm(build, {"gamma": 0.5})
     assert again.config == config(
-        lr=2e-3, lr_schedule=[[0, 1e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
+        lr=2e-3, lr_schedule=[[0, 2e-3], [100, 1e-4]], model_config={"hidden_sizes": [8]}, gamma=0.5
     )
     assert (type(again.env), again.env.time_limit) == (CartPole, 20)
     assert changes(build, again) == {"gamma": (0.95, 0.5)}

@@ -7,12 +7,16 @@ import itertools
 import json
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
 from rl8x.cli.main import main
 from rl8x.config import RunConfig
+from rl8x.envs import Pendulum
 from rl8x.importing import UntrustedError
+from rl8x.policy import Policy
+from rl8x.replay.dataset import Dataset
 from rl8x.trainers import Trainer
 
 NUMBERS = itertools.count()
@@ -275,3 +279,33 @@ def test_mistakes_about_where_transitions_are_kept_are_one_line(tmp_path, monkey
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1, error
+
+
+def test_a_file_that_does_not_say_its_spaces_has_those_of_the_environment_to_evaluate_in(tmp_path, monkeypatch, capsys):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed, which reads D4RL's files")
+    monkeypatch.chdir(tmp_path)
+    rows = {"observations": np.zeros((8, 3), np.float32), "actions": np.full((8, 1), 1.5, np.float32)}
+    with h5py.File("pendulum.hdf5", "w") as file:
+        for name, array in (rows | {"rewards": np.ones(8), "terminals": np.arange(8) % 4 == 3}).items():
+            file[name] = array
+    algorithm = ["--algorithm", "bc", "--dataset", "pendulum.hdf5", "--batch-size", "4", "--device", "cpu"]
+    run = ["--max-steps", "2", "--updates-per-step", "2", "--seed", "0", "--num-eval-envs", "2", "--progress", "none"]
+    words = ["train", *algorithm, *run, "model_config.hidden_sizes=[8]", "checkpoints.directory=run"]
+    for more in ([], ["--eval-env", "false"], ["--eval-env", "true"]):
+        assert main([*words, *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("rl8x: error: the data set 'pendulum.hdf5' does not say what its spaces are: name the")
+        assert "(--eval-env on the command line)" in error
+        assert error.count("\n") == 1
+    assert main([*words, "--eval-env", "CartPole"]) == 2  # whose observations are of four numbers
+    assert "`obs` must be elements of Box([4], float32); got torch.float32 [3]" in capsys.readouterr().err
+    assert main([*words, "--eval-env", "Pendulum"]) == 0
+    assert "2 steps" in capsys.readouterr().out
+    assert main(["resume", "run", "--max-steps", "3", "--progress", "none"]) == 0
+    assert "3 steps" in capsys.readouterr().out
+    assert main(["export", "run", "--output", "policy.safetensors"]) == 0
+    assert Policy.load("policy.safetensors").action_space == Pendulum(1).single_action_space
+
+    # A folder that was saved without spaces is no different.
+    Dataset.load("pendulum.hdf5").save("folder")
+    assert main([*words, "--dataset", "folder", "--eval-env", "Pendulum", "checkpoints.directory=other"]) == 0

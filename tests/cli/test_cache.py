@@ -41,7 +41,8 @@ def test_clearing_says_how_much_was_removed(kept, capsys):
 def test_a_limit_that_is_no_number_is_one_clear_line(kept, capsys, monkeypatch):
     monkeypatch.setenv("RL8X_CACHE_MB", "plenty")
     assert main(["cache"]) == 2
-    assert capsys.readouterr().err == "rl8x: error: RL8X_CACHE_MB must be a number of megabytes; got 'plenty'.\n"
+    says = "RL8X_CACHE_MB must be a number of megabytes, finite and at least 0; got 'plenty'."
+    assert capsys.readouterr().err == f"rl8x: error: {says}\n"
 
 
 def test_words_that_it_does_not_take_are_refused(capsys):

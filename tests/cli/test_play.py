@@ -137,6 +137,7 @@ def test_what_cannot_be_played_is_one_line(here, capsys):
     for words, message in (
         (["nothing"], "there is no run 'nothing'"),
         ([run, "--out", "a.avi"], "a film is one of .gif, .mp4; got '.avi'"),
+        ([run, "--out", f"{run}/lock/a.gif"], "lock is no folder: give another --out."),
         ([run, "env_config.lenght=1"], "no parameter 'lenght'"),
         ([run, "lr=1"], "only env_config.NAME=VALUE may follow RUN; got lr=1"),
         ([run, "--grid", "length"], "--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got 'length'"),

@@ -6,8 +6,9 @@ from tests.studies.synthetic import SUPPORTS, evaluations, write_study
 
 from rl8x import drawing
 from rl8x.cli.main import main
+from rl8x.tracking.database import Point
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore, Point, RunSpec
+from rl8x.tracking.store import MLflowStore, RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,17 @@ def test_a_study_found_by_its_folder_goes_to_the_parent_of_its_runs(tmp_path, ml
 def test_mistakes_get_one_line(study, words, says, capsys):
     assert main(["report", str(study), "--no-log", *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_gets_one_line_before_anything_is_computed(study, tmp_path, capsys):
+    file = tmp_path / "there.txt"
+    file.write_text("mine")
+    for words in (["report", str(study), "--no-log"], ["compare", "run-0"]):
+        for output in (file, file / "below"):
+            assert main([*words, "--output", str(output)]) == 2
+            error = capsys.readouterr().err
+            assert error == f"rl8x: error: {file} is no folder: give another --output.\n"
+    assert file.read_text() == "mine"
 
 
 def test_an_empty_table_gets_one_line(tmp_path, capsys):

@@ -31,6 +31,21 @@ def test_resuming_gives_the_same_numbers(tmp_path, capsys):
     assert all(one[name].equal(other[name]) for name in one)
 
 
+def test_a_run_that_is_over_says_that_nothing_was_trained_and_how_to_train_more(tmp_path, capsys):
+    train(tmp_path / "a", "--max-steps", "2")
+    assert "nothing was trained" not in capsys.readouterr().err
+    for progress in ("none", "lines"):
+        assert main(["resume", str(tmp_path / "a"), "lr=1e-4", "--progress", progress]) == 0
+        out, error = capsys.readouterr()
+        (line,) = [line for line in error.splitlines() if "nothing was trained" in line]
+        assert line.startswith("rl8x: nothing was trained: the run has come to its end (max_steps=2). To train more")
+        assert "--max-steps" in line
+        assert "--stop" in line
+        assert "2 steps" in out
+    assert main(["resume", str(tmp_path / "a"), "lr=1e-4", "--max-steps", "3", "--progress", "none"]) == 0
+    assert "nothing was trained" not in capsys.readouterr().err
+
+
 def test_hyperparameters_and_conditions_can_change(tmp_path, capsys):
     train(tmp_path / "a", "--max-steps", "2")
     words = ["lr=1e-4", "--stop", "hits_upper_bound: [algorithm/steps, 4]", "--progress", "none"]

@@ -54,6 +54,11 @@ def test_a_dry_run_lists_the_trainings_and_writes_nothing(file, capsys):
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_a_dry_run_checks_where_the_jobs_are_done(file, capsys):
+    assert main(["study", "-f", "tiny.yaml", "--cluster", "tcp://x:1", "--dry-run"]) == 2
+    assert "give backend='dask' too" in capsys.readouterr().err
+
+
 def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, capsys, monkeypatch):
     answer = lambda job: {"key": job["key"], "error": "the disk is full"}  # noqa: E731
     monkeypatch.setattr("rl8x.studies.study.run_job", answer)

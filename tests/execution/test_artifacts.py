@@ -66,10 +66,12 @@ def test_what_a_run_is_about_to_load_stays_whatever_the_limit(tmp_path, monkeypa
     assert [artifacts.find(key) is not None for key in ("old", "a", "b")] == [False, True, True]
 
 
-def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(monkeypatch):
-    monkeypatch.setenv("RL8X_CACHE_MB", "a lot")
+@pytest.mark.parametrize("limit", ["a lot", "", "nan", "inf", "-inf", "-1"])
+def test_a_limit_that_is_no_number_is_named_before_anything_is_compiled(limit, monkeypatch):
+    monkeypatch.setenv("RL8X_CACHE_MB", limit)
     for refused in (lambda: Artifacts().limit_mb, lambda: Execution("auto", "fp32", torch.device("cpu"))):
-        with pytest.raises(ValueError, match="RL8X_CACHE_MB must be a number of megabytes; got 'a lot'"):
+        message = f"RL8X_CACHE_MB must be a number of megabytes, finite and at least 0; got '{limit}'"
+        with pytest.raises(ValueError, match=message):
             refused()
     Execution("eager", "fp32", torch.device("cpu"))
 

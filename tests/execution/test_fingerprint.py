@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from rl8x.algorithms import PPOConfig
 from rl8x.envs import CartPole, Pendulum
-from rl8x.execution.fingerprint import fingerprint
+from rl8x.execution.fingerprint import _patched, fingerprint
 from rl8x.randomization import Uniform
 
 
@@ -269,6 +269,56 @@ def test_a_class_of_rl8x_that_a_user_changes_counts(monkeypatch):
         patch.setattr(CartPole, "advance", lambda self, *given: advance(self, *given))
         assert text(CartPole(2)) != before
     assert text(CartPole(2)) == before
+
+
+def halved(x):
+    return torch.Tensor.relu(x) * 0.5
+
+
+def holding(factor):
+    relu = torch.relu
+
+    @functools.wraps(relu)
+    def scaled(x):
+        return factor * relu(x)
+
+    return scaled
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * x
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (torch, "relu"),
+        (torch.nn.functional, "relu"),
+        (torch.Tensor, "relu"),
+        (torch.special, "ndtr"),
+        (sys.modules["rl8x.functional"], "running_returns"),
+    ],
+)
+def test_functions_that_a_user_puts_in_the_place_of_those_that_rl8x_calls_count(where, name, monkeypatch):
+    task = CartPole(2)
+    before = text(task)
+    others = [halved, lambda x: 2 * x, lambda x: 3 * x, holding(2.0), holding(3.0), torch.sigmoid, Scaled(2.0)]
+    others += [Scaled(3.0), functools.partial(torch.clamp, min=0.0), functools.partial(torch.clamp, min=1.0)]
+    found = {before}
+    for number, other in enumerate(others, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, other)
+            found.add(text(task))
+        assert len(found) == number + 1
+    assert text(task) == before
+
+
+def test_as_it_is_installed_torch_has_hardly_anything_that_is_not_its_own():
+    assert len([*_patched()]) < 20
 
 
 def test_a_function_that_holds_nothing_yet_has_no_fingerprint():

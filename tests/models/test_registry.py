@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
 
+from rl8x import NullTracker, PPOConfig, Trainer
+from rl8x.algorithms import DQNConfig
+from rl8x.envs import CartPole
 from rl8x.models import BUILTIN, GRUModel, LSTMModel, MLPModel, Model, make_model
 
 OBS = Box(-1.0, 1.0, (5,), np.float32)
@@ -33,7 +38,34 @@ def test_names_classes_and_instances():
     mine = make_model(Mine, OBS, 2, {"width": 9})
     assert isinstance(mine, Mine)
     assert mine.width == 9
-    assert make_model(mine, OBS, 2) is mine
+    copied = make_model(mine, OBS, 2)
+    assert isinstance(copied, Mine)
+    assert copied.width == 9
+
+
+def test_what_is_built_from_an_instance_has_its_weights_in_memory_of_its_own():
+    model = MLPModel(CartPole(1).single_observation_space, 2, hidden_sizes=[4])
+    for weights in model.parameters():
+        weights.data.fill_(0.125)
+    config = PPOConfig(num_envs=4, horizon=4, model=model, seed=0, device="cpu")
+    first, second = config.build(CartPole), config.build(CartPole)
+    untouched = DQNConfig(num_envs=4, model=model, seed=0, device="cpu").build(CartPole)
+    first.collect()
+    first.step()
+    for trained, *kept in zip(*(each.policy.model.parameters() for each in (first, second, untouched)), strict=True):
+        assert (trained != 0.125).any()
+        assert all((weights == 0.125).all() for weights in kept)
+    assert all((weights == 0.125).all() for weights in model.parameters())
+    Trainer(second, tracker=NullTracker(), eval_env=False).step()
+    for one, other in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_instance_that_cannot_be_copied_is_refused_in_one_line():
+    mine = Mine(OBS, 2)
+    mine.lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"a copy of the Mine given, .*lock.*: give the class, and its arguments"):
+        make_model(mine, OBS, 2)
 
 
 def test_the_users_config_stays_as_it_is():

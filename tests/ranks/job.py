@@ -1,9 +1,16 @@
-"""A training as a user's script would have it, in which rank 1 comes to grief each time; started by `test_failures`."""
+"""A training as a user's script would have it, in which rank 1 comes to grief; started by `test_failures`.
+
+job.py raise@1 die@3    # how and after which step, each time that torchrun has started it
+"""
 
 import os
 import signal
+import subprocess
+import sys
 
+from benchmarks.fault_process import ForkedPython
 from tests.ranks import problems
+from tests.ranks.launch import as_a_script
 
 from rl8x import keys
 from rl8x.checkpoint import Checkpoints
@@ -11,16 +18,14 @@ from rl8x.distributed import ranks
 from rl8x.tracking import MLflowTracker
 from rl8x.trainers import Trainer
 
-# What happens after which step, each time that torchrun has started it.
-GRIEF = {0: ("raise", 1), 1: ("die", 3), 2: ("freeze", 4)}
-
 
 def main():
-    how, step = GRIEF.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), ("none", 0))
+    griefs = dict(enumerate(sys.argv[1:]))
+    how, step = griefs.get(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), "none@0").split("@")
     algorithm = problems.ppo(seed=None).build(problems.CartPole, time_limit=30)
 
     def grief(trainer, row):
-        if ranks().rank != 1 or row[keys.STEPS] != step:
+        if ranks().rank != 1 or row[keys.STEPS] != int(step):
             return
         print(f"rank 1 comes to grief: {how}", flush=True)
         if how == "die":
@@ -42,4 +47,6 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    if "mlflow" in sys.modules:  # a fork, whose process for MLflow is one too
+        subprocess.Popen = ForkedPython
+    as_a_script(main)

@@ -1,20 +1,36 @@
-"""Starts ranks by torchrun, several scenarios in one launch, since each imports torch anew; tests read what they wrote.
+"""Starts ranks by torchrun, several scenarios in one launch; tests read what they wrote.
 
     found = launch(folder, "scenarios", ["ppo", "stop"])
     found["ppo"][1]    # what rank 1 returned
 
-A scenario is a function of a folder, the same for all ranks, that returns what JSON can hold.
+A scenario is a function of a folder, the same for all ranks, that returns what JSON can hold. Ranks are forked of
+torchrun (`--start-method=fork --run-path`), which has imported what they need: each would take seconds for it.
 """
 
+import atexit
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+# torchrun, after imports.
+_FORKING = """
+import gc; gc.disable()
+import tests.ranks.scenarios
+{also}
+gc.freeze(); gc.enable()
+from torch.distributed.run import main
+main()
+"""
+# What loads torch's compiler, and MLflow with what it needs for a database.
+TRACES = "import torch; from rl8x.execution.traces import trace; trace(lambda x: [x + 1.0], [torch.ones(1)])"
+TRACKS = "import mlflow; import mlflow.store.tracking.sqlalchemy_store"
 
 
 def environment(**variables):
@@ -26,9 +42,15 @@ def environment(**variables):
     return kept | own | {"PYTHONPATH": path} | variables
 
 
-def torchrun(arguments, *, num_ranks=2, options=(), folder, **variables):
-    """Return the process of torchrun that starts ranks with these arguments, in a folder."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+def torchrun(arguments, *, num_ranks=2, options=(), folder, forks=None, **variables):
+    """Return the process of torchrun that starts ranks with these arguments, in a folder.
+
+    With `forks`, which says what else is imported before, ranks are forks: the script calls `as_a_script`.
+    """
+    begins = ["-m", "torch.distributed.run"]
+    if forks is not None:
+        begins = ["-c", _FORKING.format(also=forks), "--start-method=fork", "--run-path"]
+    command = [sys.executable, *begins, "--standalone", f"--nproc-per-node={num_ranks}"]
     return subprocess.Popen(
         [*command, *options, *map(str, arguments)],
         cwd=folder,
@@ -49,7 +71,7 @@ def end(process):
 def launch(folder, module, names, *, num_ranks=2, timeout=480, **variables):
     """Run scenarios of a module one after the other, and return by name what each rank returned."""
     arguments = [__file__, module, folder, *names]
-    process = torchrun(arguments, num_ranks=num_ranks, folder=folder, **variables)
+    process = torchrun(arguments, num_ranks=num_ranks, folder=folder, forks=TRACES, **variables)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -62,6 +84,26 @@ def launch(folder, module, names, *, num_ranks=2, timeout=480, **variables):
 def results(folder, name, num_ranks=2):
     """Return what each rank returned from a scenario."""
     return [json.loads((Path(folder) / f"{name}-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def as_a_script(main):
+    """Do in a rank that may be forked what one does that is started: it knows who it is, and ends as a script ends."""
+    from rl8x import distributed
+
+    if not distributed.ranks().size > 1:
+        distributed._PRESENT = distributed._of_torchrun()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # torchrun's own are inherited
+            signal.signal(number, signal.SIG_DFL)
+        atexit._clear()
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
 
 
 def main():
@@ -81,4 +123,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    as_a_script(main)

@@ -16,6 +16,7 @@ from rl8x.checkpoint import Checkpoints, listed
 from rl8x.conditions import HitsUpperBound
 from rl8x.distributed import RankError, ranks
 from rl8x.execution import execution
+from rl8x.execution.compiler import Compiler
 from rl8x.execution.programs import ProgramError
 from rl8x.policy import Policy
 from rl8x.tracking import MemoryTracker, NullTracker
@@ -79,7 +80,8 @@ class SlightlyOff(problems.Traced):
 
 def one_falls_back(folder):
     """Rank 1 has no compiler when `auto` changes."""
-    with mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
+    no_process = mock.patch.object(Compiler, "start")  # nothing is compiled
+    with no_process, mock.patch.multiple(execution, _CHANGE_SECONDS=0.05, _WORTH_SECONDS=0.0):
         algorithm = problems.rank_algorithm(problems.ppo(sgd_minibatch_size=32, execution="auto", num_threads=1))
         execution._compiled = lambda function, num_fixed: SlightlyOff(function, compiles=False)
         problems.compile_updates_alone()

@@ -2,21 +2,28 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import json
 import math
 import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rl8x.algorithms import BCConfig
+from rl8x.envs import GymnasiumEnv
 from rl8x.replay import dataset_files
 from rl8x.replay.dataset import Dataset, normalized_score
+from rl8x.tracking import MemoryTracker
+from rl8x.trainers import Trainer
 
 
 def episode_rows(lengths, ends, *, start=0.0):
@@ -413,11 +420,69 @@ def test_minaris_episodes_keep_their_true_final_observations():
         Dataset.from_minari(Recorded([]))
 
 
+class FromThree(gymnasium.Env):
+    """Two steps an episode; the reward is the action, which is 3 or 4."""
+
+    observation_space = spaces.Box(0.0, 9.0, (1,), np.float32)
+    action_space = spaces.Discrete(2, start=3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert action in (3, 4)
+        self.time += 1
+        return np.full(1, self.time, np.float32), float(action), self.time == 2, False, {}
+
+
+def test_minaris_actions_count_from_0_and_are_evaluated_in_the_simulator_they_came_from():
+    observations = np.arange(3, dtype=np.float32)[:, None]
+    source = Recorded([episode(i, 2, "terminated", observations=observations, actions=np.full(2, 4)) for i in range(8)])
+    source.observation_space, source.action_space = FromThree.observation_space, FromThree.action_space
+    dataset = Dataset.from_minari(source)
+    assert dataset.action_space == spaces.Discrete(2)
+    assert dataset.transitions["actions"].tolist() == [1] * 16
+    kept = Dataset.from_minari(source, action_space=source.action_space)
+    assert kept.transitions["actions"].tolist() == [4] * 16  # as recorded, where the space is given
+    config = BCConfig(dataset=dataset, device="cpu", seed=0, batch_size=16, lr=1e-2, updates_per_step=50)
+    make = functools.partial(GymnasiumEnv, FromThree)
+    trainer = Trainer(config.build(), eval_env=make, num_eval_envs=2, tracker=MemoryTracker())
+    trainer.step()
+    assert trainer.eval()["eval/returns/mean"] == 8.0  # action 1 of the policy is 4 of the simulator, twice
+
+
+def test_only_what_there_is_to_count_is_counted_from_0():
+    space = spaces.Dict(
+        {"one": spaces.Discrete(3, start=-1), "two": spaces.MultiDiscrete([2, 3], start=[5, 0]), "x": spaces.Box(-1, 1)}
+    )
+    actions = {"one": np.array([-1, 1]), "two": np.array([[5, 2], [6, 0]], np.uint8), "x": np.ones((2, 1), np.float32)}
+    source = Recorded([episode(0, 2, "terminated", actions=actions)])
+    source.observation_space, source.action_space = spaces.Dict({"x": spaces.Box(-99.0, 99.0, (1,))}), space
+    dataset = Dataset.from_minari(source)
+    assert dataset.transitions["actions/one"].tolist() == [0, 2]
+    assert dataset.transitions["actions/two"].tolist() == [[0, 2], [1, 0]]
+    assert dataset.transitions["actions/x"].tolist() == [[1.0], [1.0]]
+    assert dataset.action_space["two"] == spaces.MultiDiscrete([2, 3])
+    source.episodes[0].actions["one"][0] = -2
+    with pytest.raises(ValueError, match="`actions/one` must be from 0 to 2"):
+        Dataset.from_minari(source)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_stay_on_the_device_of_the_transitions(n):
+    rows = without_next(episode_rows([3, 4], ["terminated", "truncated"]))
+    expected = Dataset(rows).prepared(n, 0.9, torch.device("cpu"))
+    with torch.device("meta"):  # what names no device of its own is made there, and mixes with nothing
+        dataset = Dataset(rows).prepared(n, 0.9, torch.device("cpu"))
+    found, wanted = (each.gather(torch.arange(each.size)) for each in (dataset, expected))
+    assert all(torch.equal(part, wanted[name]) for name, part in found.items())
+
+
 def test_minaris_own_data_sets_are_read_by_id(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari", reason="Minari is not installed, whose data sets are read")
     pytest.importorskip("h5py", reason="h5py is not installed, which Minari writes with")
-    import gymnasium
-
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env, buffers = gymnasium.make("CartPole-v1", max_episode_steps=12), []
     for seed in range(3):

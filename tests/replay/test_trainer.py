@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from tests.trainers.test_offline import Regression, RegressionConfig, weights
 from tests.trainers.test_resume import Killed, killed_at, rows, run
 
 from rl8x import keys
+from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.hyperparameters import option
 from rl8x.checkpoint import Checkpoints, listed
 from rl8x.cli.main import main
+from rl8x.envs import CartPole
 from rl8x.replay import segmentation
 from rl8x.replay.prioritized import PrioritizedReplay
 from rl8x.rollouts.statistics import Stats
@@ -99,3 +102,23 @@ def test_a_damaged_segment_is_one_line_on_the_command_line(tmp_path, capsys):
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert f"{newest} cannot be used: {segment.name} {message}" in error
+
+
+def test_rows_keep_their_returns_where_a_resume_changes_what_returns_are(tmp_path):
+    options = {"num_envs": 4, "horizon": 4, "warmup_steps": 8, "batch_size": 8, "seed": 3, "device": "cpu"}
+    options |= {"model_config": {"hidden_sizes": [8]}, "buffer_size": 100, "gamma": 0.5}
+    first = Trainer(DQNConfig(**options).build(CartPole), tracker=NullTracker(), checkpoints=tmp_path, eval_env=False)
+    run(first, max_steps=2)
+    stored = first.algorithm.replay.as_tensordict()
+    says = "the 32 rows of the replay keep the returns of n_step=1 and gamma=0.5; rows from here on have n_step=3 and "
+    with pytest.warns(RuntimeWarning, match=f"{says}gamma=0.9, and replace the others within 100 transitions"):
+        second = Trainer.resume(tmp_path, overrides={"gamma": 0.9, "n_step": 3})
+    run(second, max_steps=4)
+    rows_now = second.algorithm.replay.as_tensordict()
+    assert torch.equal(rows_now["discounts"][:32], stored["discounts"])
+    assert {0.5} == {*stored["discounts"][stored["discounts"] > 0].tolist()}
+    assert rows_now["discounts"][32:].max() == pytest.approx(0.9**3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer.resume(tmp_path)  # nothing changes now
+        Trainer.resume(tmp_path, overrides={"lr": 1e-4})

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl8x.functional import moments
-from rl8x.rollouts.statistics import Stats, masked_summary, reduce_horizons, summary
+from rl8x.rollouts.statistics import Stats, masked_summary, pool, summary
 
 numbers = st.floats(-1e3, 1e3, width=32)
 
@@ -39,21 +39,20 @@ def test_later_parts_win_and_read_parts_can_be_merged():
     assert dict(Stats.merge(first, {"a": 2.0, "b": 3.0})) == {"a": 2.0, "b": 3.0}
 
 
-def test_horizons_reduce_as_documented():
+def test_horizons_are_pooled_as_if_one_had_counted_all():
     horizons = [
-        {"r/min": -1.0, "r/max": 2.0, "r/mean": 1.0, "r/std": 3.0, "n": 2.0},
-        {"r/min": 0.0, "r/max": 5.0, "r/mean": 2.0, "r/std": 4.0, "n": 1.0, "e/mean": 7.0},
+        {"r/min": -1.0, "r/max": 2.0, "r/mean": 1.0, "r/std": 3.0, "episodes/ended": 2.0, "_count/r": 1},
+        {"r/min": 0.0, "r/max": 5.0, "r/mean": 2.0, "r/std": 4.0, "episodes/ended": 1.0, "_count/r": 3, "e/mean": 7.0},
     ]
-    # std: sqrt((9 + 16) / 2)
-    assert reduce_horizons(horizons) == pytest.approx(
-        {"r/min": -1.0, "r/max": 5.0, "r/mean": 1.5, "r/std": 12.5**0.5, "n": 3.0, "e/mean": 7.0}
-    )
+    # mean: (1 + 3 * 2) / 4; std: ((9 + 0.75^2) + 3 (16 + 0.25^2)) / 4 under the root
+    expected = {"r/min": -1.0, "r/max": 5.0, "r/mean": 1.75, "r/std": 14.4375**0.5, "episodes/ended": 3.0}
+    assert dict(pool(horizons, {"_count/r": ("r/",)})) == pytest.approx(expected | {"e/mean": 7.0})
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_horizon_that_is_not_a_number_shows_in_all_figures(order):
     horizons = [{"r/min": 0.0, "r/max": 1.0, "r/std": 0.5}, dict.fromkeys(("r/min", "r/max", "r/std"), math.nan)]
-    assert all(math.isnan(value) for value in reduce_horizons(horizons[::order]).values())
+    assert all(math.isnan(value) for value in pool(horizons[::order], {}).values())
 
 
 @settings(max_examples=80, deadline=None)

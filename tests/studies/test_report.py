@@ -85,6 +85,19 @@ def test_drawing_cells_gives_the_same_values_and_other_intervals(table):
 
 
 @pytest.mark.parametrize("over", ["policies", "cells"])
+def test_intervals_of_two_policies_contain_the_estimates(over):
+    """One fails in ten cells and the other nowhere: a mixture of both fails somewhere, and is as bad as the first."""
+    table = evaluations(trainings=("uniform",), seeds=2, grid={"length": np.linspace(0.4, 0.9, 20)})
+    fails = (table["seed"] == 0) & (table["test.length"].rank(method="dense") <= 10)
+    table = table.assign(returns=np.where(fails, -100.0, 0.0))
+    frame = to_frame(summarize(read_evaluations(table), over=over, resamples=300)).iloc[0]
+    for name in ("mean", "iqm", "cvar_10", "cvar_1", "worst_cell"):
+        assert frame[f"{name}_low"] <= frame[name] <= frame[f"{name}_high"], name
+    for name in ("cvar_10", "cvar_1", "worst_cell"):
+        assert (frame[name], frame[f"{name}_low"], frame[f"{name}_high"]) == (-50.0, -100.0, 0.0)
+
+
+@pytest.mark.parametrize("over", ["policies", "cells"])
 def test_inside_is_what_each_policy_was_trained_on(over):
     """Ranges that move go with each seed to other ends."""
     table = evaluations(trainings=("uniform",))

@@ -471,6 +471,8 @@ def test_many_values_that_have_no_order_are_a_param_too():
         ({"checkpoints": {"directory": "x"}}, "no `directory`"),
         ({"env": "CartPol"}, "CartPole"),
         ({"evaluate_at": 0}, "`evaluate_at`"),
+        ({"evaluate_at": [1, 50], "max_steps": 3}, "has step 50, but trainings end after `max_steps` = 3"),
+        ({"evaluate_at": 9, "vary": {"max_steps": [3, 8]}, "max_steps": None}, "has step 9, .* = 8"),
         ({"name": "../x"}, "`name` must be"),
         ({"env": "Pendulum", "env_kwargs": {"time_limit": None}, "train": {"a": {}}, "test": {"g": [9]}}, "never end"),
         ({"stop_conditions": [{"hits_upper_bound": ["eval/returns/mean", 1]}]}, "no evaluations"),

@@ -1,3 +1,5 @@
+import contextlib
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +8,7 @@ import pytest
 
 from rl8x.tracking import TrackingError, secrets
 from rl8x.tracking.location import locate, make_mlruns, user_tracking_uri, with_password
+from rl8x.tracking.runs import has_run
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,38 @@ def test_sqlite_becomes_absolute(tmp_path):
     for bad in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         with pytest.raises(TrackingError, match="must name a file"):
             locate(bad)
+
+
+@pytest.mark.parametrize("name", ["feature%2Fx", "My%20Runs", "what?", "a=1&b #5 50% ü", "100%25"])
+def test_mlflow_opens_the_database_that_is_meant_whatever_the_folder_is_called(name, tmp_path, monkeypatch):
+    from sqlalchemy import make_url
+
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    database = tmp_path / name / "mlruns/mlflow.db"
+    for location in (locate(), locate(locate().uri), locate("sqlite:///mlruns/mlflow.db")):
+        assert location.database == database
+        assert location.uri == locate().uri
+        assert make_url(location.uri).database == str(database)
+
+
+def test_a_path_in_a_users_uri_is_decoded_as_mlflow_does(tmp_path):
+    location = locate("sqlite:///My%20Runs/x%3F.db?timeout=5")
+    assert location.database == tmp_path / "My Runs/x?.db"
+    assert location.uri == f"sqlite:///{tmp_path}/My Runs/x%3F.db?timeout=5"
+
+
+def test_a_run_in_a_folder_with_a_percent_sign_is_where_it_says(mlflow_template, tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    folder = tmp_path / "feature%2Fx?"
+    (folder / "mlruns").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    (folder / "mlruns/mlflow.db").write_bytes(mlflow_template.read_bytes())
+    run = MlflowClient(locate().uri).create_run("0")
+    with contextlib.closing(sqlite3.connect(folder / "mlruns/mlflow.db")) as database:
+        assert database.execute("SELECT run_uuid FROM runs").fetchall() == [(run.info.run_id,)]
+    assert has_run(locate(), run.info.run_id)
 
 
 @pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns", "/data/mlruns"])

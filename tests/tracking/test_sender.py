@@ -3,9 +3,10 @@ import logging
 import pytest
 
 from rl8x.tracking.attempts import NotNowError
+from rl8x.tracking.database import Point
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import Point, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import StoreDownError, StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 

@@ -7,10 +7,11 @@ from benchmarks.odd_spools import odd_spools
 
 from rl8x.cli.main import main
 from rl8x.tracking import TrackingError, sync
+from rl8x.tracking.database import Point
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import Point, RunSpec, StoreRefusedError
+from rl8x.tracking.store import RunSpec, StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 

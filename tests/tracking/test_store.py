@@ -9,11 +9,14 @@ import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlflow.entities import Metric
 
+from rl8x.tracking.database import Point
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import (
     MLflowStore,
-    Point,
     RunGoneError,
     RunMissingError,
     RunSpec,
@@ -23,6 +26,7 @@ from rl8x.tracking.store import (
     short_requests,
 )
 
+_CONNECT = sqlite3.connect
 SPEC = RunSpec("abc", "e", None, "n", 1234)
 
 
@@ -43,6 +47,76 @@ def test_points_are_idempotent(store, mlflow_client):
     assert len(mlflow_client.get_metric_history(run_id, "b")) == 1
     assert store.last_steps(run_id) == {"a": 2, "b": 2}
     assert sorted(store.logged_steps(run_id, "a")) == [1, 2]
+
+
+_VALUES = st.sampled_from([1.0, 2.0, -3.5, float("nan"), float("inf"), float("-inf")])
+_POINTS = st.builds(Point, st.sampled_from("ab"), _VALUES, st.integers(0, 3), st.integers(-1, 3))
+_BATCHES = st.lists(st.lists(_POINTS, max_size=12), max_size=3)
+
+
+def rows_of(database, run_id):
+    """Return what the database keeps of a run's metrics, in no order."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return [
+            set(
+                connection.execute(
+                    f"SELECT key, value, timestamp, step, is_nan FROM {table} WHERE run_uuid = ?", [run_id]
+                )
+            )
+            for table in ("metrics", "latest_metrics")
+        ]
+
+
+def test_a_database_has_what_mlflow_alone_would_have_written(store, mlruns, mlflow_client):
+    @given(_BATCHES)
+    @settings(max_examples=15, deadline=None)
+    def check(batches):
+        ours, theirs = store.create_run(SPEC), store.create_run(SPEC)
+        for batch in (*batches, *batches[:1]):
+            store.log_points(ours, batch)
+            mlflow_client.log_batch(theirs, [Metric(*point) for point in batch])
+        assert rows_of(mlruns / "mlflow.db", ours) == rows_of(mlruns / "mlflow.db", theirs)
+
+    check()
+
+
+def test_mlflow_takes_only_the_newest_point_of_a_metric_that_it_knows(store, mlruns, monkeypatch):
+    run_id, taken = store.create_run(SPEC), []
+    log_batch = store._client.log_batch
+    monkeypatch.setattr(
+        store._client, "log_batch", lambda run, points, *rest: taken.append(points) or log_batch(run, points, *rest)
+    )
+    for first in (0, 100):
+        store.log_points(
+            run_id, [Point(name, 0.5 * step, step, step) for step in range(first, first + 100) for name in "ab"]
+        )
+    assert [len(points) for points in taken] == [200, 2]
+    assert {(point.key, point.step) for point in taken[1]} == {("a", 199), ("b", 199)}
+    assert len(rows_of(mlruns / "mlflow.db", run_id)[0]) == 400
+
+
+def test_mlflow_takes_all_where_the_tables_are_not_known(store, mlruns, monkeypatch):
+    run_id = store.create_run(SPEC)
+    store.log_points(run_id, [Point("a", 1.0, 1, 1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", _another_schema)
+        store.log_points(run_id, [Point("a", 2.0, 2, 2), Point("a", 3.0, 3, 3)])
+    assert {row[:2] for row in rows_of(mlruns / "mlflow.db", run_id)[0]} == {("a", 1.0), ("a", 2.0), ("a", 3.0)}
+
+
+def _another_schema(*args, **kwargs):
+    if kwargs.get("uri"):
+        raise sqlite3.OperationalError("no such table: latest_metrics")
+    return _CONNECT(*args, **kwargs)
+
+
+def test_nothing_is_written_of_a_run_that_is_deleted(store, mlruns):
+    run_id = store.create_run(SPEC)
+    store.log_points(run_id, [Point("a", 1.0, 1, 1)])
+    store.delete_run(run_id)
+    with pytest.raises(StoreRefusedError, match="deleted"):
+        store.log_points(run_id, [Point("a", 2.0, 2, 2), Point("a", 3.0, 3, 3)])
+    assert rows_of(mlruns / "mlflow.db", run_id)[0] == {("a", 1.0, 1, 1, 0)}
 
 
 def test_an_error_has_no_password_and_no_cause_that_has_one():

@@ -195,6 +195,33 @@ def test_the_step_is_a_param_and_the_mode_at_the_end_a_tag():
 
 
 @pytest.mark.usefixtures("changes_at_3")
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        (5, {"max_steps": 14}, 5),  # was too short to earn it, and is past the step of the longer plan
+        (2, {"max_steps": 14}, 3),
+        (9, {"max_steps": 12}, 3),  # compiled already
+        (9, {"max_steps": None, "stop_conditions": [lambda row: row[keys.STEPS] >= 11]}, 3),
+    ],
+)
+def test_a_resume_with_another_end_says_at_which_step_it_really_changed(before, after, changed, tmp_path):
+    tracker = MemoryTracker()
+    first = Trainer(build(), tracker=tracker, checkpoints=tmp_path, eval_env=False)
+    first.run(max_steps=before, progress="none")
+    assert tracker.params.get("execution.compiled_from") == (3 if before == 9 else None)
+    modes = []
+    second = Trainer.resume(
+        tmp_path,
+        tracker=tracker,
+        algorithm=build(),
+        callbacks=[lambda trainer, _: modes.append(trainer.algorithm.execution.mode)],
+    )
+    second.run(progress="none", **after)
+    assert tracker.params["execution.compiled_from"] == changed
+    assert modes == ["eager" if step < changed else "compile" for step in range(before, second.state[keys.STEPS])]
+
+
+@pytest.mark.usefixtures("changes_at_3")
 def test_programs_are_prepared_while_it_is_eager_and_called_after(monkeypatch):
     events = []
     monkeypatch.setattr(CompiledProgram, "prepare", lambda self, *_: events.append(("prepare", repr(self))))

@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 
 from rl8x import keys
@@ -103,6 +105,8 @@ def test_names_that_are_taken_or_no_names_are_refused():
         make(declaring("score"))
     with pytest.raises(TypeError, match="A callback is called with"):
         make("score")
+    with pytest.raises(TypeError, match="`callbacks` must be a list of callbacks; got <function"):
+        make(callbacks=declaring(["score"]))
 
 
 def test_what_a_callback_returns_is_checked():
@@ -119,6 +123,35 @@ def test_what_a_callback_returns_is_checked():
 def test_what_a_callback_without_metrics_returns_means_nothing():
     stats = make(lambda trainer, stats: {"returns/mean": -1.0}, lambda trainer, stats: 3).step()
     assert stats["returns/mean"] >= 0
+
+
+def test_a_metric_that_is_not_declared_is_told_of():
+    def lost(trainer, stats):
+        return {"score": 1.0, **trainer.eval(env_config={"length": 1.0})}
+
+    trainer = make(lost)
+    with pytest.warns(RuntimeWarning, match=r"lost returned 'score', which is not tracked.*metric_names = \['score'\]"):
+        assert "score" not in trainer.step()
+    with warnings.catch_warnings(action="error"):
+        make(lambda trainer, stats: {**stats, **trainer.eval(env_config={"length": 1.0})}).step()
+
+
+def test_a_callback_cannot_make_another_step():
+    calls = []
+
+    def steps(trainer, stats):
+        calls.append(stats)
+        trainer.step()
+
+    def runs(trainer, stats):
+        trainer.run(max_steps=1)
+
+    for drive in (lambda trainer: run(trainer, max_steps=2), lambda trainer: trainer.step()):
+        with pytest.raises(RuntimeError, match="a callback cannot make another one"):
+            drive(make(steps))
+        with pytest.raises(RuntimeError, match="none in its callbacks"):
+            drive(make(runs))
+    assert len(calls) == 2
 
 
 def test_the_best_checkpoint_goes_by_a_callbacks_metric(tmp_path):

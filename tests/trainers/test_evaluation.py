@@ -5,6 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tests.probes import Probe
 
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
@@ -251,6 +252,32 @@ def test_several_horizons_in_a_row_measure_the_same_as_one():
     for name in ("min", "max", "mean"):
         assert trainer.eval()[f"eval/returns/{name}"] == 16.0
     assert trainer.step()["returns/mean"] == 16.0
+
+
+class Uneven(Probe):
+    """Episodes of 1 step in the first copy and of 3 in the second, with a reward of 1 in each."""
+
+    terminates = True
+    metric_names = ("copy",)
+
+    def transition(self, state, actions, parameters, noise):
+        x = state["x"] + 1
+        return {"x": x}, torch.ones(2), x.squeeze(1) == torch.tensor([1.0, 3.0])
+
+    def measure(self, state, parameters):
+        return {"copy": torch.arange(2.0)}
+
+
+def test_episodes_of_several_horizons_count_alike_in_the_training_environment():
+    trainer = make(Uneven, trainer={"eval_env": False}, num_envs=2, horizon=2, horizons_per_env_reset=2)
+    found = trainer.eval()
+    # Returns are 1 and 1 in the first horizon, and 1, 1 and 3 in the second.
+    assert found["eval/episodes/ended"] == 5
+    assert found["eval/episodes/returns/mean"] == pytest.approx(7 / 5)
+    assert found["eval/episodes/returns/std"] == pytest.approx(0.8)
+    assert found["eval/episodes/lengths/mean"] == pytest.approx(7 / 5)
+    assert found["eval/episodes/info/copy/mean"] == pytest.approx(1 / 5)
+    assert [found[f"eval/horizon_returns/{name}"] for name in ("min", "max", "mean", "std")] == [2, 2, 2, 0]
 
 
 def test_an_evaluation_runs_as_training_does(monkeypatch):

@@ -148,6 +148,18 @@ def test_skipping_for_ever_stops():
     assert trainer.state[keys.STEPS] == 1 + MAX_IN_A_ROW + 1
 
 
+@pytest.mark.filterwarnings("ignore:losses not finite")
+def test_a_resumed_run_counts_the_skipped_steps_before_it(tmp_path):
+    options = {"on_non_finite": "skip", "checkpoints": Checkpoints(tmp_path, every_steps=1)}
+    first = make_one(trainer={**options, "callbacks": [at(1, "losses")]})
+    run(first, max_steps=5)
+    second = Trainer.resume(tmp_path, tracker=first.tracker)
+    inject(second, "losses", float("nan"))
+    with pytest.raises(NonFiniteError):
+        run(second, max_steps=100)
+    assert second.state[keys.STEPS] == 1 + MAX_IN_A_ROW + 1
+
+
 def test_rollback_goes_back_to_the_last_checkpoint(tmp_path):
     seen = []
     callbacks = [lambda trainer, stats: seen.append(weights(trainer)), at(4, "observations")]

@@ -5,7 +5,7 @@ import pytest
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.checkpoint import Checkpoints, listed, read
-from rl8x.conditions import Confirmed, HitsUpperBound
+from rl8x.conditions import Confirmed, HitsUpperBound, Plateau, StopsIncreasing
 from rl8x.envs import CartPole
 from rl8x.tracking import MemoryTracker
 from rl8x.trainers import Trainer
@@ -32,6 +32,45 @@ def test_an_evaluation_before_the_run_counts_as_its_first():
     stats = trainer.run(steps_per_eval=3, stop_conditions=[SOLVED], max_steps=5, progress="none")
     assert stats[keys.STEPS] == 1
     assert stats["eval/returns/mean"] == before
+
+
+def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_step():
+    trainer = make()
+    counted, sometimes = Plateau("eval/returns/mean", patience=2, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)
+    rows = []
+    for stats in trainer:
+        assert "eval/returns/mean" not in stats.fresh
+        before = len(trainer.tracker.history("eval/returns/mean"))
+        if len(rows) % 2 == 1:
+            measured = trainer.eval()
+            assert stats["eval/returns/mean"] == measured["eval/returns/mean"]
+            assert "eval/returns/mean" in stats.fresh
+            assert len(trainer.tracker.history("eval/returns/mean")) == before + 1  # tracked once
+        rows.append(stats)
+        sometimes(stats)
+        if counted(stats):
+            break
+    trainer.close()
+    assert [stats[keys.STEPS] for stats in rows] == [1, 2, 3, 4, 5, 6]  # three evaluations: two compare with one before
+    assert [("eval/returns/mean" in stats, "eval/returns/mean" in stats.fresh) for stats in rows] == [
+        (False, False),
+        (True, True),
+        (True, False),
+        (True, True),
+        (True, False),
+        (True, True),
+    ]
+    assert sometimes.reference == max(stats["eval/returns/mean"] for stats in rows[1:])
+
+
+def test_an_evaluation_under_another_name_or_in_a_run_joins_no_earlier_row():
+    trainer = make()
+    stats = trainer.step()
+    before = dict(stats)
+    trainer.eval(name="other")
+    assert stats == before
+    trainer.run(steps_per_eval=1, max_steps=1, progress="none")
+    assert stats == before
 
 
 def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_best(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device
+from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device, unused_values
 from rl8x.algorithms.seeds import draw_seed, part_seed
 from rl8x.envs import Env
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
@@ -108,6 +109,13 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
             )
+        for name, value in unused_values(self).items():
+            warnings.warn(
+                f"`{name}={value:g}` has no effect: `{name}_schedule` replaces it. Leave one of them out, or give "
+                f"{name}_schedule=None where a preset has it.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         seed = draw_seed(self.seed)
@@ -115,6 +123,15 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         if made is not None:
             made.shared_seed = part_seed(seed, "parameters", rank=0)
         return algorithm(self, made, seed, factory)
+
+    @property
+    def replaced(self) -> dict[str, Any]:
+        """Numbers that were given and that a schedule replaces, by name."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, f"{field.name}_schedule", None) is not None and getattr(self, field.name) != field.default
+        }
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:

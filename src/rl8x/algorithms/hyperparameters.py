@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from rl8x.distributed import ranks
+from rl8x.schedules import Schedule
 
 T = TypeVar("T")
 
@@ -127,6 +128,22 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
         if name not in legal:
             near = difflib.get_close_matches(str(name), legal, n=3, cutoff=0.5) or legal
             raise ValueError(f"{owner} has no option {name!r}. Nearest: {', '.join(near)}.")
+
+
+def unused_values(config: Any) -> dict[str, float]:
+    """Return the numbers that a config was given beside a schedule that replaces them and begins at another value.
+
+    One at its default is not known to have been given.
+    """
+    defaults, unused = {field.name: field.default for field in dataclasses.fields(config)}, {}
+    for field in dataclasses.fields(config):
+        name, schedule = field.name.removesuffix("_schedule"), getattr(config, field.name)
+        if name == field.name or name not in defaults or "list[list[float]]" not in kind_of(field) or schedule is None:
+            continue
+        value = getattr(config, name)
+        if value not in (defaults[name], Schedule.make(schedule)(0)):
+            unused[name] = value
+    return unused
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -24,7 +24,7 @@ from rl8x.envs.parameters import shown_value
 from rl8x.envs.vectorised import is_vectorised
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
-from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, reduce_horizons
+from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, pool
 from rl8x.trees import tree_map
 
 OnlineConfigT = TypeVar("OnlineConfigT", bound="OnlineConfig")
@@ -133,6 +133,7 @@ class OnlineConfig(AlgorithmConfig):
         maker = env_maker(env, trust=True)  # a name that a file gave does not come here
         factory = functools.partial(maker, **env_kwargs)
         _check_memory(self, maker, device)
+        _check_call(env, factory)
         made = factory(self.num_envs, device=device, seed=seed)
         if not isinstance(made, Env):
             raise TypeError(
@@ -236,13 +237,16 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         Returns:
             Statistics of these horizons, by the names of metrics.
         """
-        horizons: list[Mapping[str, float]] = []
+        rows: list[Mapping[str, float]] = []
+        counts: dict[str, tuple[str, ...]] = {}
         with self.env.evaluating_parameters():
             for _ in range(self.resets.horizons):
                 self.reset_if_due(env_config)
-                horizons.append(self.collector.evaluate(self.config.horizon, deterministic=deterministic))
+                row, gates = self.collector.evaluate(self.config.horizon, deterministic=deterministic).counted()
+                rows.append(row)
+                counts.update(gates)
                 self.counters[keys.COLLECTS] += 1
-        return Stats(reduce_horizons(horizons))
+        return pool(rows, counts)
 
     def observe_rollout(self, rollout: Rollout) -> None:
         """Have the observation normaliser learn from a horizon, where there is one.
@@ -387,6 +391,24 @@ def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kw
         )
     if env.device.type != device.type:
         raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
+
+
+def _check_call(env: EnvLike, factory: EnvFactory) -> None:
+    """Refuse a function that cannot be called as factories are.
+
+    Raises:
+        TypeError: If it cannot; a class says by itself what it lacks.
+    """
+    if isinstance(env, str) or inspect.isclass(env):
+        return
+    try:
+        inspect.signature(factory).bind(1, device=None, seed=0)
+    except TypeError as error:
+        raise TypeError(
+            f"{env!r} is called with the number of copies, `device=` and `seed=`, to make environments for training "
+            f"and evaluations: {error}. Let it pass them on: lambda num_envs, **options: MyEnv(num_envs, **options); "
+            "or functools.partial(rl8x.envs.GymnasiumEnv, make_one) for a Gymnasium environment."
+        ) from None
 
 
 def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:

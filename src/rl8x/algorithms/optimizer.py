@@ -229,22 +229,25 @@ def clip_and_apply(
 
 
 @torch.no_grad()
-def updates_not_finite(losses: Tensor, gradients: Tensor, weights: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Look at a step's updates. After the first bad one all numbers are bad, so that only the first is looked at.
+def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Look at a step's updates; returns by the name of a metric whether something is not finite, 0-d, bool.
+
+    After the first bad update all numbers are bad, so that only the first is looked at.
 
     Args:
-        losses: Of each update the losses and what else was measured, `[updates, num_losses]`.
-        gradients: Of each update the norms of the gradients, `[updates, num_gradients]`.
+        rows: What each update measured, `[updates, numbers]`.
+        norms: Which of the numbers are norms of gradients; the others are losses and such.
         weights: All weights after the updates, as vectors.
     """
-    rows = torch.cat((losses, gradients), 1)
     bad = ~torch.isfinite(rows)
     first = bad.any(1).to(torch.float32).argmax()
     # Indexing with a 0-d tensor would copy it to the host.
-    worst = bad.index_select(0, first.reshape(1)).squeeze(0)
+    worst = bad.index_select(0, first.reshape(1)).squeeze(0).unbind(0)
+    of_gradients = [each for each, is_norm in zip(worst, norms, strict=True) if is_norm]
+    of_losses = [each for each, is_norm in zip(worst, norms, strict=True) if not is_norm]
     return {
-        "finite/losses": worst[: losses.shape[1]].any().to(torch.float32),
-        "finite/gradients": worst[losses.shape[1] :].any().to(torch.float32),
+        "finite/losses": torch.stack(of_losses).any(),
+        "finite/gradients": torch.stack(of_gradients).any(),
         "finite/parameters": any_not_finite(weights),
     }
 

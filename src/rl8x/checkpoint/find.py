@@ -11,6 +11,7 @@ from typing import Any, Final
 from rl8x.checkpoint import files
 from rl8x.checkpoint.files import Checkpoint
 from rl8x.checkpoint.tree import CheckpointError
+from rl8x.portable import SUFFIX
 from rl8x.tracking import TrackingError, find_run
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.locks import is_locked, was_left
@@ -38,6 +39,8 @@ def find(source: str | Path, *, auto: bool = False) -> Checkpoint:
         path = files.listed(path)[-1]
     elif os.path.isdir(path) and not (path / files.DESCRIPTION).exists() and not files.listed(path.parent):
         raise CheckpointError(f"there is no checkpoint in {path}")
+    elif path.suffix == SUFFIX and path.is_file():
+        raise CheckpointError(f"{path} is a policy alone, without the rest of its run: Policy.load reads it")
     try:
         if not os.path.isdir(path):
             raise CheckpointError(f"there is no checkpoint {path}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rl8x.cli.errors import FiniteRange, users_mistakes
+from rl8x.cli.errors import FiniteRange, check_folder, users_mistakes
 
 _EXAMPLES = """\b
 rl8x compare first-run second-run
@@ -53,7 +53,9 @@ def compare(
     from rl8x.studies.compare import compare as compare_runs
     from rl8x.studies.find import plain_name
 
-    with users_mistakes():
+    if output is not None:
+        check_folder(Path(output), "--output")
+    with users_mistakes(OSError):
         made = compare_runs(
             runs,
             experiment=experiment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,15 @@ def users_mistakes(*others: type[Exception]) -> Iterator[None]:
         if isinstance(error, others) or is_users_mistake(error):
             raise UserError(str(error)) from error
         raise
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Refuse a folder in which nothing can be written, before anything is computed for it."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise UserError(f"{there} is no folder: give another {option}.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"nothing can be written to {there}: give another {option}.")
 
 
 def show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl8x.cli.acting import Acting, asked_config, check_spaces, in_words, load_acting
-from rl8x.cli.errors import FiniteRange, UserError, users_mistakes
+from rl8x.cli.errors import FiniteRange, UserError, check_folder, users_mistakes
 from rl8x.config import apply_overrides, parse_value
 from rl8x.envs import Env
 from rl8x.film_files import check_format
@@ -90,6 +90,9 @@ def play(
     with users_mistakes():
         if out is not None:
             check_format(Path(out).suffix)
+            check_folder(Path(out).parent, "--out")
+            if Path(out).is_dir():
+                raise UserError(f"{out} is a folder: give another --out.")
         words = [*([] if env_config is None else [f"env_config={env_config}"]), *overrides]
         axes = [_axis(text) for text in grid]
         crossed = _crossed(axes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from rl8x.cli.errors import FiniteRange, users_mistakes
+from rl8x.cli.errors import FiniteRange, check_folder, users_mistakes
 
 _EXAMPLES = """\b
 rl8x report studies/cartpole
@@ -58,7 +60,9 @@ def report(
     from rl8x.studies.report import report as make_report
 
     names = None if parameters is None else [name.strip() for name in parameters.split(",") if name.strip()]
-    with users_mistakes():
+    if output is not None:
+        check_folder(Path(output), "--output")
+    with users_mistakes(OSError):
         made = make_report(
             study,
             baseline=baseline,

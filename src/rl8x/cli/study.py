@@ -75,6 +75,7 @@ def study(
     are done then), and 3 where the store does not have all of it.
     """
     from rl8x.studies.definition import StudyConfig
+    from rl8x.studies.jobs import check_backend
     from rl8x.studies.study import Study
 
     if file is None:
@@ -85,6 +86,7 @@ def study(
         config = StudyConfig.from_file(Path(file), words, trust=trust or None)
         made = Study.from_config(config)
         if dry_run:
+            check_backend(backend, cluster)
             config.check()
             _list(config)
             return 0

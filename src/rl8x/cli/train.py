@@ -231,6 +231,10 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
             return 0
         if progress == "none":
             say(f"stopped by {stats.stop_reason}")
+        if trainer.state == before:
+            more = "a larger --max-steps or another --stop"
+            ended = f"the run has come to its end ({stats.stop_reason})"
+            say(f"rl8x: nothing was trained: {ended}. To train more, resume it with {more}", err=True)
         _summarize(stats)
         failed = False
     except Exception as error:

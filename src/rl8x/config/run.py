@@ -17,8 +17,11 @@ from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
 from rl8x.algorithms.hyperparameters import check_names_in, check_options, kind_of, option
 from rl8x.conditions import Condition, as_conditions, from_spec
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
+from rl8x.envs import env_maker
 from rl8x.importing import Trust, import_named, is_dotted
 from rl8x.names import did_you_mean
+from rl8x.replay.dataset import Dataset
+from rl8x.replay.dataset_files import SPACES, lacks_spaces
 
 if TYPE_CHECKING:
     from rl8x.algorithms.base import GenericAlgorithmBase
@@ -232,11 +235,12 @@ class RunConfig:
             ValueError: If `env_kwargs` are not the environment's, or as the config's `build` does.
         """
         from rl8x.checkpoint.build import restored
-        from rl8x.envs import env_maker
 
-        build: Callable[..., GenericAlgorithmBase[Any]] = self.make_algorithm_config().build
+        config = self.make_algorithm_config()
+        build: Callable[..., GenericAlgorithmBase[Any]] = config.build
         if not self.env:
-            return build()
+            dataset = self._dataset_with_spaces(config)
+            return build() if dataset is None else build(dataset=dataset)
         maker = env_maker(self.env, trust=self.trusted)
         signature = inspect.signature(maker)
         try:
@@ -244,6 +248,24 @@ class RunConfig:
         except TypeError as error:
             raise ValueError(f"env_kwargs: {self.env} takes {', '.join(signature.parameters)}; {error}.") from None
         return build(maker, **restored(self.env_kwargs, self.trusted))
+
+    def _dataset_with_spaces(self, config: AlgorithmConfig) -> Dataset | None:
+        """Read a data set that does not say its spaces with those of the environment to evaluate in; None elsewhere."""
+        path = getattr(config, "dataset", None)
+        if not isinstance(path, str) or not lacks_spaces(Path(path)):
+            return None
+        if not isinstance(self.eval_env, str) or self.eval_env == "auto":
+            raise ValueError(
+                f"the data set {path!r} does not say what its spaces are: name the environment that it was recorded in "
+                "as `eval_env`, such as Pendulum (--eval-env on the command line), or in Python give a "
+                "Dataset.load(path, observation_space=..., action_space=...)."
+            )
+        env = env_maker(self.eval_env, trust=self.trusted)(1, device="cpu", seed=0)
+        try:
+            spaces = {name: getattr(env, f"single_{name}") for name in SPACES}
+        finally:
+            env.close()
+        return Dataset.load(path, **spaces)
 
     def make_trainer(self, *, tracker: Any = None, callbacks: Sequence[Callable[..., Any]] = ()) -> Trainer:
         """Build environment, algorithm, tracker (unless one is given) and trainer, and check that all fit together.

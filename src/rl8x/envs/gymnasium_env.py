@@ -42,7 +42,7 @@ from rl8x.envs.vectorised import (
     time_limit_of,
     vectorised,
 )
-from rl8x.spaces import check_supported, element_of, in_float32, map_spaces, tree_of, where_rows
+from rl8x.spaces import check_supported, element_of, from_zero, in_float32, map_spaces, tree_of, where_rows
 from rl8x.trees import first_tensor, tree_map
 
 
@@ -334,10 +334,8 @@ def _policy_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
     Its bounds are no wider than the simulator's, which may refuse what lies beyond: 0.1 in float32 is more than 0.1.
     """
-    if isinstance(space, spaces.Discrete):
-        return spaces.Discrete(int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return from_zero(space)
     rounded = in_float32(space)
     if rounded is not space and isinstance(space, spaces.Box) and isinstance(rounded, spaces.Box):
         low, high = rounded.low, rounded.high

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -167,13 +168,13 @@ class Artifacts:
         """How much is kept, in MB.
 
         Raises:
-            ValueError: If `RL8X_CACHE_MB` is no number.
+            ValueError: If `RL8X_CACHE_MB` is no number, not finite or less than 0.
         """
         given = os.environ.get(LIMIT_VARIABLE, str(_LIMIT_MB))
-        try:
-            return float(given)
-        except ValueError:
-            raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes; got {given!r}.") from None
+        with contextlib.suppress(ValueError):
+            if math.isfinite(limit := float(given)) and limit >= 0:
+                return limit
+        raise ValueError(f"{LIMIT_VARIABLE} must be a number of megabytes, finite and at least 0; got {given!r}.")
 
     def trim(self) -> None:
         """Remove what has not been used for longest, while there is more than the limit, but for programs in use."""

@@ -59,12 +59,13 @@ class Execution:
         target: The mode that is in force from `starts_at` on.
         prepares: Whether programs are to be compiled now, while the run is eager.
         starts_at: The step from which `auto` is compiled, the algorithm's own, counted from 0; 0 where it never is.
+        compiled_since: That step, once it has come, also in an earlier process of the run.
         due: The step at which `begin_step` has something to do next; infinite where it never has.
         fell_back: Whether `auto` has found that programs cannot be had, and stays eager.
         host_looks: Whether the host may look at values: on the CPU it costs nothing, elsewhere it waits for all work.
 
     Raises:
-        ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no number.
+        ValueError: If mode or precision are not to be had on the device, or `RL8X_CACHE_MB` is no legal limit.
     """
 
     not_traced = (
@@ -72,6 +73,7 @@ class Execution:
         "target",
         "prepares",
         "starts_at",
+        "compiled_since",
         "due",
         "threads",
         "falls_back",
@@ -91,6 +93,7 @@ class Execution:
         self.mode: FixedMode = "eager" if mode == "auto" and not on_cuda else self.target
         self.prepares = False
         self.starts_at = 0
+        self.compiled_since: int | None = None
         self.due = math.inf
         self.precision = precision
         self.device = device
@@ -115,19 +118,23 @@ class Execution:
 
     # -- the change from eager to compiled execution
 
-    def plan(self, seconds_per_step: float, steps: float) -> None:
+    def plan(self, seconds_per_step: float, steps: float, made: int = 0) -> None:
         """Decide where `auto` changes to compiled programs, from nothing but these.
 
         Args:
             seconds_per_step: Estimate of an eager step, by a model of its work and not by a clock.
             steps: Steps that the run takes in all; infinite where nothing bounds it.
+            made: Steps that the algorithm has made: eager ones, unless `compiled_since` says otherwise.
         """
         if not self.falls_back or self.fell_back or self.device.type == "cuda" or self.mode == "compile":
             return
         self.prepares = False  # of a run before, which was interrupted
         eager_seconds = _CHANGE_SECONDS_UNKNOWN if math.isinf(steps) else _CHANGE_SECONDS
         self.target = "compile" if steps * seconds_per_step >= _WORTH_SECONDS else "eager"
-        self.starts_at = math.ceil(eager_seconds / seconds_per_step) if self.target == "compile" else 0
+        planned = max(math.ceil(eager_seconds / seconds_per_step), made)
+        if self.compiled_since is not None:
+            planned = self.compiled_since
+        self.starts_at = planned if self.target == "compile" else 0
         self.due = math.inf if not self.starts_at else self.starts_at // 4 if math.isinf(steps) else 0
 
     @property
@@ -150,6 +157,7 @@ class Execution:
             self._begin_compiler()
         if step >= self.starts_at:
             self.mode, self.threads.eager, self.due = "compile", False, math.inf
+            self.compiled_since = self.starts_at
 
     def fall_back(self) -> None:
         """Run eagerly from now on, with `auto`."""

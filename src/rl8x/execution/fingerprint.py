@@ -3,7 +3,8 @@
 All that a trace can depend on is walked: the values of objects' attributes, the sources of their classes and functions
 and of the modules that those import, and of tensors the layout, since a program reads their values at each call. Of a
 user's own code the bytecode counts too, since a source may have been edited meanwhile, and what its names stand for:
-globals, attributes of classes, what closures hold. Where something is not understood there is no fingerprint, and the
+globals, attributes of classes, what closures hold; and what a user has put in the place of functions of torch or rl8x,
+in the namespaces where rl8x's own code finds them. Where something is not understood there is no fingerprint, and the
 function is traced; of what a name stands for, there is its type.
 """
 
@@ -48,6 +49,15 @@ _BUILTIN: Final = (
     type(torch.ops.aten.add),
     type(torch.ops.aten.add.Tensor),
 )
+_IN_TORCH: Final = (types.BuiltinFunctionType, types.MethodDescriptorType)
+# Where rl8x's own code finds torch's functions.
+_TORCH_FUNCTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    ("torch", torch),
+    ("torch.Tensor", Tensor),
+    ("torch.nn.functional", torch.nn.functional),
+    ("torch.special", torch.special),
+    ("torch.linalg", torch.linalg),
+)
 _MADE_OF_FUNCTIONS: Final = (
     staticmethod,
     classmethod,
@@ -80,7 +90,7 @@ def fingerprint(roots: Sequence[object]) -> Fingerprint | None:
     walk = _Walk()
     try:
         parts = [walk.describe(root, str(i)) for i, root in enumerate(roots)]
-        return Fingerprint(json.dumps([parts, walk.sources()]), walk.tensors)
+        return Fingerprint(json.dumps([parts, walk.sources(), walk.patches()]), walk.tensors)
     except (_UnknownError, OSError, RecursionError):  # a source that is not there any more; parts of parts of parts
         return None
 
@@ -214,6 +224,15 @@ class _Walk:
             self._modules.add(each.__module__)
         return f"{value.__module__}.{value.__qualname__}"
 
+    def patches(self) -> list[Any]:
+        """Describe what a user has put in the place of functions that rl8x's own code calls: torch's and its own."""
+        found = []
+        for space, name, value in _patched():
+            code = value.__code__ if isinstance(value, types.FunctionType) else None
+            meant = self._meant(value, (), f"{space}.{name}")
+            found.append([space, name, meant, [] if code is None else _bytecode(code)])
+        return found
+
     def sources(self) -> list[Any]:
         """Describe the modules of all code that was found, and those of a user's own that they import."""
         found: dict[str, Any] = {}
@@ -232,6 +251,24 @@ class _Walk:
         return sorted(found.items())
 
 
+def _patched() -> Iterator[tuple[str, str, Any]]:
+    """Yield where a function is not what its module defines: the namespace, the name, and what is there."""
+    own = [(name, module) for name, module in sorted(sys.modules.items()) if _top(name) == "rl8x"]
+    for space, names in (*_TORCH_FUNCTIONS, *own):
+        for name, value in list(vars(names).items()):
+            kind = type(value)
+            if kind is types.FunctionType:
+                is_other = not value.__code__.co_filename.startswith(_known_files()) or value.__module__ == "__main__"
+            elif kind in _IN_TORCH:  # `torch.special.entr` is `special_entr`
+                is_other = not value.__name__.strip("_").endswith(name.strip("_"))
+            else:
+                is_other = kind is functools.partial or (
+                    not isinstance(value, type) and _is_users_name(kind.__module__)
+                )
+            if is_other:
+                yield space, name, value
+
+
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), str(tensor.device)
 
@@ -242,6 +279,12 @@ def _parts(value: Any, *names: str) -> Iterator[tuple[str, Any]]:
 
 def _top(name: str) -> str:
     return name.partition(".")[0]
+
+
+@functools.cache
+def _known_files() -> tuple[str, ...]:
+    """Beginnings of the names of files whose functions a version or a hash of the source tells apart, or made ones."""
+    return (*_installed(), str(Path(__file__).parents[1]), "<")
 
 
 @functools.cache

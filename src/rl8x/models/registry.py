@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,16 +24,17 @@ def make_model(
     num_features: int,
     model_config: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Make a model, or take the instance that was given.
+    """Make a model, or a copy of the instance that was given: what is built twice of one config shares no weights.
 
     Args:
-        spec: Built-in name, a subclass of `Model`, or an instance; None: `"cnn"` where there are images, else `"mlp"`.
+        spec: Built-in name, a subclass of `Model`, or an instance, which stays as it is; None: `"cnn"` where there are
+            images, else `"mlp"`.
         observation_space: Space of one copy's observation.
         num_features: Width of the features that the action distribution needs.
         model_config: Further arguments of the model's class; none may be given with an instance.
 
     Raises:
-        TypeError: If `spec` is none of these.
+        TypeError: If `spec` is none of these, or an instance cannot be copied.
         ValueError: If the name or an argument is unknown, or an instance does not fit the action distribution.
     """
     config = dict(model_config or {})
@@ -44,10 +46,25 @@ def make_model(
         if spec.num_features != num_features:
             features = f"num_features={spec.num_features}"
             raise ValueError(f"the {name} given has {features}, but the action distribution needs {num_features}.")
-        return spec
+        return _copied(spec)
     cls = model_class(spec, observation_space)
     check_arguments(cls, config, "model_config", num_positional=2)
     return cls(observation_space, num_features, **config)
+
+
+def _copied(model: Model) -> Model:
+    """Return a model with the same weights in memory of its own.
+
+    Raises:
+        TypeError: If it holds what cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise TypeError(
+            f"what is built trains a copy of the {type(model).__name__} given, which cannot be copied "
+            f"({str(error).splitlines()[0]:.200}): give the class, and its arguments as `model_config`."
+        ) from error
 
 
 def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Space[Any]) -> type[Model]:

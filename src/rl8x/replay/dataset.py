@@ -24,6 +24,7 @@ from rl8x.functional import Moments, moments
 from rl8x.replay.columns import Columns, spec_of, take_room
 from rl8x.replay.dataset_files import (
     SPACES,
+    is_hdf5,
     load_minari,
     read_folder,
     read_hdf5,
@@ -33,7 +34,7 @@ from rl8x.replay.dataset_files import (
 )
 from rl8x.replay.dataset_rows import check_gaps, checked, with_next
 from rl8x.replay.nstep import NStep
-from rl8x.spaces import as_elements, tree_of
+from rl8x.spaces import as_elements, from_zero, leaves, map_spaces, tree_of
 from rl8x.trees import flatten_tree, is_part, unflatten_tree
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Dataset:
         place = Path(path)
         if (place / "meta.json").is_file():
             return cls(read_folder(place), device, **(read_spaces(place) | options))
-        if place.is_file() and place.suffix in (".hdf5", ".h5"):
+        if is_hdf5(place):
             return cls(read_hdf5(place), device, **options)
         if place.exists() or "/" not in str(path) or place.is_absolute():
             raise ValueError(
@@ -157,12 +158,12 @@ class Dataset:
 
     @classmethod
     def from_minari(cls, source: Any, device: torch.device | str = "cpu", **options: Any) -> Self:
-        """Make a data set of one of Minari's.
+        """Make a data set of one of Minari's; its discrete actions count from 0, as `GymnasiumEnv` has them.
 
         Args:
             source: Its id, or the `MinariDataset`: what has `iterate_episodes()`.
             device: As the class has it.
-            options: As the class has them.
+            options: As the class has them; with an `action_space` actions stay as they were recorded.
 
         Raises:
             ValueError: If Minari has no data set of this id on this machine, or it has no steps.
@@ -174,6 +175,9 @@ class Dataset:
             raise ValueError("this data set of Minari's has no episodes.")
         spaces: dict[str, Any] = {name: getattr(source, name, None) for name in SPACES}
         rows = {name: torch.cat([each[name] for each in episodes]) for name in episodes[0]}
+        if spaces["action_space"] is not None and "action_space" not in options:
+            spaces["action_space"], counted = _counted_from_zero(spaces["action_space"], rows)
+            rows |= counted
         return cls(rows, device, **(spaces | options))
 
     def save(self, path: str | Path) -> None:
@@ -286,7 +290,7 @@ class Dataset:
         # What follows the last row is there only for the rows before it to be complete; no return reaches it.
         block[keys.TRUNCATED] = block[keys.TRUNCATED].clone()
         block[keys.TRUNCATED][-1] = True
-        repeated = torch.arange(self.size + n - 1).clamp(max=self.size - 1)
+        repeated = torch.arange(self.size + n - 1, device=block[keys.REWARDS].device).clamp(max=self.size - 1)
         padded = {name: tensor[repeated] for name, tensor in block.items()} if n > 1 else block
         rows = NStep(n, gamma).rows(padded, self.size + n - 1)
         self._columns = Columns(spec_of(rows), self.size, self.device)
@@ -373,6 +377,19 @@ def normalized_score(value: float, random: float, expert: float) -> float:
     if random == expert:
         raise ValueError(f"the returns of `random` and `expert` must differ; both are {random:g}.")
     return 100.0 * (value - random) / (expert - random)
+
+
+def _counted_from_zero(
+    space: gymnasium.Space[Any], rows: Mapping[str, Tensor]
+) -> tuple[gymnasium.Space[Any], dict[str, Tensor]]:
+    """Return an action space whose discrete parts count from 0, and those parts of the actions so."""
+    starts = {"/".join((keys.ACTIONS, *path)): getattr(leaf, "start", None) for path, leaf in leaves(space)}
+    counted = {
+        name: rows[name].long() - torch.as_tensor(start)
+        for name, start in starts.items()
+        if start is not None and name in rows
+    }
+    return map_spaces(space, from_zero), counted
 
 
 def _episode_returns(rows: Mapping[str, Tensor]) -> Tensor:

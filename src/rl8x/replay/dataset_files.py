@@ -79,6 +79,16 @@ def read_spaces(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} does not say the spaces of a data set: {error!r}.") from None
 
 
+def is_hdf5(path: Path) -> bool:
+    """Whether there is a file with the name of one in the layout of D4RL, which says nothing of its spaces."""
+    return path.is_file() and path.suffix in (".hdf5", ".h5")
+
+
+def lacks_spaces(path: Path) -> bool:
+    """Whether there is a data set that does not say both of its spaces."""
+    return is_hdf5(path) or ((path / "meta.json").is_file() and len(read_spaces(path)) < len(SPACES))
+
+
 def read_hdf5(path: Path) -> dict[str, Tensor]:
     """Read a file in the layout of D4RL; what else it has is left alone."""
     try:

@@ -105,7 +105,8 @@ def with_next(what: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "episodes that are truncated or not over have none, and there are no others. Record longer episodes."
         )
     # What follows a termination is never valued; it has to be something finite.
-    source = torch.where(ends, torch.arange(len(ends)), torch.arange(1, len(ends) + 1))[~unknown]
+    own = torch.arange(len(ends), device=ends.device)
+    source = torch.where(ends, own, own + 1)[~unknown]
     kept = {name: tensor[~unknown] for name, tensor in rows.items()}
     kept[keys.TRUNCATED] = (rows[keys.TRUNCATED] | cut)[~unknown]
     parts = {name: part for name, part in rows.items() if is_part(name, what)}

@@ -83,7 +83,7 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
 
 def _episodes(dataset: Dataset) -> Iterator[dict[str, Any]]:
     """Yield the episodes of a data set as the arguments of Minari's `EpisodeBuffer`."""
-    rows = dataset.transitions
+    rows = {name: tensor.cpu() for name, tensor in dataset.transitions.items()}
     truncated = rows[keys.TRUNCATED].clone()
     truncated[-1] |= ~rows[keys.TERMINATED][-1]
     ends = ((rows[keys.TERMINATED] | truncated).nonzero().squeeze(1) + 1).tolist()
@@ -107,7 +107,7 @@ def _arrays(tree: Any, space: Any) -> Any:
         return {name: _arrays(tree[name], part) for name, part in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(_arrays(tree[str(i)], part) for i, part in enumerate(space.spaces))
-    return tree.cpu().numpy().astype(np.dtype(space.dtype), copy=False)
+    return tree.numpy().astype(np.dtype(space.dtype), copy=False)
 
 
 def _root() -> Path:

@@ -7,6 +7,7 @@ without reading any.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ _GATHERED = {
 # What a rollout shows of a quantity. Losses are not finite where values are not.
 _SHOWN = {**_GATHERED, "observations": (keys.OBS,), "losses": (keys.VALUES, keys.FINAL_VALUES)}
 _MAX_LISTED = 32
+# What horizons or ranks have together; of all other statistics there are means, weighted by what was counted.
+_SUMS = (keys.EPISODES_ENDED, "replay/size")
 
 
 class Stats(Mapping[str, float]):
@@ -70,13 +73,19 @@ class Stats(Mapping[str, float]):
             self._pending = {}
         return self._floats
 
+    @torch.no_grad()
     def _numbers(self) -> dict[str, float]:
         """Copy what is on the device to the host."""
-        on_device = {name: value for name, value in self._pending.items() if isinstance(value, Tensor)}
-        copied: Iterable[float] = ()
+        on_device: dict[torch.dtype, dict[str, Tensor]] = {}
+        for name, value in self._pending.items():
+            if isinstance(value, Tensor):
+                on_device.setdefault(value.dtype, {})[name] = value
+        numbers: dict[str, float] = {}
         if on_device:
-            copied = torch.stack([value.detach().to(torch.float64) for value in on_device.values()]).tolist()
-        numbers = dict(zip(on_device, copied, strict=True))
+            # A conversion for each dtype rather than for each number
+            vectors = [torch.stack([*each.values()]).to(torch.float64) for each in on_device.values()]
+            names = itertools.chain.from_iterable(on_device.values())
+            numbers = dict(zip(names, torch.cat(vectors).tolist(), strict=True))
         return {name: float(numbers.get(name, value)) for name, value in self._pending.items()}
 
     def __getitem__(self, name: str) -> float:
@@ -102,30 +111,46 @@ def counted_only(numbers: Mapping[str, float], counts: Mapping[str, Sequence[str
     }
 
 
-def reduce_horizons(horizons: list[Mapping[str, float]]) -> dict[str, float]:
-    """Reduce the statistics of several horizons to one row.
+def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> Stats:
+    """Make one row of those of several horizons or ranks, as if one horizon had had all that they are of.
 
-    The minimum of minima, the maximum of maxima, the mean of means, the root of the mean square of standard
-    deviations, and the sum of the rest, over the horizons in which a metric occurs.
+    It has the least and the greatest, sums of counts, and means and standard deviations over all that was counted.
+
+    Args:
+        rows: Numbers of each by name, with counts, as `Stats.counted` has them.
+        counts: The names of counts and what each is of, by the beginning of its name.
     """
-    names = list(dict.fromkeys(name for horizon in horizons for name in horizon))
-    reduced = {}
-    for name in names:
-        values = [horizon[name] for horizon in horizons if name in horizon]
-        statistic = name.rsplit("/", 1)[-1]
-        if any(math.isnan(value) for value in values):  # which min() and max() would hide, or not, by their order
-            reduced[name] = math.nan
-        elif statistic == "min":
-            reduced[name] = min(values)
-        elif statistic == "max":
-            reduced[name] = max(values)
-        elif statistic == "mean":
-            reduced[name] = sum(values) / len(values)
-        elif statistic == "std":
-            reduced[name] = (sum(value * value for value in values) / len(values)) ** 0.5
-        else:
-            reduced[name] = sum(values)
-    return reduced
+    pooled: dict[str, Number] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
+        if gate is None and name.startswith("episodes/") and name != keys.EPISODES_ENDED:
+            gate = keys.EPISODES_ENDED
+        having = [row for row in rows if name in row]
+        if name in _SUMS or name.startswith(("_", "finite/")):
+            pooled[name] = sum(row[name] for row in having)
+            continue
+        weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
+        found = [(row, weight) for row, weight in weighted if weight]
+        pooled[name] = _pooled(name, *zip(*found, strict=True)) if found else having[0][name]
+    return Stats(pooled, {name: tuple(each) for name, each in counts.items() if name in pooled})
+
+
+def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
+    """Pool one statistic of rows of which all have it."""
+    values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
+    if all(value == values[0] for value in values) and statistic != "std":
+        return values[0]
+    if any(value != value for value in values):
+        return float("nan")
+    if statistic in ("min", "max"):
+        return min(values) if statistic == "min" else max(values)
+    total = sum(weights)
+    of = name.removesuffix("std") + "mean"
+    if statistic == "std" and all(of in row for row in rows):
+        mean = _pooled(of, rows, weights)
+        squares = zip(weights, rows, values, strict=True)
+        return math.sqrt(sum(w * (value**2 + (row[of] - mean) ** 2) for w, row, value in squares) / total)
+    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
 
 
 @torch.no_grad()
@@ -145,20 +170,21 @@ def summary(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def masked_summary(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return minimum, maximum, mean and standard deviation of the elements under a mask, as 0-d tensors.
+    """Return minimum, maximum, mean and standard deviation of the elements under a mask, `[...]` each.
 
     Args:
-        values: Numbers of any shape; what stands outside of the mask, NaN too, has no influence.
-        mask: Which of them count, of the same shape, bool. Where none does, all four are NaN.
+        values: Numbers, `[..., *mask.shape]`; what stands outside of the mask, NaN too, has no influence.
+        mask: Which of them count, bool. Where none does, all four are NaN.
     """
     values = values.to(torch.float32) if not values.is_floating_point() else values
+    values, mask = values.flatten(values.ndim - mask.ndim), mask.flatten()
     count = mask.sum()
-    low = torch.where(mask, values, math.inf).amin()
-    high = torch.where(mask, values, -math.inf).amax()
-    mean = torch.where(mask, values, 0.0).sum() / count
-    std = (torch.where(mask, values - mean, 0.0).square().sum() / count).sqrt()
-    none = torch.full_like(low, math.nan)
-    return torch.where(count > 0, low, none), torch.where(count > 0, high, none), mean, std
+    low = torch.where(mask, values, math.inf).amin(-1)
+    high = torch.where(mask, values, -math.inf).amax(-1)
+    mean = torch.where(mask, values, 0.0).sum(-1) / count
+    std = (torch.where(mask, values - mean.unsqueeze(-1), 0.0).square_().sum(-1) / count).sqrt_()
+    low, high = torch.where(count > 0, torch.stack((low, high)), math.nan).unbind(0)
+    return low, high, mean, std
 
 
 def collect_stats(
@@ -184,8 +210,9 @@ def collect_stats(
     values: dict[str, Number] = {}
     values.update(named("returns", summary(rewards.sum(0))))
     values.update(named("rewards", summary(rewards) if valid is None else masked_summary(rewards, valid)))
-    values.update(named("episodes/returns", masked_summary(episode_returns, ended)))
-    values.update(named("episodes/lengths", masked_summary(episode_lengths.to(torch.float32), ended)))
+    episodes = masked_summary(torch.stack((episode_returns, episode_lengths.to(episode_returns.dtype))), ended)
+    by_return, by_length = zip(*[figures.unbind(0) for figures in episodes], strict=True)
+    values.update(named("episodes/returns", by_return) | named("episodes/lengths", by_length))
     values[keys.EPISODES_ENDED] = ended.sum()
     means, counts = info_means(metrics or {}, ended)
     if valid is not None:
@@ -239,37 +266,44 @@ def stacked_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def named(group: str, values: tuple[Tensor, Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+def named(group: str, values: Iterable[Tensor]) -> dict[str, Tensor]:
     """Pair the four values of a summary, 0-d, with their metric names."""
     return dict(zip(keys.summary(group), values, strict=True))
 
 
 def any_not_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return 1.0 where a floating-point tensor among some has a NaN or an infinity, else 0.0; 0-d.
+    """Return whether a floating-point tensor among some, `[...]` each, has a NaN or an infinity; 0-d, bool."""
+    extremes = _extremes(tensors)
+    return (~torch.isfinite(torch.stack(extremes))).any() if extremes else torch.zeros((), dtype=torch.bool)
 
-    The extremes of a tensor are found in one pass, and a NaN is both of them.
+
+def _extremes(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the least and the greatest number of each floating-point tensor, 0-d.
+
+    They are found in one pass; a NaN is both of them, and an infinity one.
     """
     numbers = (tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel())
-    extremes = [extreme for tensor in numbers for extreme in tensor.aminmax()]
-    if not extremes:
-        return torch.zeros(())
-    return (~torch.isfinite(torch.stack([extreme.to(torch.float32) for extreme in extremes])).all()).to(torch.float32)
+    return [extreme.to(torch.float32) for tensor in numbers for extreme in tensor.aminmax()]
 
 
 @torch.no_grad()
 def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Look at what a rollout gathered.
+    """Look at what a rollout gathered; returns by the name of a metric whether something is not finite, 0-d, bool.
 
     Args:
         rollout: Its tensors, by the keys of a rollout, each `[horizon + 1, num_envs, ...]`.
     """
-    found = {
-        f"finite/{quantity}": any_not_finite(value for name, value in rollout.items() if is_part(name, *names))
+    extremes = {
+        f"finite/{quantity}": _extremes(value for name, value in rollout.items() if is_part(name, *names))
         for quantity, names in _GATHERED.items()
     }
+    # All at once: what is small costs by the number of operations.
+    bad = ~torch.isfinite(torch.stack([extreme for each in extremes.values() for extreme in each]))
+    parts = bad.split([len(each) for each in extremes.values()])  # type: ignore[no-untyped-call]
+    found = {name: part.any() for name, part in zip(extremes, parts, strict=True)}
     if keys.FINAL_VALUES in rollout:
         final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
-        found["finite/observations"] = torch.maximum(found["finite/observations"], final.to(torch.float32))
+        found["finite/observations"] = found["finite/observations"] | final
     return found
 
 

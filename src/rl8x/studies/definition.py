@@ -141,6 +141,7 @@ class StudyConfig:
         self._check_train()
         self._check_run()
         self._check_vary()
+        self._check_points()
         self.cells()  # raises where there are none
 
     trusted = False
@@ -251,6 +252,17 @@ class StudyConfig:
             ends = {name.partition(".")[0] for name in self.vary}
             if not ends & {"max_steps", "stop_conditions"}:
                 raise ValueError("a study's trainings must end: give `max_steps` or `stop_conditions`.")
+
+    def _check_points(self) -> None:
+        """Refuse points of the training at which every training is over."""
+        steps = [self.run.get("max_steps")] if "max_steps" not in self.vary else self.vary["max_steps"]
+        if isinstance(steps, list) and all(type(each) is int for each in steps) and self.evaluate_at is not None:
+            points = self.evaluate_at if isinstance(self.evaluate_at, list) else [self.evaluate_at]
+            if points and points[-1] > max(steps):
+                raise ValueError(
+                    f"`evaluate_at` has step {points[-1]}, but trainings end after `max_steps` = {max(steps)}. The end "
+                    "is always evaluated."
+                )
 
     def _check_vary(self) -> None:
         ranged = [name for name, values in self.vary.items() if isinstance(values, Mapping)]

@@ -17,6 +17,7 @@ from typing import Any, Final
 from rl8x.disk import replace_synced
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.ranges import suggest
+from rl8x.tracking.location import sqlite_uri
 
 DATABASE: Final = "optuna.db"
 _KEY: Final = "rl8x"
@@ -51,7 +52,7 @@ def open_search(folder: Path, study: StudyConfig) -> Any:
 def _storage(folder: Path) -> Any:
     import optuna
 
-    return optuna.storages.RDBStorage(f"sqlite:///{folder / DATABASE}", engine_kwargs={"connect_args": {"timeout": 60}})
+    return optuna.storages.RDBStorage(sqlite_uri(folder / DATABASE), engine_kwargs={"connect_args": {"timeout": 60}})
 
 
 def _num_trials(folder: Path, name: str) -> int:

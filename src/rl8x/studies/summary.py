@@ -67,6 +67,9 @@ class Summary(NamedTuple):
     notes: tuple[str, ...]
 
 
+_OF_WORST_CELLS: Final = ("cvar_10", "cvar_1", "worst_cell")
+
+
 def summarize(
     evaluations: Evaluations,
     *,
@@ -107,7 +110,8 @@ def _estimates(group: Group, drawing: _Drawing) -> dict[str, Estimate]:
     """Estimate the statistics of a group; all see the same resamples, so that a gap belongs to its inside and outside.
 
     All but the interquartile mean are averages over policies of something that each policy has: where whole policies
-    are drawn, that is computed once and not in each resample.
+    are drawn, that is computed once and not in each resample. What a policy has in its worst cells is always drawn so:
+    a row that is mixed of several policies has other worst cells than any of them, mostly worse ones.
     """
     own = of_policies(group.scores, group.inside)
     names = [name for name, values in own.items() if np.isfinite(values).all()]
@@ -120,12 +124,14 @@ def _estimates(group: Group, drawing: _Drawing) -> dict[str, Estimate]:
         each = of_policies(group.scores[drawn], group.inside[drawn])
         return average(np.stack([each[name] for name in names], axis=-1))
 
-    if drawing["over"] == "policies":
-        joint = statistics.bootstrap(average, np.stack([own[name] for name in names], axis=-1), **drawing)
-    else:
+    whole: _Drawing = {**drawing, "over": "policies"}
+    joint = statistics.bootstrap(average, np.stack([own[name] for name in names], axis=-1), **whole)
+    found = {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
+    if drawing["over"] == "cells":
         seeds = np.arange(len(group.seeds), dtype=np.float64)[:, None]
         joint = statistics.bootstrap(of_drawn, np.broadcast_to(seeds, group.scores.shape), **drawing)
-    found = {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
+        mixed = {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
+        found |= {name: estimate for name, estimate in mixed.items() if name not in _OF_WORST_CELLS}
     return found | {"iqm": statistics.bootstrap(statistics.iqm, group.scores, **drawing)}
 
 
@@ -163,7 +169,9 @@ def _on_intervals(groups: tuple[Group, ...], over: Over, level: float) -> list[s
     seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     notes = []
     if numbers[-1] > 1:
-        drawn = "whole policies" if over == "policies" else "seeds anew in each cell"
+        drawn = "whole policies"
+        if over == "cells":
+            drawn = "seeds anew in each cell, and whole policies for CVaR and the worst cell"
         notes.append(f"Intervals: {level:.0%}, percentiles of a bootstrap over seeds ({seeds}) that draws {drawn}.")
         if numbers[-1] < 5:
             notes.append("With fewer than 5 seeds such intervals are too narrow: take them as a lower bound.")

@@ -11,20 +11,31 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from rl8x.tracking.location import Location, make_mlruns
+from rl8x.tracking.location import Location, make_mlruns, sqlite_uri
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.secrets import hide
 
 ROOT = "artifacts"  # beside the database, in the layout that `rl8x.tracking.location` makes
 _migrating = threading.Lock()  # Alembic keeps the migration in progress in a global
+
+
+class Point(NamedTuple):
+    """One value of one metric; the timestamp is in milliseconds."""
+
+    name: str
+    value: float
+    timestamp: int
+    step: int
 
 
 def ensure_database(location: Location) -> None:
@@ -61,8 +72,53 @@ def merge_log(database: Path) -> None:
     """
     if not has_tables(database):
         return
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database, timeout=0.5)) as connection:
+    with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(database, timeout=0.5)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> list[Point]:
+    """Add those of a run's points that are not the newest of their metric; returns the others, which MLflow is to take.
+
+    MLflow makes several objects of each point: 0.1 ms of a processor, and runs of small steps give thousands a second.
+    A point that a newer one follows is a row of one table and of no consequence for anything else that MLflow keeps.
+    What MLflow might refuse (a run that is deleted, a name that it has not taken yet, a negative time), or store
+    as something else (what is not finite), is left to it; so is everything where its tables are not those known here.
+
+    Args:
+        database: MLflow's, with the run.
+        run_id: The run.
+        points: Name, value, timestamp and step of each.
+    """
+    newest: dict[str, Point] = {}
+    for point in points:
+        if point.name not in newest or _age(newest[point.name]) < _age(point):
+            newest[point.name] = point
+    past = [point for point in points if newest[point.name] is not point and _is_plain(point)]
+    if not past:
+        return list(points)
+    open_file = f"{database.resolve().as_uri()}?mode=rw"  # else one that is not there would be made
+    try:
+        with closing(sqlite3.connect(open_file, uri=True, timeout=20)) as connection, connection:
+            where = "runs.run_uuid = ? AND runs.lifecycle_stage = 'active'"
+            query = f"SELECT key FROM latest_metrics JOIN runs USING (run_uuid) WHERE {where}"
+            known = {key for (key,) in connection.execute(query, (run_id,))}
+            past = [point for point in past if point.name in known]
+            rows = [(point.name, point.value, point.timestamp, point.step, run_id) for point in past]
+            columns = "key, value, timestamp, step, is_nan, run_uuid"
+            connection.executemany(f"INSERT OR IGNORE INTO metrics ({columns}) VALUES (?, ?, ?, ?, 0, ?)", rows)
+    except sqlite3.Error:
+        return list(points)
+    added = {id(point) for point in past}
+    return [point for point in points if id(point) not in added]
+
+
+def _age(point: Point) -> tuple[int, int, float]:
+    """Order the points of a metric as MLflow does to find the newest."""
+    return point.step, point.timestamp, point.value
+
+
+def _is_plain(point: Point) -> bool:
+    return math.isfinite(point.value) and point.timestamp >= 0 and abs(point.step) < 2**63
 
 
 class DatabaseFile:
@@ -134,7 +190,7 @@ def _migrated() -> bytes | None:
         engine = create_engine("sqlite://", poolclass=StaticPool)
         make: Callable[[Any], None] = utils._initialize_tables
         make(engine)
-        with contextlib.closing(engine.raw_connection()) as lent:
+        with closing(engine.raw_connection()) as lent:
             connection: Any = lent.driver_connection
             tables: bytes = connection.serialize()
         engine.dispose()
@@ -145,15 +201,15 @@ def _migrated() -> bytes | None:
 def _make(database: Path, artifact_root: Path) -> None:
     tables = empty_tables()
     if tables is not None:
-        closing, connect = contextlib.closing, sqlite3.connect
+        connect = sqlite3.connect
         with closing(connect(":memory:")) as made, closing(connect(database)) as new:
             made.deserialize(tables)
             made.backup(new)
     make_store = _store_class()  # which adds what a database of its own would have, and checks the tables
-    uri = f"sqlite:///{database}"
+    uri = sqlite_uri(database)
     make_store(uri, str(artifact_root)).engine.dispose()
     make_store._engine_map.pop(uri, None)  # the file is about to have another name
-    with contextlib.closing(sqlite3.connect(database)) as connection:
+    with closing(sqlite3.connect(database)) as connection:
         # Readers (the UI) and one writer then do not wait for each other; the mode stays with the file.
         # MLflow itself waits 20 s for a lock, in each session.
         connection.execute("PRAGMA journal_mode=WAL")
@@ -184,13 +240,13 @@ class ArtifactFolders:
         here = self._database.parent
         if folder is not None and self._was_left_behind(folder, run_id):
             folder = here / ROOT / run_id / "artifacts"
-            with contextlib.closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
+            with closing(sqlite3.connect(self._database, timeout=20)) as connection, connection:
                 connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (folder.as_uri(), run_id))
         inside = folder is not None and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(here))
         if self._guarded and not inside:
             raise PermissionError(
                 f"the run's artifacts belong in {hide(uri)}, outside of the database's own folder {here}, "
-                f"and you have not named this store: `rl8x sync --to sqlite:///{self._database}` does"
+                f"and you have not named this store: `rl8x sync --to {sqlite_uri(self._database)}` does"
             )
         if folder is not None and not any(parent.exists() for parent in folder.parents[1:4]):
             raise FileNotFoundError(f"the folder of the run's artifacts, {folder}, is not there, and none is made")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from importlib.metadata import entry_points
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, hide_in_uris, is_hidden, learn, recall
@@ -55,6 +57,22 @@ class Location:
     def shown(self) -> str:
         """The URI without its secrets; in every process the same."""
         return hide_in_uris(self.uri)
+
+
+@functools.cache
+def _decodes() -> bool:
+    """Whether MLflow's SQLAlchemy decodes the path of a database: from 2.1 on."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", metadata.version("sqlalchemy"))
+    except metadata.PackageNotFoundError:
+        return True
+    return found is None or (int(found[1]), int(found[2])) >= (2, 1)
+
+
+def sqlite_uri(database: Path) -> str:
+    """Return the URI by which MLflow opens a database; its path may have a `?`, or a `%2F` as in Jenkins' folders."""
+    path = re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda found: quote(found[0]), str(database)) if _decodes() else database
+    return f"sqlite:///{path}"
 
 
 def mlruns_dir() -> Path:
@@ -119,7 +137,7 @@ def _default_location() -> Location:
             f"found MLflow's old file store in {root} ({min(old)}/meta.yaml), which MLflow 3 cannot write: "
             "run `mlflow migrate-filestore`, or choose another store by tracking_uri or MLFLOW_TRACKING_URI"
         )
-    return Location(f"sqlite:///{database}", database, root / "artifacts")
+    return Location(sqlite_uri(database), database, root / "artifacts")
 
 
 def _check_password(uri: str, scheme: str) -> None:
@@ -149,8 +167,8 @@ def _sqlite_location(uri: str) -> Location:
     if not path.startswith("/") or name in ("", ":memory:"):
         example = "sqlite:///mlruns/mlflow.db"
         raise TrackingError(f"an sqlite tracking_uri must name a file, as in {example}; got {hide(uri)!r}")
-    database = Path(name).absolute()
-    absolute = f"{driver}:///{database}" + (f"?{query}" if query else "")
+    database = Path(unquote(name) if _decodes() else name).absolute()
+    absolute = driver + sqlite_uri(database).removeprefix("sqlite") + (f"?{query}" if query else "")
     # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
     root = database.parent / "artifacts" if database.parent.name == "mlruns" else None
     return Location(absolute, database, root)
@@ -220,7 +238,7 @@ def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> L
         named = locate(uri)
     if named is not None and named.database is not None and named.database.exists() and not database.exists():
         return named
-    location = locate(f"sqlite:///{database}")
+    location = locate(sqlite_uri(database))
     own_layout = named is not None and named.artifact_root is not None  # the folder may have another name since
     return replace(location, artifact_root=database.with_name("artifacts") if own_layout else location.artifact_root)
 

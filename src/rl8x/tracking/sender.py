@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from rl8x.tracking.attempts import TRIES, Attempts, NotNowError
+from rl8x.tracking.database import Point
 from rl8x.tracking.kept_files import check_kept, kept_path
 from rl8x.tracking.names import MAX_TAG_LENGTH, artifact_name, digest, fitted, legal_name, metric_step
 from rl8x.tracking.protocol import TrackingError, check_status
@@ -15,7 +16,7 @@ from rl8x.tracking.rejected import name_of
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore, Point, StoreDownError, StoreRefusedError, in_words
+from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore, StoreDownError, StoreRefusedError, in_words
 from rl8x.tracking.stored_run import KnownPoints, StoredRun
 
 _log = logger(__name__)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rl8x.output import described
 from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
-from rl8x.tracking.database import ArtifactFolders, DatabaseFile, ensure_database
+from rl8x.tracking.database import ArtifactFolders, DatabaseFile, Point, add_past_points, ensure_database
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import log_model
 from rl8x.tracking.protocol import TrackingError
@@ -57,15 +57,6 @@ def in_words(error: BaseException) -> str:
     """Return what an error of tracking says, and of any other error its type as well."""
     ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
     return str(error) if ours else described(error)
-
-
-class Point(NamedTuple):
-    """One value of one metric; the timestamp is in milliseconds."""
-
-    name: str
-    value: float
-    timestamp: int
-    step: int
 
 
 class RunSpec(NamedTuple):
@@ -211,7 +202,9 @@ class MLflowStore:
         return str(info.status), info.end_time
 
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
-        """Log at most 1000 points: all or none."""
+        """Log at most 1000 points: all, or none that the run would show as a metric's last."""
+        if self._location.database is not None:
+            points = self._call(add_past_points, self._location.database, run_id, [Point(*each) for each in points])
         self._log_batch(run_id, points, {}, {})
 
     def params(self, run_id: str) -> dict[str, str]:

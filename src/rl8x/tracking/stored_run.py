@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from rl8x.tracking.attempts import TRIES
+from rl8x.tracking.database import Point
 from rl8x.tracking.protocol import STATUSES
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
@@ -14,7 +15,6 @@ from rl8x.tracking.store import (
     DEFAULT_EXPERIMENT,
     SPOOL_TAG,
     MLflowStore,
-    Point,
     RunMissingError,
     RunSpec,
     StoreDownError,

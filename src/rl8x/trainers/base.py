@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
@@ -31,7 +32,7 @@ from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.ranks import begin, warn_of_other_number
 from rl8x.trainers.record import Record, default_tracker
 from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
-from rl8x.trainers.statistics import EvalStats, Timer
+from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
 from rl8x.video import Film
 
 if TYPE_CHECKING:
@@ -119,6 +120,13 @@ class TrainerBase(Generic[AlgorithmT]):
             "on_non_finite": on_non_finite,
             "log_models": log_models,
         }
+        for name, value in algorithm.config.replaced.items() if ranks().is_first else ():
+            warnings.warn(
+                f"`{name}` = {value!r} has no effect: `{name}_schedule` replaces it. Give that other numbers, or "
+                f"{name}_schedule=None.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if ranks().is_first:
             self.tracker = default_tracker() if tracker is None else tracker
             if log_models:
@@ -139,8 +147,9 @@ class TrainerBase(Generic[AlgorithmT]):
         self._saved_run: Mapping[str, Any] | None = None
         self._eval_row: dict[str, float] = {}
         self._row: dict[str, float] = {}
+        self._judged_next: TrainStats | None = None
         self._evaluated: dict[str, float] = {}
-        self._runs = self._asked_to_save = False
+        self._runs = self._asked_to_save = self._calls_back = False
 
     @classmethod
     def resume(
@@ -282,6 +291,9 @@ class TrainerBase(Generic[AlgorithmT]):
     ) -> EvalStats:
         """Evaluate the present policy and track the metrics under `eval/`.
 
+        What `step()` has just returned takes the metrics in, as fresh: in a loop of one's own a condition that is then
+        asked about that row counts this evaluation, and once.
+
         Args:
             env_config: Values for the environment's parameters in this evaluation; None are those under which the run
                 evaluates, else the training's.
@@ -303,6 +315,8 @@ class TrainerBase(Generic[AlgorithmT]):
         own, tracked = (in_group(stats, group) for group in (name, tracked_name))
         if tracked_name is None:
             self._eval_row = own
+            if self._judged_next is not None:
+                self._judged_next.add(own)
         self.record.log(tracked | spent, trains=False)
         self._evaluated |= tracked | spent
         return EvalStats(own | spent)
@@ -437,6 +451,8 @@ class TrainerBase(Generic[AlgorithmT]):
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
             "eval_row": dict(self._eval_row),
             "row": dict(self._row),
+            "compiled_since": self.algorithm.execution.compiled_since,
+            "non_finite_in_a_row": self._guard.in_a_row,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -453,3 +469,5 @@ class TrainerBase(Generic[AlgorithmT]):
     def _load_rows(self, state: Mapping[str, Any]) -> None:
         self._eval_row = dict(state["eval_row"])
         self._row = dict(state.get("row", {}))
+        self.algorithm.execution.compiled_since = state.get("compiled_since")
+        self._guard.in_a_row = state.get("non_finite_in_a_row", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> No
 
     Of the trainer's metrics (`known`) they may measure `eval/*`, which `trainer.eval()` in a callback does.
     """
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"`callbacks` must be a list of callbacks; got {callbacks!r}.")
     taken = dict.fromkeys((name for name in known if not name.startswith(keys.EVAL_PREFIX)), "the trainer")
     for callback in callbacks:
         if not callable(callback):
@@ -42,13 +45,26 @@ def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> No
             taken[name] = f"the callback {_name(callback)}"
 
 
-def returned_metrics(callback: Callback, returned: object, evaluated: Collection[str]) -> dict[str, float]:
+def returned_metrics(
+    callback: Callback, returned: object, evaluated: Collection[str], row: Collection[str] = ()
+) -> dict[str, float]:
     """Check what a callback returned, and return it as numbers; what one returns that declares nothing means nothing.
 
-    The metrics of evaluations that it made (`evaluated`) need not be declared.
+    The metrics of evaluations that it made (`evaluated`) need not be declared. A name that is none of them and not in
+    the row either was meant as a metric, of which a warning tells.
     """
     declared = declared_metrics(callback)
     if not declared or returned is None:
+        known = {*evaluated, *row}
+        new = [name for name in returned if name not in known] if isinstance(returned, Mapping) else []
+        new = [name for name in new if not str(name).startswith((keys.EVAL_PREFIX, "profiling/"))]
+        if new:
+            warnings.warn(
+                f"the callback {_name(callback)} returned {new[0]!r}, which is not tracked: it declares no metrics. "
+                f"Write {_name(callback)}.metric_names = {new!r}.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return {}
     if not isinstance(returned, Mapping):
         raise TypeError(f"The callback {_name(callback)} must return its metrics by name, or None; got {returned!r}.")

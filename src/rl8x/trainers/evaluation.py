@@ -80,7 +80,7 @@ class Evaluations:
                 "trainer an `eval_env`, or build from a class or factory; eval_env=False silences this.",
                 stacklevel=3,
             )
-        stats, _ = pooled_row(trained.evaluate(env_config=env_config, deterministic=deterministic))
+        stats, *_ = pooled_row(trained.evaluate(env_config=env_config, deterministic=deterministic))
         named = {self._renamed.get(name) or name: value for name, value in stats.items()}
         return {name: value for name, value in named.items() if name in self.measured or not _is_collected(name)}
 

@@ -115,14 +115,18 @@ class Decision(NamedTuple):
 
 
 class Guard:
-    """Decides by the trainer's `on_non_finite` what follows from a step's counts, and takes an update back."""
+    """Decides by the trainer's `on_non_finite` what follows from a step's counts, and takes an update back.
+
+    Attributes:
+        in_a_row: How many steps in a row, up to the last, had numbers that are not finite.
+    """
 
     def __init__(self, mode: OnNonFinite) -> None:
         if mode not in CHOICES:
             raise ValueError(f"`on_non_finite` must be one of {', '.join(map(repr, CHOICES))}; got {mode!r}.")
         self._mode = mode
         self._before: dict[str, Any] = {}
-        self._in_a_row = 0
+        self.in_a_row = 0
 
     def before_step(self, algorithm: GenericAlgorithmBase[Any]) -> None:
         """Keep what has been learned so far, where a step may be taken back."""
@@ -132,12 +136,12 @@ class Guard:
     def judge(self, algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) -> Decision | None:
         """Decide what follows from a step's counts, none of them 0; None where all quantities are finite."""
         if not counts:
-            self._in_a_row = 0
+            self.in_a_row = 0
             return None
         diagnosis = one_diagnosis(diagnose(algorithm, counts))
-        if self._mode == "stop" or self._in_a_row >= MAX_IN_A_ROW:
+        if self._mode == "stop" or self.in_a_row >= MAX_IN_A_ROW:
             return Decision("stop", diagnosis)
-        self._in_a_row += 1
+        self.in_a_row += 1
         return Decision(self._mode, diagnosis)
 
     def take_back(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import signal
 import warnings
@@ -18,19 +17,16 @@ from typing import Any, Final
 
 import torch
 
-from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.seeds import RULE
 from rl8x.checkpoint.ranks import packed, unpacked
 from rl8x.distributed import RankError, ranks
 from rl8x.output import counted, described
-from rl8x.rollouts.statistics import Stats, counted_only
+from rl8x.rollouts.statistics import Stats, pool
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.statistics import TrainStats
 
-# What the ranks have together; of all other statistics there are means, weighted by what was counted.
-_SUMS: Final = (keys.EPISODES_ENDED, "replay/size")
 _MAX_SHOWN: Final = 200
 
 
@@ -103,15 +99,16 @@ def check_alike(what: str, values: Mapping[str, Any]) -> None:
                 )
 
 
-def execute_alike(algorithm: GenericAlgorithmBase[Any]) -> None:
+def execute_alike(algorithm: GenericAlgorithmBase[Any], fallen: Sequence[bool]) -> None:
     """Have all ranks run eagerly where one has fallen back to that: programs give other bits, and weights drift apart.
 
     They go on with what rank 0 has learned.
+
+    Args:
+        algorithm: This rank's.
+        fallen: Whether each rank has fallen back.
     """
     execution = algorithm.execution
-    if ranks().size == 1 or not execution.falls_back:
-        return
-    fallen = ranks().share("whether programs run", execution.fell_back)
     if all(fallen) or not any(fallen):
         return
     if not execution.fell_back:
@@ -146,60 +143,25 @@ def warn_of_other_number(before: int, algorithm: GenericAlgorithmBase[Any]) -> N
 
 
 def pooled_row(
-    stats: Stats, measure: Callable[[], Mapping[str, float]] = dict
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the statistics of all ranks as one row, and what rank 0 measured of itself; the same on all ranks.
+    stats: Stats, measure: Callable[[], Mapping[str, float]] = dict, fell_back: bool = False
+) -> tuple[dict[str, float], dict[str, float], list[bool]]:
+    """Return the statistics of all ranks as one row, what rank 0 measured of itself, and which ranks fell back.
 
     Args:
         stats: This rank's.
         measure: Called once they are on the host: times and memory.
+        fell_back: Whether this rank has fallen back to eager execution; it travels with the row.
+
+    Returns:
+        The same on all ranks.
     """
     if ranks().size == 1:
-        return dict(stats), dict(measure())
+        return dict(stats), dict(measure()), [fell_back]
     numbers, counts = stats.counted()
-    shared = ranks().share("a row", [numbers, {name: list(each) for name, each in counts.items()}, dict(measure())])
-    gates = {name: each for _, found, _ in shared for name, each in found.items()}
-    return pool([found for found, _, _ in shared], gates), shared[0][2]
-
-
-def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Make one row of the ranks': least, greatest, sums, and means and standard deviations over all that they are of.
-
-    Args:
-        rows: Of each rank, with counts, as `Stats.counted` has them.
-        counts: The names of counts and what each is of, by the beginning of its name.
-    """
-    pooled: dict[str, float] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        gate = next((count for count, prefixes in counts.items() if name.startswith(tuple(prefixes))), None)
-        if gate is None and name.startswith("episodes/") and name != keys.EPISODES_ENDED:
-            gate = keys.EPISODES_ENDED
-        having = [row for row in rows if name in row]
-        if name in _SUMS or name.startswith(("_", "finite/")):
-            pooled[name] = sum(row[name] for row in having)
-            continue
-        weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
-        found = [(row, weight) for row, weight in weighted if weight]
-        pooled[name] = _pooled(name, *zip(*found, strict=True)) if found else having[0][name]
-    return counted_only(pooled, {name: each for name, each in counts.items() if name in pooled})
-
-
-def _pooled(name: str, rows: Sequence[Mapping[str, float]], weights: Sequence[float]) -> float:
-    """Pool one statistic of rows of which all have it."""
-    values, statistic = [row[name] for row in rows], name.rsplit("/", 1)[-1]
-    if all(value == values[0] for value in values) and statistic != "std":
-        return values[0]
-    if any(value != value for value in values):
-        return float("nan")
-    if statistic in ("min", "max"):
-        return min(values) if statistic == "min" else max(values)
-    total = sum(weights)
-    of = name.removesuffix("std") + "mean"
-    if statistic == "std" and all(of in row for row in rows):
-        mean = _pooled(of, rows, weights)
-        squares = zip(weights, rows, values, strict=True)
-        return math.sqrt(sum(w * (value**2 + (row[of] - mean) ** 2) for w, row, value in squares) / total)
-    return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    own = [numbers, {name: list(each) for name, each in counts.items()}, dict(measure()), fell_back]
+    shared = ranks().share("a row", own)
+    gates = {name: each for _, found, *_ in shared for name, each in found.items()}
+    return dict(pool([found for found, *_ in shared], gates)), shared[0][2], [each[3] for each in shared]
 
 
 # -- decisions

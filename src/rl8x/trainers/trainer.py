@@ -54,13 +54,17 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 that training had before, whatever an evaluation had in between. Or a function, as `run` takes it.
 
         Returns:
-            The row, with the latest evaluation's metrics beside it.
+            The row, with the latest evaluation's metrics beside it; an `eval()` before the next step renews them there.
 
         Raises:
             ValueError: If the `env_config` is not legal, or would never apply.
             NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
+            RuntimeError: Within a `run()` of this trainer, or in a callback.
         """
-        return self._finish_row(self._step(env_config))
+        if self._runs or self._calls_back:
+            raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
+        stats = self._judged_next = self._finish_row(self._step(env_config))
+        return stats
 
     def __iter__(self) -> Iterator[TrainStats]:
         """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
@@ -75,7 +79,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     def _step(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
         """Collect, learn, and track the row; then act on what was not finite."""
         algorithm, state, device = self.algorithm, self.algorithm.counters, self.algorithm.device
-        transitions, begin = state[keys.ENV_STEPS], time.perf_counter()
+        transitions, begin, self._judged_next = state[keys.ENV_STEPS], time.perf_counter(), None
         if state[keys.STEPS] >= algorithm.execution.due:
             algorithm.execution.begin_step(state[keys.STEPS])
         self._guard.before_step(algorithm)
@@ -97,7 +101,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 measured["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
             return measured
 
-        row, measured = pooled_row(Stats.merge(collected, learned), measure)  # the one copy to the host
+        stats = Stats.merge(collected, learned)
+        row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
         not_finite = non_finite.take_counts(row)
         state[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
         row.update(state)
@@ -106,7 +111,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         decision = self._guard.judge(algorithm, not_finite)
         if decision is not None:
             self._act_on(decision)
-        execute_alike(algorithm)
+        execute_alike(algorithm, fallen)
         algorithm.watch(row)
         return row
 
@@ -136,7 +141,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         stats = TrainStats({**self._eval_row, **row}, frozenset(row))
         for callback in self.callbacks:
             self._evaluated, evaluation = {}, self._eval_row
-            returned = returned_metrics(callback, callback(self, stats), self._evaluated)
+            self._calls_back = True
+            try:
+                returned = returned_metrics(callback, callback(self, stats), self._evaluated, stats)
+            finally:
+                self._calls_back = False
             returned = ranks().first("what a callback measured", returned)
             new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
             if new:
@@ -197,7 +206,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             KeyboardInterrupt: After SIGINT, once the run is saved.
             SystemExit: After SIGTERM and SIGHUP, likewise.
         """
-        if self._runs:
+        if self._runs or self._calls_back:
             raise RuntimeError("this trainer is in a run() already: one at a time, and none in its callbacks.")
         options = {
             "env_config": env_config,
@@ -256,7 +265,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         config = algorithm.config
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
         run.begin(algorithm.counters, {algorithm.clock: 0, keys.ENV_STEPS: collected})
-        algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps)
+        algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps, algorithm.counters[keys.STEPS])
         self.evaluations.env_config = run.options["eval_env_config"]
         self.record.prepare(run, callbacks=bool(self.callbacks))
 

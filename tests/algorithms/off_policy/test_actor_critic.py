@@ -10,6 +10,9 @@ from rl8x import keys
 from rl8x.algorithms import SACConfig, TD3Config
 from rl8x.algorithms.off_policy.actor_critic import SCALE
 from rl8x.algorithms.off_policy.learner import TAU
+from rl8x.checkpoint.tree import clone
+from rl8x.tracking import NullTracker
+from rl8x.trainers import Trainer
 
 CONFIGS = {"sac": SACConfig, "td3": TD3Config}
 SMALL = {"num_envs": 8, "horizon": 4, "seed": 1, "device": "cpu", "model_config": {"hidden_sizes": [16]}}
@@ -105,3 +108,34 @@ def test_no_sum_of_rewards_reaches_across_a_gap(gap):
     algorithm.collect()
     assert algorithm.return_scale.moments.count.item() == 48.0
     assert torch.isfinite(algorithm.return_scale.scale).all()
+
+
+def test_an_update_that_is_taken_back_or_of_another_rank_leaves_the_rewards_behind_an_episode():
+    """Four steps end an episode and begin one: each has a reward of 100 behind it, after the next four 150."""
+    algorithm = build("td3")
+    algorithm.collect()
+    before = clone(algorithm.learned_state())
+    algorithm.collect()
+    algorithm.load_learned_state(before)
+    assert algorithm.return_scale.carry.tolist() == [150.0] * 8
+    joined = build("td3", seed=2)
+    joined.join(algorithm.state_dict())
+    assert joined.return_scale.largest.item() == algorithm.return_scale.largest.item() == 175.0
+    assert not joined.return_scale.carry.any()
+    restored = build("td3")
+    restored.load_state_dict(algorithm.state_dict())
+    assert restored.return_scale.carry.tolist() == [150.0] * 8
+
+
+class ActionIsReward(Hundreds):
+    def transition(self, state, actions, parameters, noise):
+        return dict(state), actions.squeeze(1), torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+def test_evaluations_sample_from_the_policy_also_while_the_warm_up_is_random():
+    config = TD3Config(**{**SMALL, "warmup_steps": 1000, "exploration_noise": 1e-6})
+    trainer = Trainer(config.build(ActionIsReward), tracker=NullTracker(), num_eval_envs=64)
+    assert trainer.step()["rewards/std"] > 0.3
+    sampled = trainer.eval(deterministic=False)
+    assert sampled["eval/rewards/std"] < 1e-5
+    assert sampled["eval/rewards/mean"] == pytest.approx(trainer.eval()["eval/rewards/mean"], abs=1e-5)

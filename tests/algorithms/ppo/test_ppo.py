@@ -15,7 +15,7 @@ from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.ppo.losses import LOSS_METRICS, ppo_losses
-from rl8x.checkpoint.tree import decode, encode
+from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
 
@@ -96,6 +96,27 @@ def test_rewards_behind_a_new_episode_do_not_scale_it():
     for t in range(16):
         expected = rewards[t] + 0.95 * expected.masked_fill(starts[t], 0.0)
     torch.testing.assert_close(algorithm.running_return, expected.masked_fill(starts[16], 0.0))
+
+
+def sum_of_past_ones(steps):
+    return pytest.approx([(1 - 0.95**steps) / 0.05] * 8, rel=1e-5)
+
+
+def test_no_sum_of_rewards_reaches_across_an_evaluation_in_the_training_environment():
+    algorithm = train(tiny(horizons_per_env_reset=-1).build(probes.Forever, time_limit=None), 2)
+    assert algorithm.running_return.tolist() == sum_of_past_ones(32)
+    algorithm.evaluate()
+    assert train(algorithm, 1).running_return.tolist() == sum_of_past_ones(16)
+
+
+def test_an_update_that_is_taken_back_or_of_another_rank_leaves_the_rewards_behind_an_episode():
+    algorithm = train(tiny(horizons_per_env_reset=-1).build(probes.Forever, time_limit=None), 1)
+    before = clone(algorithm.learned_state())
+    train(algorithm, 1).load_learned_state(before)
+    assert algorithm.running_return.tolist() == sum_of_past_ones(32)
+    joined = tiny(horizons_per_env_reset=-1, seed=2).build(probes.Forever, time_limit=None)
+    joined.join(algorithm.state_dict())
+    assert not joined.running_return.any()
 
 
 # -- what the update sees

@@ -25,7 +25,8 @@ class DistillationConfig(OnPolicyConfig):
 
     teacher: Any = option(
         None,
-        "The teacher: a run's name, ID, folder or checkpoint; in Python also a policy, an algorithm or a trainer.",
+        "The teacher: a run's name, ID, folder or checkpoint, or a policy's file; in Python also a policy, an "
+        "algorithm or a trainer.",
     )
     teacher_obs: list[str] | None = option(
         None,

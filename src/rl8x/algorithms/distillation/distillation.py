@@ -204,7 +204,7 @@ def distill(
         policy = trainer.algorithm.student_policy()
 
     Args:
-        teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, or a policy.
+        teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, or a policy or its file.
         student_config: The hyperparameters; its `teacher` is replaced.
         env: What the student trains in, as `build` takes it; None: made as the teacher's training environment was, of
             which the student sees all but `teacher_obs`.

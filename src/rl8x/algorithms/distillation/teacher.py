@@ -22,6 +22,7 @@ import rl8x
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.policy import Policy
+from rl8x.portable import SUFFIX
 from rl8x.spaces import describe, space_from_plain, space_to_plain
 
 # What a policy has beside what acts: the units of values.
@@ -67,11 +68,13 @@ class Teacher(Mapping[str, Any]):
         """Return the teacher that is meant, on a device.
 
         Args:
-            given: A policy, an algorithm or its trainer, a run's name, ID or folder, a checkpoint, or a description.
+            given: A policy or its file, an algorithm or its trainer, a run's name, ID or folder, a checkpoint, or a
+                description.
             device: Where it is to live.
 
         Raises:
             TypeError: If it is none of these.
+            ValueError: If the file is no policy's.
             rl8x.checkpoint.CheckpointError: If no run is found, or it cannot be built.
         """
         if isinstance(given, Teacher):
@@ -79,14 +82,13 @@ class Teacher(Mapping[str, Any]):
         if isinstance(given, Mapping):
             return cls(given)
         if isinstance(given, str | Path):
-            algorithm = rl8x.load_algorithm(given, device=str(device))
-            return cls._from_policy(algorithm.policy, str(given), device)
+            return cls._from_policy(_read(given, device), str(given), device)
         learner = getattr(given, "algorithm", given)  # of a trainer
         policy = learner.policy if isinstance(learner, GenericAlgorithmBase) else learner
         if not isinstance(policy, Policy):
             raise TypeError(
-                "`teacher` must be a run (its name, ID, folder or checkpoint), a policy, an algorithm or a trainer; "
-                f"got {given!r}."
+                "`teacher` must be a run (its name, ID, folder or checkpoint), a policy or its file, an algorithm or a "
+                f"trainer; got {given!r}."
             )
         return cls._from_policy(policy, None, device)
 
@@ -136,13 +138,21 @@ class Teacher(Mapping[str, Any]):
         source = self["source"]
         if source is None:
             raise ValueError("the teacher is described without its weights: name its run in `teacher`, or resume.")
-        weights = acting_weights(rl8x.load_algorithm(source, device=str(self.policy.device)).policy)
+        weights = acting_weights(_read(source, self.policy.device))
         if digest(weights) != self["sha256"]:
             raise ValueError(
                 f"the teacher's run {source!r} has other weights than those that are described: name the run alone in "
                 "`teacher` to learn from it as it is now."
             )
         self.load(weights)
+
+
+def _read(source: str | Path, device: torch.device | str) -> Policy:
+    """Read the policy of a run, or of a file that `Policy.save` wrote."""
+    if Path(source).suffix == SUFFIX and Path(source).is_file():
+        return Policy.load(source, device=device)
+    policy: Policy = rl8x.load_algorithm(source, device=str(device)).policy
+    return policy
 
 
 def _built(description: Mapping[str, Any]) -> Policy:

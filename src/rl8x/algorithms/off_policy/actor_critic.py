@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import EnvFactory
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.critics import Critics, action_values
@@ -30,7 +30,7 @@ from rl8x.algorithms.off_policy.updates import Batch, Updater, UpdateResult, wei
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.functional import expectation, project
-from rl8x.rollouts.statistics import Number
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.trees import unflatten_tree
 
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
@@ -222,6 +222,12 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         self.policy.set_random(warms_up)
         return {}
 
+    def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
+        """Run the policy for a horizon; what samples from it afterwards, such as an evaluation, does not warm up."""
+        stats = super().collect(env_config=env_config)
+        self.policy.set_random(False)
+        return stats
+
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Give updates the present scale of returns beside the rest."""
         drawn = super().draw(first, count)
@@ -261,3 +267,18 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
         super().load_learned_state(state)
         if self.return_scale is not None:
             self.return_scale.load_state_dict(state["return_scale"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next collect and step depend on, the rewards behind the episodes in progress too."""
+        behind = {} if self.return_scale is None else {"running_return": self.return_scale.carry}
+        return super().state_dict() | behind
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken, bit for bit.
+
+        Raises:
+            ValueError: As `load_learned_state` does.
+        """
+        super().load_state_dict(state)
+        if self.return_scale is not None:
+            self.return_scale.carry.copy_(state["running_return"])

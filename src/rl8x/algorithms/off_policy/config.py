@@ -28,13 +28,14 @@ class LearnerConfig(AlgorithmConfig):
     dataset: str | Dataset | None = option(
         None,
         "Recorded transitions to learn from, without an environment: a folder that `rl8x collect` or `Dataset.save` "
-        "wrote, a Minari id, or in Python a Dataset, such as one of a .hdf5 file.",
+        "wrote, a Minari id, a .hdf5 file where `eval_env` names the environment whose spaces it has, or in Python a "
+        "Dataset.",
     )
     updates_per_step: int = option(100, "Updates of one step where learning is from a data set.", low=1)
     model: str | type[Model] | Model | None = option(
         None,
-        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class or an instance. None: 'cnn' where there are "
-        "images, else 'mlp'.",
+        "Network: 'mlp', 'cnn', a dotted path to a Model class, a class, or an instance, of which `build` trains a "
+        "copy, from its weights. None: 'cnn' where there are images, else 'mlp'.",
     )
     model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
     batch_size: int = option(256, "Transitions of a batch, each drawn by itself.", low=1)
@@ -131,8 +132,13 @@ class LearnerConfig(AlgorithmConfig):
 class ValueConfig(LearnerConfig):
     """Hyperparameters of those that learn values towards targets."""
 
-    n_step: int = option(1, "Rewards in a target before the value of what follows; fewer where an episode ends.", low=1)
-    gamma: float = option(0.99, "Discount of a reward one step later.", low=0.0, high=1.0)
+    n_step: int = option(
+        1,
+        "Rewards in a target before the value of what follows; fewer where an episode ends. Rows of a replay keep the "
+        "n_step and gamma that they were stored with.",
+        low=1,
+    )
+    gamma: float = option(0.99, "Discount of a reward one step later; for a replay see n_step.", low=0.0, high=1.0)
     tau: float = option(
         0.005,
         "Share of the way that a target network goes to the trained one when it moves; 1 copies it.",

@@ -189,6 +189,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             if self.policy.recurrent:
                 name, model = type(self).__name__, type(self.policy.model).__name__
                 raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
+            self.policy.check_model()
             self.nets = Nets(self.policy)
             self.make_nets()
 
@@ -271,16 +272,14 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         Args:
             rows: Metrics of updates in a row, `[updates, metrics]` each.
         """
-        table = torch.cat([pad(each, (0, len(self.update_metrics) - each.shape[1])) for each in rows])
-        columns = dict(zip(self.update_metrics, table.unbind(1), strict=True))
-        norms = torch.stack([column for name, column in columns.items() if name.endswith("grad_norm")], 1)
-        losses = torch.stack([column for name, column in columns.items() if not name.endswith("grad_norm")], 1)
-        means = dict[str, Number]()
-        for i, (name, total) in enumerate(zip(self.update_metrics, table.sum(0), strict=True)):
+        width, means = len(self.update_metrics), dict[str, Number]()
+        table = torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in rows])
+        for i, (name, total) in enumerate(zip(self.update_metrics, table.sum(0).unbind(0), strict=True)):
             count = sum(len(each) for each in rows if each.shape[1] > i)
             means |= {name: total / count} if count else {}
+        norms = [name.endswith("grad_norm") for name in self.update_metrics]
         vectors = [tensor for tensor in self.nets.state if tensor.numel() > 1]
-        return {**means, **updates_not_finite(losses, norms, vectors)}
+        return {**means, **updates_not_finite(table, norms, vectors)}
 
     def _prepare(self) -> None:
         """Have the updates' programs compiled while transitions are gathered, or updates made eagerly."""

@@ -12,6 +12,7 @@ An algorithm is a `Learner` with this as another base, which may say how it expl
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Final, TypeVar
@@ -225,7 +226,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         """Return all that the next collect and step depend on."""
         owed = [self.updates_owed.numerator, self.updates_owed.denominator]
         replay = {"replay": self.replay.state_dict(), "n_step": self.nstep.state_dict(), "updates_owed": owed}
-        return {**super().state_dict(), **replay}
+        return {**super().state_dict(), **replay, "returns": list(self.config.returns)}
 
     def join(self, state: Mapping[str, Any]) -> None:
         """Go on as a new rank, with an empty replay; what is due is due on all ranks alike."""
@@ -239,4 +240,17 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self._has_rows = False
         self.replay.load_state_dict(state["replay"])
         self.nstep.load_state_dict(state["n_step"])
+        self._warn_of_old_returns(*state.get("returns", self.config.returns))
         self.updates_owed = Fraction(*state["updates_owed"])
+
+    def _warn_of_old_returns(self, n_step: int, gamma: float) -> None:
+        """Say that rows keep the returns that they were stored with, where those from here on have others."""
+        if (n_step, gamma) == self.config.returns or not self.replay.size:
+            return
+        warnings.warn(
+            f"the {self.replay.size:,} rows of the replay keep the returns of n_step={n_step} and gamma={gamma:g}; "
+            f"rows from here on have n_step={self.config.n_step} and gamma={self.config.gamma:g}, and replace the "
+            f"others within {self.config.buffer_size:,} transitions.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -32,7 +32,8 @@ class ReturnScale(nn.Module):
         self.gamma = gamma
         self.bound = bound
         self.moments = RunningMoments()
-        self.register_buffer("carry", torch.zeros(num_envs))
+        # No part of what is learned: it is of the episodes in progress, each rank's own.
+        self.register_buffer("carry", torch.zeros(num_envs), persistent=False)
         self.register_buffer("largest", torch.zeros(1))
 
     @torch.no_grad()

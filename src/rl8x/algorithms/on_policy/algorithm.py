@@ -66,6 +66,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
         self.state_reset_every = self._resolve_state_reset()
         self.validate()
+        self.policy.check_model(self.seq_len)
         spaces = (env.single_observation_space, env.single_action_space)
         need = config.rollout_bytes(*spaces)
         check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
@@ -265,6 +266,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         with flushed_denormals(self.device):
             rows, applied = self.updater.run(self.coefficient(now))
         self.observe_rollout(self.rollout)
+        norms = [name == GRAD_NORM for name in (*self.objective.metrics, GRAD_NORM)]
         self.counters[keys.STEPS] += 1
         self.counters[keys.UPDATES] += len(rows) if self.objective.limit is None else int(applied.sum())
         return Stats(
@@ -274,7 +276,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
                 LR: lr,
                 **self.coefficients(),
                 **gathered_not_finite(self.rollout.tensors),
-                **updates_not_finite(rows[:, :-1], rows[:, -1:], [self.optimizer.weights]),
+                **updates_not_finite(rows, norms, [self.optimizer.weights]),
             }
         )
 

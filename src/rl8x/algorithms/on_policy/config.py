@@ -29,8 +29,8 @@ class OnPolicyConfig(OnlineConfig):
 
     model: str | type[Model] | Model | None = option(
         None,
-        "Network: 'mlp', 'cnn', 'lstm', 'gru', 'attention', a dotted path to a Model class, a class or an instance. "
-        "None: 'cnn' where there are images, else 'mlp'.",
+        "Network: 'mlp', 'cnn', 'lstm', 'gru', 'attention', a dotted path to a Model class, a class, or an "
+        "instance, of which `build` trains a copy, from its weights. None: 'cnn' where there are images, else 'mlp'.",
     )
     model_config: dict[str, Any] = option({}, "Keyword arguments of the model's class, such as hidden_sizes=[64, 64].")
     lr: float = option(1e-3, "Learning rate of the optimizer.", above=0.0)

@@ -24,7 +24,7 @@ from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS, TOTAL, minibatch_lo
 from rl8x.envs import Env
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
 from rl8x.policy import Policy
-from rl8x.rollouts.statistics import Number
+from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic
 
 # Of what an update returns: the monitors that are measured before its step, between the losses and the gradient's norm.
@@ -51,7 +51,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     )
     packed = (*OnPolicyAlgorithm.packed, keys.LOGP)
     made = (keys.ADVANTAGES, keys.RETURNS)
-    of_rank = (*OnPolicyAlgorithm.of_rank, "running_return")
 
     def __init__(self, config: PPOConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
         super().__init__(config, env, seed, env_factory)
@@ -97,6 +96,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return super().params | {"entropy_coeff_schedule": self.entropy_schedule.to_dict()}
 
     # -- learning
+
+    def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
+        """Play in the training environment; see `OnlineAlgorithm.evaluate`. No sum of rewards reaches across it."""
+        self.running_return.zero_()
+        return super().evaluate(env_config=env_config, deterministic=deterministic)
 
     def coefficient(self, now: int) -> float:
         """Return the entropy's weight at the clock."""
@@ -177,14 +181,18 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def learned_state(self) -> dict[str, Any]:
         """Return what an update changes: weights, optimizer, running moments, and the order of minibatches."""
-        return {
-            **super().learned_state(),
-            "return_moments": self.return_moments.state_dict(),
-            "running_return": self.running_return,
-        }
+        return {**super().learned_state(), "return_moments": self.return_moments.state_dict()}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
         """Go back to what `learned_state` or `state_dict` returned; what is collected but not learned from is lost."""
         super().load_learned_state(state)
         self.return_moments.load_state_dict(state["return_moments"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next collect and step depend on, the rewards behind the episodes in progress too."""
+        return {**super().state_dict(), "running_return": self.running_return}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken, bit for bit."""
+        super().load_state_dict(state)
         self.running_return.copy_(state["running_return"])
