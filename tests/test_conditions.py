@@ -403,6 +403,14 @@ def test_confirmed_needs_something_that_an_evaluation_can_decide(inner):
         Confirmed(inner)
 
 
+def test_confirmed_by_needs_a_metric_of_evaluations():
+    for metric in ("returns/mean", keys.STEPS):
+        with pytest.raises(ValueError, match=f"no evaluation measures what by=HitsUpperBound\\('{metric}', 9\\) reads"):
+            Confirmed(HitsUpperBound(X, 1), by=HitsUpperBound(metric, 9))
+    Confirmed(HitsUpperBound(X, 1), by=HitsUpperBound(EVAL, 9) & ~HitsUpperBound("losses/vf", 1))
+    Confirmed(HitsUpperBound(X, 1), by=lambda row: row[EVAL] > 9)
+
+
 def test_confirmed_refuses_what_evaluations_of_the_trainer_do_not_measure():
     message = r"no evaluation .* measures what returns/mean is .*Watch episodes/returns/mean, or give `by`"
     for inner in (HitsUpperBound("returns/mean", 9), HitsUpperBound("returns/mean", 9) | WallTime("1h")):
@@ -587,7 +595,10 @@ def test_specs(spec, shown):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"platteau": {"name": X}}, "unknown stop condition 'platteau'.*Did you mean 'plateau'"),
+        (
+            {"platteau": {"name": X}},
+            "unknown stop condition 'platteau'. Did you mean 'plateau'\\? There are all, .*confirmed\\.$",
+        ),
         ({"plateau": {"name": X, "patienc": 3}}, "'plateau' takes name, patience, rtol; .*'patienc'"),
         ({"plateau": {"patience": 3}}, "missing a required argument: 'name'"),
         ({"plateau": X, "wall_time": 3}, "written as one entry"),

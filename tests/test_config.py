@@ -155,7 +155,7 @@ def test_the_depth_that_is_refused_does_not_depend_on_pythons_limit(tmp_path, li
         ("r.yaml", "env: !!set {a}", "env is a set"),
         ("r.yaml", "a: &x [*x]", "nested too deeply"),
         ("r.yaml", "a: " + "[" * 600, "nested too deeply"),
-        ("r.yaml", "1: 2", "keys are texts; got 1"),
+        ("r.yaml", "1: 2", "r.yaml: keys are texts; got 1"),
         ("r.yaml", "- 1", r"is a mapping, such as `env: CartPole`; got \[1\]"),
         ("r.yaml", "a: " + "1" * 5000, "digits"),
         ("r.yaml", b"env: \xff", "not a text in UTF-8"),

@@ -202,7 +202,7 @@ def test_a_program_that_differs_is_refused_and_nothing_is_written(tmp_path, monk
 
 def test_formats_and_packages_are_named(tmp_path, monkeypatch):
     policy = policy_of("mlp", "box")
-    with pytest.raises(ValueError, match=r"no format 'onx'\. Did you mean 'onnx'"):
+    with pytest.raises(ValueError, match=r"no format 'onx' \(the suffix of policy\.onx\)\. Did you mean 'onnx'"):
         export_policy(policy, tmp_path / "policy.onx")
     with pytest.raises(ValueError, match=r"policy\.onnx is the name of a file of the format onnx, and `format` is pt2"):
         export_policy(policy, tmp_path / "policy.onnx", format="pt2")

@@ -176,8 +176,8 @@ def export_policy(
 def _format(path: Path, given: str | None) -> Format:
     name = path.suffix.removeprefix(".") if given is None else given
     if name not in FORMATS:
-        hint = "" if given else ", by the file's suffix or by `format`"
-        raise ValueError(f"{unknown_name('format', name, FORMATS)}{hint}")
+        where = f" (the suffix of {path.name})" if given is None else ""
+        raise ValueError(unknown_name("format", name, FORMATS, where))
     by_suffix = path.suffix.removeprefix(".")
     if by_suffix in FORMATS and by_suffix != name:
         raise ValueError(f"{path.name} is the name of a file of the format {by_suffix}, and `format` is {name}.")

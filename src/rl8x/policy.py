@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model, model_class
 from rl8x.models.validation import check_model
 from rl8x.names import resolved_arguments
-from rl8x.portable import Portable, zeros
+from rl8x.portable import Portable, to_rows
 from rl8x.spaces import check_mask, critic_only, leaves, without_parts
 from rl8x.trees import Tree, flatten_tree, tree_map, unflatten_tree
 
@@ -164,7 +165,7 @@ class Policy(Portable):
         return next(self.parameters()).device
 
     def check_model(self, seq_len: int = 1) -> None:
-        """Try a model that is not built-in on blank observations of two copies.
+        """Try a model that is not built-in on an observation of the space, in two copies.
 
         Args:
             seq_len: Steps of the sequences that it is trained on.
@@ -173,8 +174,10 @@ class Policy(Portable):
             ValueError: If what it gives is not what it must.
         """
         if type(self.model) not in BUILTIN.values():
-            obs, _ = self.model_inputs(zeros(self.observation_space, 2, self.device))
-            obs = tree_map(lambda part: part.expand(seq_len, *part.shape), self._seen(obs))
+            space = copy.deepcopy(self.observation_space)
+            space.seed(0)
+            obs, _ = self.model_inputs(to_rows(space, space.sample(), self.device)[0])
+            obs = tree_map(lambda part: part.expand(seq_len, 2, *part.shape[1:]), self._seen(obs))
             check_model(self.model, obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device))
 
     def initial_state(self, num_envs: int) -> State:

@@ -305,6 +305,20 @@ def test_a_damaged_one_names_the_newest_good_one_and_auto_takes_it(tmp_path):
     assert find(tmp_path / "000009-step-9", auto=True).path == paths[1]
 
 
+def test_a_run_in_mlflow_without_checkpoints_is_refused_by_its_id(mlflow_client):
+    run = mlflow_client.create_run("0", run_name="a loop").info.run_id
+    for name in ("a loop", run):
+        with pytest.raises(CheckpointError, match=rf"the run '{name}' \({run}\) has no checkpoints in .*trainer\.save"):
+            find(name)
+
+
+def test_a_runs_name_may_have_quotes(mlflow_client):
+    for name in ("it's", 'say "it\'s"'):
+        run = mlflow_client.create_run("0", run_name=name).info.run_id
+        with pytest.raises(CheckpointError, match=run):
+            find(name)
+
+
 def test_nothing_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -8,7 +8,7 @@ import pytest
 import rl8x.cli.main as cli
 from rl8x._version import __version__
 from rl8x.cli.acting import asked_config
-from rl8x.cli.errors import UserError
+from rl8x.cli.errors import UserError, show_warning
 from rl8x.cli.main import COMMANDS, main
 
 
@@ -153,6 +153,13 @@ def test_debug_shows_the_traceback_too(capsys):
     err = capsys.readouterr().err
     assert err.startswith("Traceback")
     assert err.splitlines()[-1].startswith("rl8x: error: No such command")
+
+
+def test_a_warning_of_ours_is_one_line_and_others_are_as_they_were(capsys):
+    show_warning(UserWarning("the critic\n learns nothing"), RuntimeWarning, cli.__file__, 7)
+    show_warning(UserWarning("mine"), UserWarning, "my_env.py", 3)
+    err = capsys.readouterr().err
+    assert err == "rl8x: warning: the critic learns nothing\nmy_env.py:3: UserWarning: mine\n"
 
 
 def test_nothing_shows_the_help(capsys):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict
 from torch import nn
 
 from rl8x import PPOConfig
@@ -75,7 +77,7 @@ CONFIG = {"num_envs": 4, "device": "cpu", "seed": 0}
         (TwoValues, r"TwoValues.forward must return features, values and the state after; got 2 values."),
         (ValuesWithAnAxis, r"must return values \[T, B\], here \[1, 2\]; got \[1, 2, 1\]."),
         (OneActionMore, r"must return features \[T, B, num_features\], here \[1, 2, 2\]; got \[1, 2, 3\]."),
-        (OneObservationAtATime, r"raised RuntimeError: one row a copy.*\[T, B, \*obs\], here \[1, 2, 4\]"),
+        (OneObservationAtATime, r"raised RuntimeError: one row a copy.*\[T, B, \*obs\], here obs \[1, 2, 4\]"),
         (FeedforwardWithAState, r"write `recurrent = True` in the class FeedforwardWithAState."),
     ],
 )
@@ -89,6 +91,32 @@ def test_a_state_that_gets_lost_is_refused():
     PPOConfig(model=Counts, **CONFIG).build(CartPole)
     with pytest.raises(ValueError, match=r"a state like the one before, {'seen': \[2\]}; got {}."):
         PPOConfig(model=LosesItsState, **CONFIG).build(CartPole)
+
+
+class Floors(CartPole):
+    """Shows a whole number from 3 to 9 beside an action mask."""
+
+    single_observation_space = Dict(floor=Box(3, 9, (1,), np.int64), action_mask=Box(0, 1, (2,), np.int8))
+
+    def observe(self, state, parameters):
+        floor = state["physics"][:, :1].long().clamp(0, 6) + 3
+        return {"floor": floor, "action_mask": torch.ones(len(floor), 2, dtype=torch.int8)}
+
+
+class PerFloor(Model):
+    def __init__(self, observation_space, num_features):
+        super().__init__(observation_space, num_features)
+        self.table = nn.Embedding(7, num_features + 1)
+
+    def forward(self, obs, state, starts):
+        rows = self.table(obs["floor"][..., 0] - 3)
+        return rows[..., 1:], rows[..., 0], state
+
+
+def test_what_it_is_tried_on_is_an_observation_of_the_space():
+    algorithm = PPOConfig(model=PerFloor, **CONFIG).build(Floors)
+    algorithm.collect()
+    algorithm.step()
 
 
 def test_trying_a_model_leaves_no_trace():

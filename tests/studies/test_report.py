@@ -159,7 +159,9 @@ def test_a_policy_that_lacks_cells_or_is_not_finite_is_left_out_and_named(table)
     assert made.frame["seeds"].tolist() == [2, 2]
     text = " ".join(made.summary.notes)
     assert "fixed, seed 0 is left out: it lacks 1 of 20 cells" in text
-    assert "uniform, seed 2 is left out: it has returns that are not finite" in text
+    cell = table.loc[final[-1]]
+    at = f"length={cell['test.length']:g}, mass={cell['test.mass']:g}"
+    assert f"uniform, seed 2 is left out: it has returns that are not finite in 1 cell of 20, such as {at}" in text
     assert made.frame["mean"][0] == pytest.approx(of(table, "fixed")[lambda rows: rows["seed"] > 0]["returns"].mean())
 
 

@@ -72,7 +72,7 @@ def test_mlflow_opens_the_database_that_is_meant_whatever_the_folder_is_called(n
 def test_a_path_in_a_users_uri_is_decoded_as_mlflow_does(tmp_path):
     location = locate("sqlite:///My%20Runs/x%3F.db?timeout=5")
     assert location.database == tmp_path / "My Runs/x?.db"
-    assert location.uri == f"sqlite:///{tmp_path}/My Runs/x%3F.db?timeout=5"
+    assert location.uri == f"sqlite+pysqlite:///{tmp_path}/My Runs/x%3F.db?timeout=5"
 
 
 def test_a_run_in_a_folder_with_a_percent_sign_is_where_it_says(mlflow_template, tmp_path, monkeypatch):
@@ -86,6 +86,7 @@ def test_a_run_in_a_folder_with_a_percent_sign_is_where_it_says(mlflow_template,
     with contextlib.closing(sqlite3.connect(folder / "mlruns/mlflow.db")) as database:
         assert database.execute("SELECT run_uuid FROM runs").fetchall() == [(run.info.run_id,)]
     assert has_run(locate(), run.info.run_id)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns", "/data/mlruns"])

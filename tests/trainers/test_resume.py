@@ -332,7 +332,11 @@ def test_overrides_are_recorded(tmp_path):
 
 def test_overrides_that_would_change_nothing_are_refused(tmp_path):
     run(make(trainer={"checkpoints": tmp_path}, lr_schedule=[[0, 1e-3], [64, 1e-4]]), max_steps=1)
-    for overrides, says in (({"lr": 5e-4}, "`lr_schedule` replaces it"), ({"seed": 99}, r"another `seed` \(99\)")):
+    for overrides, says in (
+        ({"lr": 5e-4}, "`lr_schedule` replaces it"),
+        ({"seed": 99}, r"another `seed` \(99\)"),
+        ({"num_envs": 8}, "in the 4 copies that it had; got `num_envs` = 8"),
+    ):
         with pytest.raises(CheckpointError, match=says):
             Trainer.resume(tmp_path, tracker=NullTracker(), overrides=overrides)
     trainer = Trainer.resume(tmp_path, tracker=MemoryTracker(), overrides={"lr": 5e-4, "lr_schedule": None})

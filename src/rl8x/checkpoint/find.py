@@ -71,7 +71,10 @@ def _folder_of_run(run: str) -> Path:
             return folder
     if tagged.is_absolute() and files.listed(tagged):
         return tagged
-    raise CheckpointError(f"the run {run!r} ({found.run_id}) has no checkpoints in {root}; give the path of one")
+    raise CheckpointError(
+        f"the run {run!r} ({found.info.run_id}) has no checkpoints in {root}: give the path of one. A loop over step() "
+        "has those that trainer.save() makes"
+    )
 
 
 def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Path | None:

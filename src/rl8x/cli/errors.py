@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -75,6 +76,24 @@ def show_bug(kind: type[BaseException], error: BaseException, trace: TracebackTy
     from rl8x.tracking.secrets import hide
 
     say(hide("".join(traceback.format_exception(kind, error, trace))).rstrip(), err=True)
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning: one of rl8x in a line, without passwords, others as Python does."""
+    if not filename.startswith(_PACKAGE):
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        say(text.rstrip(), err=True)
+        return
+    from rl8x.tracking.secrets import hide
+
+    say(f"rl8x: warning: {' '.join(hide(str(message)).split())}", err=True)
 
 
 def report(message: str, *, debug: bool) -> None:

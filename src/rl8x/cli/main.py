@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import warnings
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     sys.path.pop(0)  # where `python -m` puts the working directory, whose modules would be taken for our dependencies
@@ -19,7 +20,7 @@ from click.shell_completion import CompletionItem
 
 from rl8x._version import __version__
 from rl8x.cli.completion import VARIABLE, Completed
-from rl8x.cli.errors import UserError, report, show_bug
+from rl8x.cli.errors import UserError, report, show_bug, show_warning
 from rl8x.importing import importing_much
 from rl8x.names import did_you_mean
 from rl8x.output import say
@@ -132,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        sys.excepthook = show_bug
+        sys.excepthook, warnings.showwarning = show_bug, show_warning
     debug = "--debug" in words
     try:
         os.getcwd()

@@ -42,7 +42,8 @@ class Confirmed(Condition):
 
     Raises:
         TypeError: If a condition is none.
-        ValueError: If `evaluations` is less than 1, or an evaluation cannot decide the condition and `by` is None.
+        ValueError: If `evaluations` is less than 1, or an evaluation cannot decide the condition and `by` is None, or
+            `by` reads metrics of training alone.
     """
 
     condition_arguments = ("condition", "by")
@@ -55,6 +56,8 @@ class Confirmed(Condition):
             form = self.condition.on_evaluation(_prefixed)
             if form is None or not any(name.startswith(keys.EVAL_PREFIX) for name in form.metric_names):
                 raise ValueError(f"Confirmed: an evaluation cannot decide {self.condition!r}; give `by`. {_GIVE_BY}")
+        elif self.by.metric_names and not any(name.startswith(keys.EVAL_PREFIX) for name in self.by.metric_names):
+            raise ValueError(f"Confirmed: no evaluation measures what by={self.by!r} reads. {_GIVE_BY}")
         self.test = self.by
         self._trainer: Evaluator | None = None
         self._measured: Mapping[str, float] = {}

@@ -90,7 +90,7 @@ def _find_class(kind: str, find: Find | None) -> type[Condition]:
             return cls
         raise ValueError(f"{kind!r} is not a subclass of rl8x.conditions.Condition.")
     hint = did_you_mean(kind, [*KINDS, *_BY_CLASS_NAME])
-    raise ValueError(f"unknown stop condition {kind!r}; known are {', '.join(KINDS)}.{hint}")
+    raise ValueError(f"unknown stop condition {kind!r}.{hint} There are {', '.join(KINDS)}.")
 
 
 def kinds_in(specs: object) -> Iterator[str]:

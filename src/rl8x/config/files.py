@@ -94,7 +94,8 @@ def _check_plain(value: Any, where: str) -> None:
         if isinstance(value, dict):
             for name, item in value.items():
                 if not isinstance(name, str):
-                    raise ValueError(f"{where}: {path}: keys are texts; got {name!r}. Put it in quotes.")
+                    at = f"{path}: " if path else ""
+                    raise ValueError(f"{where}: {at}keys are texts; got {name!r}. Put it in quotes.")
                 walk(item, f"{path}.{name}" if path else name, depth + 1)
         elif isinstance(value, list):
             for index, item in enumerate(value):

@@ -17,7 +17,8 @@ class Model(nn.Module):
     """A network from observations to the features of an action distribution and to values.
 
     A model of your own is a subclass with `__init__(self, observation_space, num_features, **model_config)` that calls
-    this one's, and `forward`. With `precision="bf16"` its matmuls are bfloat16, but for layers of kind `Head`.
+    this one's, and `forward`. `build` runs it once on an observation of the space, and says what of its
+    results does not fit. With `precision="bf16"` its matmuls are bfloat16, but for layers of kind `Head`.
 
     Args:
         observation_space: Space of one copy's observation.

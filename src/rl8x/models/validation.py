@@ -1,4 +1,4 @@
-"""Check a model before training: what it gives for blank observations, each fault named with both shapes."""
+"""Check a model before training: what it gives for observations, each fault named with both shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rl8x.models.base import Model, State
 from rl8x.output import described
-from rl8x.trees import tree_map
+from rl8x.trees import flatten_tree
 
 
 def check_model(model: Model, obs: Any, starts: Tensor) -> None:
@@ -34,7 +34,7 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> None:
         try:
             given: Any = model(obs, state, starts)
         except Exception as error:
-            shapes = tree_map(lambda part: list(part.shape), obs)
+            shapes = ", ".join(f"{key} {list(part.shape)}" for key, part in flatten_tree("obs", obs).items())
             raise ValueError(
                 f"{name}.forward raised {described(error)}. It gets observations [T, B, *obs], here {shapes}, the "
                 "state before and `starts` [T, B]."

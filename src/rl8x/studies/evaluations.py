@@ -134,7 +134,7 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     for number, rows in final.groupby("group", sort=True):
         first = rows.iloc[0]
         vary = {name.removeprefix(VARY): first[name] for name in varied if first[name] is not None}
-        group, incomplete = _group(rows, len(cells), str(first[TRAINING]), vary, _label(distinct, first, varied))
+        group, incomplete = _group(rows, cells, str(first[TRAINING]), vary, _label(distinct, first, varied))
         notes += incomplete.values()
         left_out |= {(number, seed) for seed in incomplete}
         if group is not None:
@@ -195,28 +195,37 @@ def _number(value: float, values: list[Any]) -> str:
 
 
 def _group(
-    rows: pandas.DataFrame, num_cells: int, training: str, vary: Mapping[str, Any], label: str
+    rows: pandas.DataFrame, cells: pandas.DataFrame, training: str, vary: Mapping[str, Any], label: str
 ) -> tuple[Group | None, dict[Any, str]]:
     """Gather the scores of a group; also returns why each seed that is not complete was left out."""
     wide, within = (
         rows.pivot_table(index=SEED, columns=CELL, values=name, aggfunc="last", dropna=False).reindex(
-            columns=range(num_cells)
+            columns=range(len(cells))
         )
         for name in (RETURNS, INSIDE)
     )
     present = rows.groupby(SEED)[CELL].nunique()
-    finite = np.isfinite(wide.to_numpy(dtype=np.float64)).all(axis=1)
+    each_finite = np.isfinite(wide.to_numpy(dtype=np.float64))
+    finite = each_finite.all(axis=1)
     why = {}
-    for seed, is_finite in zip(wide.index, finite, strict=True):
-        if not is_finite:
-            lacks = num_cells - present[seed]
-            what = f"lacks {lacks} of {num_cells} cells" if lacks else "has returns that are not finite"
+    for seed, is_finite in zip(wide.index, each_finite, strict=True):
+        if not is_finite.all():
+            lacks = len(cells) - present[seed]
+            what = f"lacks {lacks} of {len(cells)} cells" if lacks else _not_finite(cells, np.flatnonzero(~is_finite))
             why[seed] = f"{label}, seed {seed} is left out: it {what}"
     complete = wide[finite]
     if complete.empty:
         return None, why
     scores, inside = complete.to_numpy(dtype=np.float64), within[finite].to_numpy().astype(bool)
     return Group(training, vary, label, tuple(complete.index), scores, inside), why
+
+
+def _not_finite(cells: pandas.DataFrame, positions: np.ndarray[Any, Any]) -> str:
+    """Say in how many cells returns are not finite, and which is the first."""
+    first = cells.iloc[positions[0]]
+    at = ", ".join(f"{name.removeprefix(TEST)}={first[name]:g}" for name in cells.columns if name.startswith(TEST))
+    such = f", such as {at}" if at else ""
+    return f"has returns that are not finite in {counted(len(positions), 'cell', 'cells')} of {len(cells)}{such}"
 
 
 def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:

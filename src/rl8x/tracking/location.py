@@ -71,8 +71,10 @@ def _decodes() -> bool:
 
 def sqlite_uri(database: Path) -> str:
     """Return the URI by which MLflow opens a database; its path may have a `?`, or a `%2F` as in Jenkins' folders."""
-    path = re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda found: quote(found[0]), str(database)) if _decodes() else database
-    return f"sqlite:///{path}"
+    path = str(database)
+    encoded = re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda found: quote(found[0]), path) if _decodes() else path
+    # For `sqlite:///` MLflow makes the folder of the path as it is written, which is another one then.
+    return f"sqlite:///{path}" if encoded == path else f"sqlite+pysqlite:///{encoded}"
 
 
 def mlruns_dir() -> Path:
@@ -168,7 +170,8 @@ def _sqlite_location(uri: str) -> Location:
         example = "sqlite:///mlruns/mlflow.db"
         raise TrackingError(f"an sqlite tracking_uri must name a file, as in {example}; got {hide(uri)!r}")
     database = Path(unquote(name) if _decodes() else name).absolute()
-    absolute = driver + sqlite_uri(database).removeprefix("sqlite") + (f"?{query}" if query else "")
+    made = sqlite_uri(database)
+    absolute = (made if driver == "sqlite" else driver + made[made.index(":") :]) + (f"?{query}" if query else "")
     # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
     root = database.parent / "artifacts" if database.parent.name == "mlruns" else None
     return Location(absolute, database, root)

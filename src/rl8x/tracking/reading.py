@@ -135,7 +135,7 @@ class _StoreRuns:
         return self._search(f"attributes.run_id = '{run_id}'")
 
     def by_name(self, name: str) -> list[RunRecord]:
-        return self._search(f"attributes.run_name = '{name}'") if "'" not in name else []
+        return _oldest_first(self._store.search_by_name(name))
 
     def by_tag(self, tag: str, value: str) -> list[RunRecord]:
         return self._search(f"tags.`{tag}` = '{value}'")

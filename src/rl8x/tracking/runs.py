@@ -134,8 +134,7 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
 
 def _found_run(store: MLflowStore, run: str, shown: str) -> Any:
     found = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
-    if not found and "'" not in run:
-        found = store.search_everywhere(f"attributes.run_name = '{run}'")
+    found = found or store.search_by_name(run)
     if not found:
         names = sorted({other.info.run_name for other in store.search_everywhere("") if other.info.run_name})
         near = difflib.get_close_matches(run, names, n=3)

@@ -346,6 +346,13 @@ class MLflowStore:
         """Search for runs in all experiments."""
         return self.search([experiment.experiment_id for experiment in self.experiments()], query)
 
+    def search_by_name(self, name: str) -> list[Any]:
+        """Search for the runs of a name in all experiments; MLflow's texts have one of the two quotes around them."""
+        quote = '"' if "'" in name else "'"
+        if quote in name:
+            return [run for run in self.search_everywhere("") if run.info.run_name == name]
+        return self.search_everywhere(f"attributes.run_name = {quote}{name}{quote}")
+
     def set_experiment_tag(self, experiment_id: str, name: str, value: str) -> None:
         """Set a tag of an experiment."""
         self._call(self._client.set_experiment_tag, experiment_id, name, value)

@@ -118,6 +118,10 @@ def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any], con
             f"a run goes on with its random numbers, and another `seed` ({overrides['seed']!r}) would change nothing: "
             "begin a run with it"
         )
+    if overrides.get("num_envs", saved.get("num_envs")) != saved.get("num_envs"):
+        raise CheckpointError(
+            f"a run goes on in the {saved['num_envs']} copies that it had; got `num_envs` = {overrides['num_envs']}"
+        )
     for name in config.replaced.keys() & overrides.keys():
         raise CheckpointError(
             f"`{name}` would change nothing, as `{name}_schedule` replaces it: override that, or give "
