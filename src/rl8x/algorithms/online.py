@@ -301,7 +301,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             )
 
     def _check_moves(self, env_config: Mapping[str, Any] | None = None) -> None:
-        """Refuse parameters that wait for the ends of episodes where none will come; None: as the next reset has them."""
+        """Refuse parameters that wait for the ends of episodes where none will come; None: as a reset has them now."""
         if self.resets.once and not self.env.episodic and self.env.will_move_by_returns(env_config):
             raise ValueError(
                 "`env_config` moves with the returns of episodes, but none ever ends: the task has no end, and the "
