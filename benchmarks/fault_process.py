@@ -130,7 +130,6 @@ class Child:
 
 def _behave_as_python(function: Callable[[], Any], folder: Path | None, env: dict[str, str], streams: list[int]) -> Any:
     """Be a fresh Python that does something and ends: its exit code, its traceback, its exit handlers."""
-    code = 1
     _end_with_parent()
     try:
         for number, stream in enumerate(streams, 1):
@@ -142,6 +141,15 @@ def _behave_as_python(function: Callable[[], Any], folder: Path | None, env: dic
         os.environ.update(env)
         if folder is not None:
             os.chdir(folder)
+        _end_as_python(function)
+    finally:
+        os._exit(1)
+
+
+def _end_as_python(function: Callable[[], Any]) -> None:
+    """Do something, and end this process as Python ends: its exit code, its traceback, its exit handlers."""
+    code = 1
+    try:
         try:
             function()
             code = 0
@@ -202,9 +210,9 @@ def _become(words: Sequence[str], given: dict[str, Any]) -> None:
         if given["cwd"] is not None:
             os.chdir(given["cwd"])
         sys.argv = ["-c", *words[3:]]
-        exec(words[2], {"__name__": "__main__"})
+        _end_as_python(lambda: exec(words[2], {"__name__": "__main__"}))
     finally:
-        os._exit(0)
+        os._exit(1)
 
 
 def _stream(number: int, mode: str = "w") -> Any:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -669,3 +670,11 @@ def test_a_condition_of_ones_own_may_hold_others_in_a_run_file():
     del condition.rows
     with pytest.raises(TypeError, match=r"Delayed has no attribute rows to show: keep it, or write arguments\(\)"):
         condition.arguments()
+
+
+@pytest.mark.parametrize("number", [np.float32(475), np.float64(475), np.int64(475)])
+def test_numpys_numbers_are_numbers(number):
+    condition = HitsUpperBound("eval/returns/mean", number)
+    assert to_spec(condition) == {"hits_upper_bound": {"name": "eval/returns/mean", "bound": 475}}
+    json.dumps(to_spec(condition))
+    assert Plateau("a", patience=np.int64(3)).patience == 3

@@ -82,6 +82,10 @@ COLLECT_METRICS: Final = (
     *summary("episodes/lengths"),
     EPISODES_ENDED,
 )
+TRAINED_RETURNS: Final = ("episodes/returns/mean", "returns/mean")
+"""The mean returns of a training row, of whole episodes and of horizons: the first that it has says how good it is."""
+EVALUATED_RETURNS: Final = (f"{EVAL_PREFIX}returns/mean", f"{EVAL_PREFIX}horizon_returns/mean")
+"""The same of an evaluation."""
 PROFILING_METRICS: Final = (
     "profiling/collect_ms",
     "profiling/step_ms",

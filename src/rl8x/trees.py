@@ -14,7 +14,7 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 """A tensor, or a dict of trees; the parts of a `Tuple` space have the keys "0", "1", ..."""
 
 
-def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Apply a function to every tensor of a tree, whatever their shapes."""
     if isinstance(tree, Mapping):
         return {name: tree_map(function, part) for name, part in tree.items()}

@@ -9,7 +9,7 @@ from tests.probes import KNOWN, ActionDecides, Discretes, Probe
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import DQNConfig
 from rl8x.algorithms.dqn import q_loss
-from rl8x.algorithms.off_policy.learner import SHARE
+from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.envs import CartPole, Pendulum
 
@@ -30,7 +30,7 @@ def batch_of(algorithm, size=6):
         keys.ACTIONS: torch.randint(2, (size,), generator=generator),
         keys.RETURNS: torch.randn(size, generator=generator) * 3,
         keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
-        SHARE: torch.tensor(0.5),
+        TAU: torch.tensor(0.5),
     }
 
 
@@ -291,7 +291,7 @@ def test_the_conservative_term_by_hand(coeff):
     parameters = list(policy.parameters())
     gradients = torch.autograd.grad(gap.mean(), parameters, allow_unused=True)
     both = (plain, algorithm)
-    numbers = [each.update(each.nets.bind(each.nets.state, each.nets.rates), batch).numbers for each in both]
+    numbers = [each.update(each.nets.bind(each.nets.state, each.nets.rates), batch).metrics for each in both]
     # The loss that is logged is the error alone; the step has the term's gradient beside the error's.
     assert numbers[0]["losses/q"] == numbers[1]["losses/q"]
     for one, other, gradient in zip(plain.policy.parameters(), parameters, gradients, strict=True):

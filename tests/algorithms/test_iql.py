@@ -11,7 +11,7 @@ from tests.algorithms.off_policy.test_offline import dataset
 from rl8x import keys
 from rl8x.algorithms import IQLConfig
 from rl8x.algorithms.iql import expectile_loss
-from rl8x.algorithms.off_policy.learner import SHARE
+from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.envs import CartPole, Pendulum
 from rl8x.replay.dataset import Dataset
 
@@ -94,7 +94,7 @@ def test_the_losses_are_those_of_the_papers_row_by_row(env_class, temperature):
     for net in algorithm.nets.trained.values():
         for view in net.optimizer.views:
             view.data.add_(torch.randn(view.shape, generator=generator) * 0.3)
-    batch = algorithm.replay.gather(torch.tensor([0, 3, 9, 19, 25, 70])) | {SHARE: torch.tensor(0.25)}
+    batch = algorithm.replay.gather(torch.tensor([0, 3, 9, 19, 25, 70])) | {TAU: torch.tensor(0.25)}
     nets = Plain(algorithm)
     policy, value, q = [], [], []
     weights = []

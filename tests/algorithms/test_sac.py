@@ -9,7 +9,7 @@ from tests.probes import KNOWN, Delay, Discretes, Forever, ObservationDecides, P
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastSACConfig, FlashSACConfig, SACConfig
-from rl8x.algorithms.off_policy.learner import SHARE
+from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.sac import CQL_NOISE, NOISE
 from rl8x.cli.main import main
@@ -39,7 +39,7 @@ def batch_of(algorithm, size=6):
         else torch.rand(size, *action.shape, generator=generator) * 4 - 2,
         keys.RETURNS: torch.randn(size, generator=generator) * 3,
         keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
-        SHARE: torch.tensor(0.5),
+        TAU: torch.tensor(0.5),
     }
     if not discrete:
         batch[NOISE] = torch.randn(2, size, *action.shape, generator=generator)
@@ -167,7 +167,7 @@ def test_entropies_do_not_depend_on_the_units_of_actions():
     found = []
     for env in (Pendulum, Wide):
         algorithm = build(env)
-        found.append(updated(algorithm, batch_of(algorithm)).numbers["monitors/entropy"].item())
+        found.append(updated(algorithm, batch_of(algorithm)).metrics["monitors/entropy"].item())
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
@@ -194,17 +194,17 @@ def test_policy_and_temperature_wait_for_their_turn():
 def test_a_fixed_temperature_stays():
     algorithm = build(alpha=0.25)
     assert set(algorithm.nets.trained) == {"q", "policy"}
-    assert updated(algorithm, batch_of(algorithm)).numbers["coefficients/alpha"].item() == 0.25
+    assert updated(algorithm, batch_of(algorithm)).metrics["coefficients/alpha"].item() == 0.25
 
 
 def test_rows_count_by_their_importance_weights():
     algorithm, other = build(), build()
     batch, weights = batch_of(algorithm), torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
-    alone = {name: each[:1] for name, each in batch.items() if name not in (SHARE, NOISE)}
-    alone |= {SHARE: batch[SHARE], NOISE: batch[NOISE][:, :1]}
+    alone = {name: each[:1] for name, each in batch.items() if name not in (TAU, NOISE)}
+    alone |= {TAU: batch[TAU], NOISE: batch[NOISE][:, :1]}
     only_first = torch.tensor([6.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    weighted = updated(algorithm, batch | {WEIGHTS: only_first}).numbers
-    first = updated(other, alone).numbers
+    weighted = updated(algorithm, batch | {WEIGHTS: only_first}).metrics
+    first = updated(other, alone).metrics
     for name in ("losses/q", "losses/policy"):
         assert weighted[name].item() == pytest.approx(first[name].item(), rel=1e-5)
     assert updated(build(), batch | {WEIGHTS: weights}).errors.shape == (6,)

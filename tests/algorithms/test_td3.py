@@ -10,7 +10,7 @@ from tests.probes import Forever, ObservationDecides, OneStep, Probe, Together, 
 
 from rl8x import NullTracker, Trainer, keys
 from rl8x.algorithms import FastTD3Config, TD3Config
-from rl8x.algorithms.off_policy.learner import SHARE
+from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.algorithms.off_policy.updates import WEIGHTS
 from rl8x.algorithms.td3 import NOISE
 from rl8x.checkpoint.tree import clone
@@ -74,7 +74,7 @@ def batch_of(algorithm, size=6):
         keys.RETURNS: torch.randn(size, generator=generator) * 3,
         keys.DISCOUNTS: torch.tensor([0.9, 0.0, 0.81, 0.9, 0.0, 0.9])[:size],
         NOISE: torch.randn(size, *space.shape, generator=generator) * (high - low) / 4,
-        SHARE: torch.tensor(0.25),
+        TAU: torch.tensor(0.25),
     }
 
 
@@ -187,7 +187,7 @@ class Plain:
                 part.data.sub_(0.1 * gradient)
 
     def update(self, batch, trains):
-        rows = [{k: v[i].double() for k, v in batch.items() if k != SHARE} for i in range(6)]
+        rows = [{k: v[i].double() for k, v in batch.items() if k != TAU} for i in range(6)]
         goals = [self.goal(row) for row in rows]
         errors = [
             [self.q("q", i, row[keys.OBS], row[keys.ACTIONS]) - goal for i in range(self.config.num_critics)]
@@ -202,7 +202,7 @@ class Plain:
             self.descend("policy", policy_loss)
         for name in ("q", "policy"):
             for target, part in zip(self.weights[f"target_{name}"].values(), self.weights[name].values(), strict=True):
-                target.data.lerp_(part.data, batch[SHARE].item())
+                target.data.lerp_(part.data, batch[TAU].item())
         return q_loss.item(), policy_loss.item(), [np.mean([abs(e.item()) for e in each]) for each in errors]
 
 
@@ -263,7 +263,7 @@ def test_td3_bc_is_the_papers_but_for_a_factor_of_the_whole_loss():
         q = algorithm.critics(batch[keys.OBS], actions)[0]
         scaled = (actions - batch[keys.ACTIONS]) / torch.tensor([2.0, 5.0])
         expected = -alpha / q.abs().mean() * q.mean() + scaled.square().mean()
-    found = updated(algorithm, batch).numbers["losses/policy"]
+    found = updated(algorithm, batch).metrics["losses/policy"]
     assert found.item() * alpha == pytest.approx(expected.item(), rel=1e-4)
 
 
@@ -272,10 +272,10 @@ def test_rows_count_by_their_importance_weights():
     batch = batch_of(algorithm)
     _, errors = updated(other, batch)
     weights = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 0.0])
-    first = updated(algorithm, batch | {WEIGHTS: weights}).numbers["losses/q"].item()
-    assert first < updated(build(), batch).numbers["losses/q"].item()
+    first = updated(algorithm, batch | {WEIGHTS: weights}).metrics["losses/q"].item()
+    assert first < updated(build(), batch).metrics["losses/q"].item()
     only = updated(build(num_critics=1), batch | {WEIGHTS: torch.tensor([6.0, 0, 0, 0, 0, 0])})
-    assert only.numbers["losses/q"].item() == pytest.approx(only.errors[0].item() ** 2 / 2, rel=1e-5)
+    assert only.metrics["losses/q"].item() == pytest.approx(only.errors[0].item() ** 2 / 2, rel=1e-5)
     assert errors.shape == (6,)
 
 
@@ -298,13 +298,13 @@ def test_the_noise_of_targets_is_normal_in_half_ranges_and_clipped():
 def test_policy_and_targets_move_in_their_turns_whatever_the_blocks():
     algorithm = build(policy_delay=3, target_interval=2, tau=0.1)
     critics, both = algorithm.cycle[0], algorithm.cycle[2]
-    whole, shares = [], algorithm.draw(0, 12)[SHARE]
+    whole, shares = [], algorithm.draw(0, 12)[TAU]
     for first in (0, 4, 8):
         whole += [updater is both for updater, count in algorithm._runs(first, 4) for _ in range(count)]
     assert whole == [False, False, True] * 4
     assert list(algorithm._runs(0, 6)) == [(critics, 2), (both, 1)] * 2
     assert shares.tolist() == pytest.approx([0.0, 0.1] * 6)
-    assert torch.equal(torch.cat([algorithm.draw(first, 4)[SHARE] for first in (0, 4, 8)]), shares)
+    assert torch.equal(torch.cat([algorithm.draw(first, 4)[TAU] for first in (0, 4, 8)]), shares)
     assert len(build(policy_delay=1).cycle) == 1
 
 

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from unittest import mock
 
 import pytest
+from benchmarks.fault_process import ForkedPython
 
 from rl8x.checkpoint import CheckpointError, listed, read
 from rl8x.cli.main import main
@@ -20,8 +22,10 @@ import json, os, shutil, signal, sys, time
 from pathlib import Path
 from rl8x import PPOConfig, Trainer, keys
 from rl8x.envs import CartPole
+from rl8x.tracking import mlflow_tracker, store_process
 from rl8x.trainers import Checkpoints
 
+mlflow_tracker.StoreProcess = store_process.StoreProcess  # as for users, which tests are not
 fsync = os.fsync
 
 def noted(fd):
@@ -40,6 +44,9 @@ def is_copied(trainer, stats):
         sys.stdin.readline()
 
 def dies_when_all_is_in_the_store(trainer, stats):
+    if stats[keys.STEPS] == 4:
+        collect = trainer.algorithm.collect  # the next one, once this step is on the disk
+        trainer.algorithm.collect = lambda **options: (trainer.checkpoints.wait(), collect(**options))[1]
     if stats[keys.STEPS] == 5:
         folder = trainer.tracker.spool_folder
         while not (folder / "ack.json").exists():
@@ -60,28 +67,35 @@ Trainer(config.build(CartPole), callbacks=[globals()[sys.argv[1]]], checkpoints=
 
 
 def trains(what):
-    return subprocess.Popen(
-        [sys.executable, "-c", TRAINS, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    """Return a Python that trains, and its process for MLflow: forks of this one, which has imported all."""
+    with mock.patch.object(subprocess, "Popen", ForkedPython):
+        return subprocess.Popen(
+            [sys.executable, "-c", TRAINS, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+
+@pytest.fixture
+def client(request):
+    """Return what makes MLflow's client: not before processes are forked, whose connections would be its own."""
+    return lambda: request.getfixturevalue("mlflow_client")
 
 
 def the_run(client):
+    client = client()
     (found,) = client.search_runs([client.get_experiment_by_name("rl8x").experiment_id])
     return found
 
 
 def times_logged(client):
     """How often each step is there, by the metric that each row has."""
-    points = client.get_metric_history(the_run(client).info.run_id, "losses/total")
+    points = client().get_metric_history(the_run(client).info.run_id, "losses/total")
     return Counter(point.step for point in points)
 
 
 EIGHT_STEPS = {32 * step: 1 for step in range(1, 9)}
 
 
-def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(
-    mlruns, mlflow_client, tmp_path, monkeypatch, capsys
-):
+def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(mlruns, client, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rl8x.checkpoint.manager._BUSY_WAIT_S", 0.1)
     process = trains("is_copied")
     with contextlib.ExitStack() as stack:
@@ -104,16 +118,16 @@ def test_a_run_that_is_copied_while_it_runs_stays_its_own_process_s(
         assert listed(folder)[-1] == newest
         process.communicate("go on\n", timeout=60)
     assert process.returncode == 0
-    assert the_run(mlflow_client).info.status == "FINISHED"
-    assert "rl8x.resumed_from" not in the_run(mlflow_client).data.tags
-    assert times_logged(mlflow_client) == EIGHT_STEPS
+    assert the_run(client).info.status == "FINISHED"
+    assert "rl8x.resumed_from" not in the_run(client).data.tags
+    assert times_logged(client) == EIGHT_STEPS
     monkeypatch.chdir(tmp_path)
     assert sync("backup/spool").num_sent == 1
-    assert the_run(mlflow_client).info.status == "FINISHED"
-    assert times_logged(mlflow_client) == EIGHT_STEPS
+    assert the_run(client).info.status == "FINISHED"
+    assert times_logged(client) == EIGHT_STEPS
 
 
-def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, mlflow_client, tmp_path, monkeypatch):
+def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, client, tmp_path, monkeypatch):
     assert trains("dies_at_once").wait(60) == -signal.SIGKILL
     (folder,) = (mlruns / "checkpoints").iterdir()
     spool = mlruns / "spool" / folder.name
@@ -126,12 +140,12 @@ def test_a_run_that_is_resumed_from_another_folder_has_no_row_twice(mlruns, mlfl
     for place in (tmp_path / "elsewhere", tmp_path):
         monkeypatch.chdir(place)
         assert sync().spools == []
-    assert the_run(mlflow_client).info.status == "FINISHED"
-    assert times_logged(mlflow_client) == EIGHT_STEPS
+    assert the_run(client).info.status == "FINISHED"
+    assert times_logged(client) == EIGHT_STEPS
 
 
 @pytest.mark.parametrize("ack", ["ahead of the spool", "lost"])
-def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, mlflow_client, tmp_path):
+def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, client, tmp_path):
     assert trains("dies_when_all_is_in_the_store").wait(60) == -signal.SIGKILL
     (spool,) = (mlruns / "spool").iterdir()
     os.truncate(spool / "ops.jsonl", int((tmp_path / "synced").read_text()))
@@ -139,5 +153,5 @@ def test_a_power_cut_loses_and_doubles_no_row(ack, mlruns, mlflow_client, tmp_pa
     if ack == "lost":
         (spool / "ack.json").unlink()
     Trainer.resume(mlruns / "checkpoints" / spool.name).run(progress="none")
-    assert times_logged(mlflow_client) == EIGHT_STEPS
-    assert the_run(mlflow_client).info.status == "FINISHED"
+    assert times_logged(client) == EIGHT_STEPS
+    assert the_run(client).info.status == "FINISHED"

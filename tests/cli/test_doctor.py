@@ -49,7 +49,7 @@ def test_versions_are_those_of_the_metadata(probed, mlruns, monkeypatch, capsys)
     assert text.rstrip().endswith("everything essential works")
     for needed in map(Requirement, PROJECT["dependencies"]):
         assert f" {needed.name} {importlib.metadata.version(needed.name)}\n" in text
-    assert f"{mlruns.parent}/cache, 1 programs, 2.5 MB (`rl8x cache`)" in text
+    assert f"{mlruns.parent}/cache, 1 program, 2.5 MB (`rl8x cache`)" in text
     assert "torch takes 3, by OMP_NUM_THREADS=3" in text
     assert f"sqlite:///{mlruns}/mlflow.db, {os.path.getsize(mlruns / 'mlflow.db') / 1e6:.1f} MB" in text
     assert f"cpu, {len(os.sched_getaffinity(0))} of {os.cpu_count()} processors" in text

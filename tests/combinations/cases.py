@@ -142,6 +142,9 @@ class Case:
         never = self.reset_every < 0 and not self.own_evaluation
         if never and self.run["eval_env_config"] is not None:
             return "would never apply"
+        moves = any(isinstance(value, Adaptive | Learnable) for value in (self.run["env_config"] or {}).values())
+        if moves and self.reset_every < 0 and not self.episodic:
+            return "none ever ends"
         return None
 
     @property

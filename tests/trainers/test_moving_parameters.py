@@ -151,6 +151,10 @@ def test_tasks_that_never_end_need_resets():
     never = PPOConfig(**options, horizons_per_env_reset=-1).build(CartPoleInfinite)
     with pytest.raises(ValueError, match=r"none ever ends: .* Use horizons_per_env_reset=1"):
         never.collect(env_config=config)
+    trainer = Trainer(never, tracker=MemoryTracker())
+    with pytest.raises(ValueError, match=r"none ever ends: .* Use horizons_per_env_reset=1"):
+        run(trainer, config, max_steps=4)
+    assert trainer.tracker.status is None  # it has not begun
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.learner import observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.algorithms.off_policy.updates import Batch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import critic_only
@@ -46,7 +46,7 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
     Source: Pomerleau 1991, doi:10.1162/neco.1991.3.1.88.
     """
 
-    numbers: ClassVar[tuple[str, ...]] = ("losses/bc", "monitors/entropy", "monitors/grad_norm")
+    update_metrics: ClassVar[tuple[str, ...]] = ("losses/bc", "monitors/entropy", "monitors/grad_norm")
 
     def make_policy(self) -> Policy:
         """Return the policy; its critic is not trained."""
@@ -66,7 +66,7 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
         """Train the policy."""
         self.add_net("policy", self.policy)
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
         """Make the batch's actions more likely.
 
         L = -mean of log pi(a | s)
@@ -80,4 +80,4 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
             return total, {"losses/bc": total, "monitors/entropy": found.entropy.mean()}
 
         found, norm = nets["policy"].minimise(loss)
-        return Figures({**found, "monitors/grad_norm": norm})
+        return UpdateResult({**found, "monitors/grad_norm": norm})

@@ -21,11 +21,11 @@ from rl8x import keys
 from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
-from rl8x.algorithms.off_policy.learner import SHARE, Learner, observed
+from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
+from rl8x.algorithms.off_policy.updates import Batch, UpdateResult, weighted_mean
 from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.q_values import QPolicy, check_discrete
@@ -117,7 +117,7 @@ class DQNConfig(
 class QLearning(Learner[DQNConfig]):
     """What DQN learns from a batch, whether its rows come from a replay or from a data set."""
 
-    numbers: ClassVar[tuple[str, ...]] = ("losses/q", "monitors/q", "monitors/td_error", "monitors/grad_norm")
+    update_metrics: ClassVar[tuple[str, ...]] = ("losses/q", "monitors/q", "monitors/td_error", "monitors/grad_norm")
 
     policy: QPolicy
 
@@ -144,7 +144,7 @@ class QLearning(Learner[DQNConfig]):
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
         """Move Q(s, a) towards what was seen and what the target network expects after it.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
@@ -167,23 +167,23 @@ class QLearning(Learner[DQNConfig]):
             table, outputs = (found[0] for found in q(*observed(batch, keys.OBS), True))
             taken = of_actions(outputs, actions)
             values = self.policy.means(taken)
-            losses, goals = self.losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
+            losses, td_targets = self.losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
             error = weighted_mean(losses, batch)
             total = error
             if self.config.cql_coeff:
                 total = error + self.config.cql_coeff * (table.logsumexp(-1) - values).mean()
-            return total, {"losses/q": error, "values": values, "goals": goals}
+            return total, {"losses/q": error, "values": values, "td_targets": td_targets}
 
         found, norm = q.minimise(loss)
-        target.follow(q, batch[SHARE])
-        errors = (found["values"] - found["goals"]).abs()
-        numbers = {
+        target.polyak_update(q, batch[TAU])
+        errors = (found["values"] - found["td_targets"]).abs()
+        metrics = {
             "losses/q": found["losses/q"],
             "monitors/q": found["values"].mean(),
             "monitors/td_error": errors.mean(),
             "monitors/grad_norm": norm,
         }
-        return Figures(numbers, errors)
+        return UpdateResult(metrics, errors)
 
     def losses(self, outputs: Tensor, following: Tensor, returns: Tensor, discounts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of a batch's rows and the expectations of their targets y, `[batch_size]` each.
@@ -197,13 +197,13 @@ class QLearning(Learner[DQNConfig]):
         """
         config, atoms = self.config, self.policy.atoms
         if outputs.dim() == 1:
-            goals = returns + discounts * following
-            return q_loss(outputs, goals, config.huber_delta), goals
+            td_targets = returns + discounts * following
+            return q_loss(outputs, td_targets, config.huber_delta), td_targets
         if atoms is None:
-            goals = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * following
-            return quantile_loss(outputs, goals, config.huber_delta), goals.mean(-1)
-        goals = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * atoms
-        probs = project(following.softmax(-1), goals, atoms)
+            td_targets = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * following
+            return quantile_loss(outputs, td_targets, config.huber_delta), td_targets.mean(-1)
+        td_targets = returns.unsqueeze(-1) + discounts.unsqueeze(-1) * atoms
+        probs = project(following.softmax(-1), td_targets, atoms)
         return -(probs * outputs.log_softmax(-1)).sum(-1), probs @ atoms
 
 
@@ -235,17 +235,17 @@ class OfflineDQN(QLearning, OfflineAlgorithm[DQNConfig], config=DQNConfig):
     """Deep Q-learning from a data set, which needs `cql_coeff`. Made by `DQNConfig(...).build(dataset=...)`."""
 
 
-def q_loss(values: Tensor, goals: Tensor, huber_delta: float | None) -> Tensor:
-    """Return how far values are from their goals, `[...]`, each `[...]`.
+def q_loss(values: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:
+    """Return how far values are from their targets, `[...]`, each `[...]`.
 
-    e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2),    e = value - goal
+    e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2),    e = value - target
     """
     if huber_delta is None:
-        return 0.5 * F.mse_loss(values, goals, reduction="none")
-    return F.huber_loss(values, goals, reduction="none", delta=huber_delta)
+        return 0.5 * F.mse_loss(values, td_targets, reduction="none")
+    return F.huber_loss(values, td_targets, reduction="none", delta=huber_delta)
 
 
-def quantile_loss(quantiles: Tensor, goals: Tensor, huber_delta: float | None) -> Tensor:
+def quantile_loss(quantiles: Tensor, td_targets: Tensor, huber_delta: float | None) -> Tensor:
     """Return how far quantiles of returns are from the distributions of their targets, `[batch_size]`.
 
         sum over i of the mean over j of |tau_i - [u < 0]| huber(u) / delta,    u = y_j - theta_i, tau_i = (i + 1/2) / N
@@ -254,7 +254,7 @@ def quantile_loss(quantiles: Tensor, goals: Tensor, huber_delta: float | None) -
 
     Args:
         quantiles: theta, the quantiles at tau, `[batch_size, N]`.
-        goals: y, draws of the target that are equally likely, `[batch_size, any number]`.
+        td_targets: y, draws of the target that are equally likely, `[batch_size, any number]`.
         huber_delta: delta, which the source calls kappa.
 
     Source: Dabney et al. 2017, arXiv:1710.10044, eq. 9 and 10; the division by delta: Dabney et al. 2018,
@@ -262,7 +262,7 @@ def quantile_loss(quantiles: Tensor, goals: Tensor, huber_delta: float | None) -
     """
     num_quantiles = quantiles.shape[-1]
     shares = (torch.arange(num_quantiles, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / num_quantiles
-    errors = goals.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [batch_size, quantile, goal]
+    errors = td_targets.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [batch_size, quantile, target]
     if huber_delta is None:
         sizes = errors.abs()
     else:

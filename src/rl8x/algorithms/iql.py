@@ -19,10 +19,10 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.config import ValueConfig
 from rl8x.algorithms.off_policy.critics import Critics, action_values
-from rl8x.algorithms.off_policy.learner import SHARE, observed, recorded_actions
+from rl8x.algorithms.off_policy.learner import TAU, observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.algorithms.off_policy.updates import Batch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import describe
@@ -79,7 +79,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
     Source: Kostrikov et al. 2022, arXiv:2110.06169, algorithm 1.
     """
 
-    numbers: ClassVar[tuple[str, ...]] = (
+    update_metrics: ClassVar[tuple[str, ...]] = (
         "losses/policy",
         "losses/value",
         "losses/q",
@@ -127,7 +127,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         self.add_net("q", critics)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
         """Move V to an expectile of Q', the policy to actions that are better than V, and Q to what was seen.
 
             A    = min_i Q'_i(s, a) - V(s)
@@ -149,21 +149,21 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
             weights = (config.temperature * advantages.detach()).exp().clamp(max=config.max_weight)
             value_loss = expectile_loss(advantages, config.expectile).mean()
             loss = -(weights * found.logp[0]).mean()
-            numbers = {"losses/policy": loss, "losses/value": value_loss}
+            metrics = {"losses/policy": loss, "losses/value": value_loss}
             monitors = {"monitors/advantage": advantages.mean(), "monitors/weight": weights.mean()}
-            return loss + value_loss, numbers | monitors
+            return loss + value_loss, metrics | monitors
 
         found, norm = policy.minimise(policy_loss)
-        goals = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * policy(*observed(batch, keys.NEXT_OBS))[0]
+        td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * policy(*observed(batch, keys.NEXT_OBS))[0]
 
         def q_loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
             values = action_values(q, seen, taken, self.action_space)
-            loss = (values - goals).square().sum(0).mean()
+            loss = (values - td_targets).square().sum(0).mean()
             return loss, {"losses/q": loss, "monitors/q": values.mean()}
 
         q_found, q_norm = critics.minimise(q_loss)
-        target.follow(critics, batch[SHARE])
-        return Figures({**found, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
+        target.polyak_update(critics, batch[TAU])
+        return UpdateResult({**found, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

@@ -297,25 +297,26 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return False
 
     def check_applies(self, env_config: Mapping[str, Any] | None) -> None:
-        """Refuse an `env_config` that no reset will ever apply.
+        """Refuse an `env_config` that no reset will ever apply, or under which nothing that moves will ever move.
 
         Args:
             env_config: Values for the environment's parameters; None changes nothing.
 
         Raises:
-            ValueError: If it is another than the one in force, and the environment was reset for the only time.
+            ValueError: If it is another than the one in force, and the environment was reset for the only time; or it
+                moves with the returns of episodes, and none ever ends.
         """
-        if env_config is None or not self.resets.once or self.reset_is_due():
-            return
-        if self.env.plain_config(env_config) != self.env.config:
+        if self.reset_is_due():
+            self._check_moves(env_config)
+        elif env_config is not None and self.resets.once and self.env.plain_config(env_config) != self.env.config:
             raise ValueError(
                 "This `env_config` would never apply: the environment was reset once, at the first collect "
                 "(`horizons_per_env_reset` < 0). Give it to the first collect, or use horizons_per_env_reset=1."
             )
 
-    def _check_moves(self) -> None:
-        """Refuse parameters that wait for the ends of episodes where none will come."""
-        if self.resets.once and not self.env.episodic and self.env.will_move_by_returns:
+    def _check_moves(self, env_config: Mapping[str, Any] | None = None) -> None:
+        """Refuse parameters that wait for the ends of episodes where none will come; None: as a reset has them now."""
+        if self.resets.once and not self.env.episodic and self.env.will_move_by_returns(env_config):
             raise ValueError(
                 "`env_config` moves with the returns of episodes, but none ever ends: the task has no end, and the "
                 "environment is reset once (`horizons_per_env_reset` < 0). Use horizons_per_env_reset=1 or more, or "

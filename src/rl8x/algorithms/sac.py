@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
-from rl8x.algorithms.off_policy.actor_critic import CRITICS_NUMBERS, ActorCritic, OnlineActorCritic
+from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.learner import SHARE, observed
+from rl8x.algorithms.off_policy.learner import TAU, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, Figures, weighted_mean
+from rl8x.algorithms.off_policy.updates import Batch, UpdateResult, weighted_mean
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -164,8 +164,8 @@ class FlashSACConfig(
 class SoftActorCritic(ActorCritic[SACConfig]):
     """What SAC learns from a batch, whether its rows come from a replay or from a data set."""
 
-    numbers: ClassVar[tuple[str, ...]] = (
-        *CRITICS_NUMBERS,
+    update_metrics: ClassVar[tuple[str, ...]] = (
+        *CRITIC_METRICS,
         "losses/policy",
         "losses/alpha",
         "monitors/entropy",
@@ -236,7 +236,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _work(self) -> int:
         return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
 
             V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); with the targets' Q' it is V'
@@ -252,11 +252,11 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         """
         alpha, noise = self._alpha(nets), batch.get(NOISE, (None, None))
         penalty = self._conservatism(nets, batch) if self.config.cql_coeff else None
-        numbers, errors = self.learn_values(nets["q"], batch, self._goals(nets, batch, alpha, noise[0]), penalty)
+        metrics, errors = self.learn_values(nets["q"], batch, self._td_targets(nets, batch, alpha, noise[0]), penalty)
         if trains_policy:
-            numbers |= self._learn_policy(nets, batch, alpha, noise[1])
-        nets["target"].follow(nets["q"], batch[SHARE])
-        return Figures(numbers, errors)
+            metrics |= self._learn_policy(nets, batch, alpha, noise[1])
+        nets["target"].polyak_update(nets["q"], batch[TAU])
+        return UpdateResult(metrics, errors)
 
     def _learn_policy(
         self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None
@@ -301,13 +301,13 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             return alpha
         return torch.full((), self.config.alpha, device=self.device)
 
-    def _goals(self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None) -> Tensor:
+    def _td_targets(self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None) -> Tensor:
         """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         acted = self._acted(nets["policy"](*observed(batch, keys.NEXT_OBS)), noise)
         outputs, bonus = nets["target"](self.critics_obs(batch, keys.NEXT_OBS), *acted.actions), alpha * acted.entropies
         if self.is_discrete:
-            return self.value_goals(acted.expected(outputs.amin(0)) + bonus, batch)
-        return self.goals(outputs, batch, bonus)
+            return self.bootstrapped(acted.expected(outputs.amin(0)) + bonus, batch)
+        return self.critic_targets(outputs, batch, bonus)
 
     def _acted(self, params: Any, noise: Tensor | None) -> Acted:
         """Return what a policy does, given the parameters of its distributions.

@@ -17,12 +17,12 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
-from rl8x.algorithms.off_policy.actor_critic import CRITICS_NUMBERS, ActorCritic, OnlineActorCritic
+from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
-from rl8x.algorithms.off_policy.learner import SHARE, observed
+from rl8x.algorithms.off_policy.learner import TAU, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, Figures
+from rl8x.algorithms.off_policy.updates import Batch, UpdateResult
 from rl8x.distributed import mean_over_ranks
 from rl8x.distributions import NoisyDeterministic
 
@@ -120,7 +120,7 @@ class FastTD3Config(
 class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
     """What TD3 learns from a batch, whether its rows come from a replay or from a data set."""
 
-    numbers: ClassVar[tuple[str, ...]] = (*CRITICS_NUMBERS, "losses/policy", "monitors/policy_grad_norm")
+    update_metrics: ClassVar[tuple[str, ...]] = (*CRITIC_METRICS, "losses/policy", "monitors/policy_grad_norm")
 
     def check_spaces(self) -> None:
         """Refuse actions that are not numbers between bounds."""
@@ -147,7 +147,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         noise = noise.clamp_(-config.target_noise_clip, config.target_noise_clip).mul_(half_range)
         return {**super().draw(first, count), NOISE: noise}
 
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
         """Move the critics towards what was seen and expected after it, the policy up the first critic's values.
 
             a' = clip(mu'(s') + clip(noise))
@@ -162,12 +162,12 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         R, d and s' are those of `DQN.update`, R scaled where there is a `return_bound`. With `num_atoms` L_Q is the
         cross-entropy towards the distribution of y, where Q' is that of the smallest mean.
         """
-        numbers, errors = self.learn_values(nets["q"], batch, self._goals(nets, batch))
+        metrics, errors = self.learn_values(nets["q"], batch, self._td_targets(nets, batch))
         if trains_policy:
-            numbers |= self._learn_policy(nets, batch)
+            metrics |= self._learn_policy(nets, batch)
         for name in ("q", "policy"):
-            nets[f"target_{name}"].follow(nets[name], batch[SHARE])
-        return Figures(numbers, errors)
+            nets[f"target_{name}"].polyak_update(nets[name], batch[TAU])
+        return UpdateResult(metrics, errors)
 
     def _learn_policy(self, nets: Mapping[str, Net], batch: Batch) -> dict[str, Tensor]:
         """Do the policy's part of `update`; return what is measured, by the names of metrics."""
@@ -188,14 +188,14 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         acted, norm = nets["policy"].minimise(policy_loss)
         return {**acted, "monitors/policy_grad_norm": norm}
 
-    def _goals(self, nets: Mapping[str, Net], batch: Batch) -> Tensor:
+    def _td_targets(self, nets: Mapping[str, Net], batch: Batch) -> Tensor:
         """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         means = nets["target_policy"](*observed(batch, keys.NEXT_OBS)).mean
         actions = self._distribution.env_actions(means + batch[NOISE])
         outputs = nets["target_q"](self.critics_obs(batch, keys.NEXT_OBS), actions)
         if not self.config.critic_bc_coeff:
-            return self.goals(outputs, batch)
-        return self.goals(
+            return self.critic_targets(outputs, batch)
+        return self.critic_targets(
             outputs, batch, -self.config.critic_bc_coeff * self._distances(actions, batch[keys.NEXT_ACTIONS])
         )
 

@@ -7,7 +7,7 @@ import datetime
 import click
 
 from rl8x.cli.errors import users_mistakes
-from rl8x.output import table
+from rl8x.output import counted, table
 
 
 @click.command("cache")
@@ -35,4 +35,4 @@ def cache(clear: bool) -> None:
         click.echo(table(rows) + "\n")
     total = sum(each.size for each in found) / 1e6
     programs = sum(each.kind == "program" for each in found)
-    click.echo(f"{programs} programs, {total:.1f} of {limit:g} MB, in {artifacts.folder}")
+    click.echo(f"{counted(programs, 'program', 'programs')}, {total:.1f} of {limit:g} MB, in {artifacts.folder}")

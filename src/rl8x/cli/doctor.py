@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 
 from rl8x._version import __version__
-from rl8x.output import described, say, table
+from rl8x.output import counted, described, say, table
 
 # What the extras of the package are for.
 FEATURES: Final = {
@@ -277,7 +277,7 @@ def _cache() -> list[str]:
     size = sum(path.stat().st_size for path in files) / 1e6
     programs = sum(path.suffix == ".so" for path in files)
     note = "" if os.access(folder, os.W_OK | os.X_OK) else ", not writable: each run compiles for itself"
-    return [f"{folder}, {programs} programs, {size:.1f} MB{note} (`rl8x cache`)"]
+    return [f"{folder}, {counted(programs, 'program', 'programs')}, {size:.1f} MB{note} (`rl8x cache`)"]
 
 
 def _tracking(broken: list[str]) -> list[str]:
@@ -298,7 +298,7 @@ def _tracking(broken: list[str]) -> list[str]:
         note = f"{size}, {shutil.disk_usage(_existing(database)).free / 1e9:.1f} GB free on its disk"
     waiting = len([*(mlruns_dir() / "spool").glob(f"*/{OPS}")])
     lines = [f"{location.shown}{note}"]
-    return lines + ([f"{waiting} runs have not arrived, or go on: `rl8x sync`"] if waiting else [])
+    return lines + ([f"runs that have not arrived, or go on: {waiting} (`rl8x sync`)"] if waiting else [])
 
 
 def _existing(path: Path) -> Path:

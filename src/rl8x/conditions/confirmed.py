@@ -88,7 +88,7 @@ class Confirmed(Condition):
         self.test = self.condition.on_evaluation(trainer.evaluation_name)
         if self.test is None:
             odd = sorted(name for name in self.condition.metric_names if trainer.evaluation_name(name) is None)
-            other = [name for name in ("episodes/returns/mean", "returns/mean") if trainer.evaluation_name(name)]
+            other = [name for name in keys.TRAINED_RETURNS if trainer.evaluation_name(name)]
             raise ValueError(
                 f"{self!r}: no evaluation of this trainer measures what {' and '.join(odd)} is in a row of training. "
                 f"Watch {' or '.join(other)}, or give `by`. {_GIVE_BY}"

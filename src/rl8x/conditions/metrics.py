@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -19,16 +20,17 @@ def _checked_name(name: object, owner: str) -> str:
 
 
 def _checked_number(value: object, owner: str, argument: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """Return a number as Python's own, which run files and checkpoints can hold; NumPy's are numbers too."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise ValueError(f"{owner}: `{argument}` must be a finite number; got {value!r}.")
-    return value if isinstance(value, int) else float(value)
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def checked_count(value: object, owner: str, argument: str) -> int:
     """Return a whole number of at least 1, or raise naming the argument of `owner`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{owner}: `{argument}` must be a whole number of at least 1; got {value!r}.")
-    return value
+    return int(value)
 
 
 class _OnMetric(Condition):

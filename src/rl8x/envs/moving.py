@@ -199,10 +199,14 @@ class MovesParameters:
         """Whether some parameters move with the returns of episodes."""
         return any(group.metric is not None for group in self._config.groups)
 
-    @property
-    def will_move_by_returns(self) -> bool:
-        """Whether some will, from the next reset on."""
-        return any(group.metric is not None for group in (self._next_config or self._config).groups)
+    def will_move_by_returns(self, config: EnvConfig | None = None) -> bool:
+        """Whether some will, from the next reset on.
+
+        Args:
+            config: The `env_config` that it is to put into force; None is the one that it will as things are.
+        """
+        following = (self._next_config or self._config) if config is None else self._resolve(config)
+        return any(group.metric is not None for group in following.groups)
 
     def move_parameters(
         self,

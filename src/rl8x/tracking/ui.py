@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from rl8x import keys
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
@@ -33,7 +34,7 @@ DEFAULT_PORT = 5000
 VIEW: Final = "rl8x"
 VIEW_TAG: Final = f"mlflow.sharedViewState.{VIEW}"
 # What a run is looked at for, above everything that its metrics are grouped into.
-_FIRST: Final = ("eval/returns/mean", "eval/horizon_returns/mean", "episodes/returns/mean", "returns/mean")
+_FIRST: Final = (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS)
 _FIRST_SECTION: Final = "mean returns"
 _WITHOUT_GROUP: Final = "Model metrics"  # MLflow's name of the section of metrics whose names have no `/`
 # Sections by the beginning of their names; "" is every other, such as a callback's metrics.

@@ -86,12 +86,13 @@ class EpisodeEvaluator:
         else:
             self._warn_unfinished(int(running.sum()))
         means, counts = info_means(metrics, ~running)
+        mask = torch.stack(masks)
         return Stats(
             named("returns", summary(returns))
-            | named("rewards", masked_summary(torch.stack(rewards), torch.stack(masks)))
+            | named("rewards", masked_summary(torch.stack(rewards), mask))
             | named("episodes/lengths", masked_summary(lengths.to(torch.float32), ~running))
             | {keys.EPISODES_ENDED: (~running).sum(), **means}
-            | {"_count/returns": self.env.num_envs, "_count/rewards": torch.stack(masks).sum()},
+            | {"_count/returns": self.env.num_envs, "_count/rewards": mask.sum()},
             {
                 keys.EPISODES_ENDED: ("episodes/lengths/",),
                 "_count/returns": ("returns/",),

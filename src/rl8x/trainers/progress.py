@@ -12,7 +12,6 @@ from tqdm import TqdmWarning, tqdm
 
 from rl8x import keys
 from rl8x.output import Unfailing, in_notebook, short
-from rl8x.trainers.results import EVALUATED, TRAINED
 
 Progress = Literal["auto", "bar", "lines", "none"]
 PROGRESS_CHOICES: Final = ("auto", "bar", "lines", "none")
@@ -21,7 +20,7 @@ _SECONDS_PER_LINE: Final = 10.0
 # that of the environment says as much.
 _BAR: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _COUNT: Final = "{n_fmt} steps [{elapsed}{postfix}]"
-_EPISODE_RETURN, _HORIZON_RETURN = TRAINED
+_EPISODE_RETURN, _HORIZON_RETURN = keys.TRAINED_RETURNS
 
 
 class ProgressReporter:
@@ -104,7 +103,7 @@ def describe(stats: Mapping[str, float], episode_return: float | None = None, cl
     parts = []
     if "profiling/env_steps_per_s" in stats:
         parts.append(f"{short(stats['profiling/env_steps_per_s'])}/s")
-    parts += [f"eval {stats[name]:.4g}" for name in EVALUATED if name in stats]
+    parts += [f"eval {stats[name]:.4g}" for name in keys.EVALUATED_RETURNS if name in stats]
     if episode_return is not None:
         parts.append(f"return {episode_return:.4g}")
     elif _HORIZON_RETURN in stats:

@@ -1,4 +1,4 @@
-"""The record of a run: its tracked run, what its checkpoints say beside its state, and how to go on with it."""
+"""The record of a run: its tracked run, and what its checkpoints and last lines say beside its state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import platform
-import shlex
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,26 +19,23 @@ from rl8x import keys
 from rl8x._version import __version__
 from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
-from rl8x.checkpoint import CheckpointManager, CheckpointsLike, listed
-from rl8x.checkpoint.build import describe_algorithm, names_in
+from rl8x.checkpoint import CheckpointManager, CheckpointsLike
+from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.ranks import RANKS, gathered
-from rl8x.conditions.spec import kinds_in
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.importing import runs_code, texts
-from rl8x.output import is_interactive
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
-from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_data
 from rl8x.trainers.config_params import PlainConfig, config_params, training_config
 from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, labels, run_file, task_name
+from rl8x.trainers.going_on import GoingOn
 from rl8x.trainers.progress import counter_name
 from rl8x.trainers.restart import job
 from rl8x.trainers.results import Results
-from rl8x.trainers.resume import REMADE, kind_of, torch_generators
+from rl8x.trainers.resume import kind_of, torch_generators
 from rl8x.trainers.run_state import RunState, function_form, function_name
 
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
@@ -169,7 +165,7 @@ class Record:
         self._handle, self._repeats = self.tracker.resume_handle, self._repeats and self._only_adds
         self.is_open = True
         if not self._only_adds:
-            self.tracker.describe(describe(self.algorithm, self.run, self._calls(finished=False)))
+            self.tracker.describe(describe(self.algorithm, self.run, self._going_on.calls(finished=False)))
         if fresh and self._whole_file is not None:
             self.tracker.log_text(dump_run(self._whole_file), RUN_FILE)
 
@@ -200,7 +196,7 @@ class Record:
         if not self._only_adds:
             self._log_results(finished=status == "FINISHED")
             ended = describe_ending(self.algorithm, status, stop_reason, evaluation, self._results)
-            calls = self._calls(finished=status == "FINISHED")
+            calls = self._going_on.calls(finished=status == "FINISHED")
             self.tracker.describe(describe(self.algorithm, self.run, calls, ended))
         self.tracker.finish(status)
 
@@ -336,102 +332,23 @@ class Record:
     def report(self, status: Status, stop_reason: str | None, say: Callable[[str], None]) -> list[str]:
         """Say how the run ended and how to go on, and return the latter; a fact a line."""
         verb, reason = "failed" if status == "FAILED" else "stopped", " ".join(str(stop_reason).split())
-        lines = self._ending(status)
+        lines = self._going_on.lines(status)
         for line in (f"{verb} after {self.algorithm.counters[keys.STEPS]:,} steps: {reason:.300}", *lines):
             say(line)
         return lines
 
-    def _ending(self, status: Status) -> list[str]:
-        """Say where the run is, its tracked run too, and how to go on with it."""
-        where, tracker, directory = self._whereabouts, self.tracker, self.checkpoints.directory
-        if where is not None:
-            lines = where.lines()
-        else:
-            lines = [] if tracker.resume_handle is None else [f"run {tracker.resume_handle} is in {tracker.location}"]
-        saved = [] if directory is None else listed(directory)
-        if directory is None or not saved or self.run is None:
-            return lines
-        if status == "KILLED" and is_interactive():
-            lines.append("to go on in this session: call run() of this trainer again")
-        finished, word = status == "FINISHED", None if where is None else where.resume_word
-        limit = self.run.limit_reached if finished else None
-        what = "to train on" if finished else f"to go on from step {saved[-1].name.split('-')[-1]}"
-        call = self._call(shown_path(directory.absolute()), word, finished=finished)
-        lines.append(f"{what}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}"))
-        return lines
-
-    def _call(self, folder: str, word: str | None, *, finished: bool) -> str:
-        """Write what goes on with the run: a command where one can, else a call; capitals stand for what to fill in.
-
-        Args:
-            folder: The folder of its checkpoints.
-            word: What finds the run in its store; None where the folder is to be given.
-            finished: Whether it has come to its end, so that it must be told when to stop.
-        """
-        limit = self.run.limit_reached if finished and self.run is not None else None
-        met = finished and self.run is not None and (bool(self.run.met) or limit is None)
-        steered, to_give = self._steered_by is not None, self._to_give()
-        if self._needs_script:
-            to_give += ["trust=True"] * (not self._is_found)
-            asks = self.run is not None and None in self.run.specs
-            options = ["max_steps=N"] * (limit is not None) + ["stop_conditions=[...]"] * (met or asks)
-            options += ["env_config=..."] * steered
-            return f"Trainer.resume({', '.join([repr(folder), *to_give])}).run({', '.join(options)})"
-        call = f"{self._command(in_store=word is not None)} {word or shlex.quote(folder)}"
-        return call + " --max-steps N" * (limit is not None) + " --stop CONDITION" * met
-
-    def _calls(self, *, finished: bool) -> dict[str, str]:
-        """Say what can be done with the run, also where its store is not at hand; nothing where nothing is saved."""
-        directory = self.checkpoints.directory
-        if directory is None or not (self.run is not None or listed(directory)):
-            return {}
-        folder = str(directory.absolute())
-        calls = {"to train on" if finished else "to go on with it": self._call(folder, None, finished=finished)}
-        names = [*names_in(self.build)]
-        if not (self._to_give("algorithm") or any(name.startswith("__main__.") for name in names)):
-            run = f"{shlex.quote(folder)}{' --trust' * any(map(runs_code, names))}"
-            calls["to take its policy elsewhere"] = f"rl8x export {run} --format pt2"
-            if self.algorithm.env is not None or self._eval_env is not None:
-                calls["to watch it play"] = f"rl8x play {run}"
-        return calls
-
     @property
-    def _needs_script(self) -> bool:
-        """Whether going on needs what no command line can give."""
-        asks = self.run is not None and None in self.run.specs
-        by_hand = bool(self._to_give()) or asks or self._steered_by is not None
-        return by_hand or any(name.startswith("__main__.") for name in self._names())
-
-    def _command(self, *, in_store: bool = False) -> str:
-        """Write the command but for the run's name; `--trust` runs code, or uses a store that only the folder names."""
-        trust = any(map(runs_code, self._names())) or not (in_store or self._is_found)
-        return "rl8x resume" + " --trust" * trust
-
-    @property
-    def _whereabouts(self) -> Whereabouts | None:
-        return self.tracker.whereabouts() if isinstance(self.tracker, MLflowTracker) else None
-
-    @property
-    def _is_found(self) -> bool:
-        """Whether a command that is given the folder may use the store without a further word."""
-        where, directory = self._whereabouts, self.checkpoints.directory
-        return where is None or directory is None or where.is_found_by(directory)
-
-    def _names(self) -> list[str]:
-        """List what going on imports by its name."""
-        file = (self.run_file or {}) if self.build["problems"] else {}
-        parts = [file.get(name) for name in ("env", "env_kwargs", "algorithm", "algorithm_config")]
-        conditions = [] if self.run is None else self.run.specs
-        return [*names_in(self.build), *texts(parts), *kinds_in(conditions)]
-
-    def _to_give(self, *parts: str) -> list[str]:
-        """List what a resume cannot take from a checkpoint, of all parts or of some."""
-        missing = {
-            "algorithm": self.run_file is None and bool(self.build["problems"]),
-            "tracker": kind_of(self.tracker) not in REMADE,
-            "eval_env": self.options["eval_env"] == "given",
-        }
-        return [f"{name}=..." for name in parts or missing if missing[name]]
+    def _going_on(self) -> GoingOn:
+        return GoingOn(
+            build=self.build,
+            options=self.options,
+            run_file=self.run_file,
+            run=self.run,
+            tracker=self.tracker,
+            directory=self.checkpoints.directory,
+            steered=self._steered_by is not None,
+            plays=self.algorithm.env is not None or self._eval_env is not None,
+        )
 
 
 def default_tracker() -> Tracker:

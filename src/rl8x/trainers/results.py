@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from rl8x import keys
 
-EVALUATED: Final = (f"{keys.EVAL_PREFIX}returns/mean", f"{keys.EVAL_PREFIX}horizon_returns/mean")
-TRAINED: Final = ("episodes/returns/mean", "returns/mean")
 MAX_POINTS: Final = 512
 
 
@@ -59,8 +57,8 @@ class Course:
 class Results:
     """The courses of a run's mean returns, of evaluations and of training, as far as it has come.
 
-    What is kept goes by metric; of evaluations and of training each there is the first of `EVALUATED` and `TRAINED`
-    that was measured, since sums over horizons say little where whole episodes do.
+    What is kept goes by metric. Of evaluations and of training each there is the first that was measured of
+    `keys.EVALUATED_RETURNS` and `keys.TRAINED_RETURNS`, since sums over horizons say little where whole episodes do.
     """
 
     def __init__(self) -> None:
@@ -68,7 +66,7 @@ class Results:
 
     def take(self, row: Mapping[str, float], step: int) -> None:
         """Take what a row has of them; what is not finite is no result."""
-        for name in (*EVALUATED, *TRAINED):
+        for name in (*keys.EVALUATED_RETURNS, *keys.TRAINED_RETURNS):
             value = row.get(name, math.nan)
             if math.isfinite(value):
                 self._courses.setdefault(name, Course()).add(step, float(value))
@@ -79,7 +77,7 @@ class Results:
         return dict(self._shown())
 
     def _shown(self) -> Iterator[tuple[str, Course]]:
-        for kind in (EVALUATED, TRAINED):
+        for kind in (keys.EVALUATED_RETURNS, keys.TRAINED_RETURNS):
             name = next((name for name in kind if name in self._courses), None)
             if name is not None:
                 yield name, self._courses[name]

@@ -9,7 +9,7 @@ from tests.probes import Forever
 from rl8x import keys
 from rl8x.algorithms import SACConfig, TD3Config
 from rl8x.algorithms.off_policy.actor_critic import SCALE
-from rl8x.algorithms.off_policy.learner import SHARE
+from rl8x.algorithms.off_policy.learner import TAU
 from rl8x.checkpoint.tree import clone
 from rl8x.tracking import NullTracker
 from rl8x.trainers import Trainer
@@ -68,9 +68,9 @@ def test_updates_scale_returns(name, num_atoms):
         algorithms, ({SCALE: torch.tensor(0.1)}, {keys.RETURNS: rows[keys.RETURNS] * 0.1}), strict=True
     ):
         drawn = {each: tensor[0] for each, tensor in algorithm.draw(0, 1).items()}
-        batch = rows | drawn | {SHARE: torch.tensor(0.5)} | change
+        batch = rows | drawn | {TAU: torch.tensor(0.5)} | change
         found.append(algorithm.update(algorithm.nets.bind(algorithm.nets.state, algorithm.nets.rates), batch))
-    assert found[0].numbers["losses/q"].item() == found[1].numbers["losses/q"].item()
+    assert found[0].metrics["losses/q"].item() == found[1].metrics["losses/q"].item()
     assert torch.equal(found[0].errors, found[1].errors)
 
 

@@ -77,11 +77,11 @@ def test_a_target_begins_as_what_it_follows_and_goes_a_share_of_the_way():
     parts["q"].minimise(squared)
     new = nets.trained["q"].optimizer.weights
     assert not torch.equal(parts["target"](X), parts["q"](X))
-    parts["target"].follow(parts["q"], torch.tensor(0.0))
+    parts["target"].polyak_update(parts["q"], torch.tensor(0.0))
     assert torch.equal(nets.targets["target"][1], old)
-    parts["target"].follow(parts["q"], 0.25)
+    parts["target"].polyak_update(parts["q"], 0.25)
     torch.testing.assert_close(nets.targets["target"][1], 0.75 * old + 0.25 * new)
-    parts["target"].follow(parts["q"], torch.tensor(1.0))
+    parts["target"].polyak_update(parts["q"], torch.tensor(1.0))
     assert torch.equal(nets.targets["target"][1], new)
 
 
@@ -90,7 +90,7 @@ def test_a_state_goes_on_to_the_bit():
     for _ in range(3):
         parts = bound(nets)
         parts["q"].minimise(squared)
-        parts["target"].follow(parts["q"], 0.1)
+        parts["target"].polyak_update(parts["q"], 0.1)
     saved = copy.deepcopy(nets.state_dict())
     other = made()
     other.load_state_dict(saved)

@@ -86,7 +86,7 @@ def test_a_run_goes_by_its_updates(name):
     history = trainer.tracker.history("coefficients/lr")
     assert [clock for clock, _ in history] == [4, 8, 12, 16, 20]
     assert [value for _, value in history] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-4])
-    assert set(algorithm.numbers) <= stats.keys() <= trainer.metric_names
+    assert set(algorithm.update_metrics) <= stats.keys() <= trainer.metric_names
     assert not [each for each in trainer.metric_names if each.startswith(("returns/", "episodes/", "replay/", "eval/"))]
     assert algorithm.env is None
     params = trainer.tracker.params
@@ -133,7 +133,9 @@ def test_a_run_goes_on_to_the_bit_from_its_folder_alone(name, tmp_path):
     second = Trainer.resume(tmp_path / "run", tracker=NullTracker())
     for row in expected:
         again = second.step()
-        assert [again[each] for each in whole.algorithm.numbers] == [row[each] for each in whole.algorithm.numbers]
+        assert [again[each] for each in whole.algorithm.update_metrics] == [
+            row[each] for each in whole.algorithm.update_metrics
+        ]
     assert torch.equal(weights(second.algorithm), weights(whole.algorithm))
     assert second.algorithm.counters == whole.algorithm.counters
 

@@ -107,6 +107,10 @@ def test_no_sum_of_rewards_reaches_across_an_evaluation_in_the_training_environm
     assert algorithm.running_return.tolist() == sum_of_past_ones(32)
     algorithm.evaluate()
     assert train(algorithm, 1).running_return.tolist() == sum_of_past_ones(16)
+    algorithm.collect()
+    algorithm.evaluate()
+    algorithm.step()
+    assert algorithm.running_return.tolist() == sum_of_past_ones(32)
 
 
 def test_an_update_that_is_taken_back_or_of_another_rank_leaves_the_rewards_behind_an_episode():

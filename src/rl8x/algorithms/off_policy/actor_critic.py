@@ -1,7 +1,7 @@
 """A policy that critics Q(s, a) train: what SAC and TD3 share.
 
-An algorithm says which actions follow, from which the critics' goals are made, and what the policy's loss is. Here are
-the critics' construction, goals and losses, whose values are means or categorical distributions.
+An algorithm says which actions follow, from which the critics' targets are made, and what the policy's loss is. Here
+are the critics' construction, targets and losses, whose values are means or categorical distributions.
 
 Source: Fujimoto et al. 2018, arXiv:1802.09477 (the smaller of two critics); Bellemare et al. 2017, arXiv:1707.06887
 (`num_atoms`).
@@ -26,7 +26,7 @@ from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.return_scale import ReturnScale
-from rl8x.algorithms.off_policy.updates import Batch, Figures, Updater, weighted_mean
+from rl8x.algorithms.off_policy.updates import Batch, Updater, UpdateResult, weighted_mean
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.functional import expectation, project
@@ -35,7 +35,7 @@ from rl8x.trees import unflatten_tree
 
 ActorCriticConfigT = TypeVar("ActorCriticConfigT", bound=ActorCriticConfig)
 
-CRITICS_NUMBERS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitors/q_grad_norm")
+CRITIC_METRICS: Final = ("losses/q", "monitors/q", "monitors/td_error", "monitors/q_grad_norm")
 """What every update measures, also one that trains critics only."""
 SCALE: Final = "return_scale"
 """Of an update's batch: what returns are multiplied by, 0-d; missing where they are not."""
@@ -86,11 +86,11 @@ class ActorCritic(Learner[ActorCriticConfigT]):
 
     def make_cycle(self) -> list[Updater]:
         """Return updates of which every `policy_delay`-th trains the policy too."""
-        critics = self.make_updater(functools.partial(self.update, trains_policy=False), CRITICS_NUMBERS)
+        critics = self.make_updater(functools.partial(self.update, trains_policy=False), CRITIC_METRICS)
         return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
         """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn.
 
         Args:
@@ -133,21 +133,21 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         """
         return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
 
-    def value_goals(self, after: Tensor, batch: Batch) -> Tensor:
+    def bootstrapped(self, next_values: Tensor, batch: Batch) -> Tensor:
         """Return y = R + d V(s') of values of what followed; R is scaled where there is a `return_bound`.
 
         Args:
-            after: V(s'), `[batch_size]`, or `[batch_size, num_atoms]` of atoms.
+            next_values: V(s'), `[batch_size]`, or `[batch_size, num_atoms]` of atoms.
             batch: Has R and d.
         """
         returns, discounts = batch[keys.RETURNS], batch[keys.DISCOUNTS]
         if SCALE in batch:
             returns = returns * batch[SCALE]
-        if after.dim() > 1:
+        if next_values.dim() > 1:
             returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
-        return returns + discounts * after
+        return returns + discounts * next_values
 
-    def goals(self, outputs: Tensor, batch: Batch, bonus: Tensor | None = None) -> Tensor:
+    def critic_targets(self, outputs: Tensor, batch: Batch, bonus: Tensor | None = None) -> Tensor:
         """Return y = R + d (min_i Q_i'(s', a') + bonus), or its distribution where Q' is that of the smallest mean.
 
         Args:
@@ -161,16 +161,16 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         """
         if self.config.num_atoms == 1:
             least = outputs.amin(0)
-            return self.value_goals(least if bonus is None else least + bonus, batch)
+            return self.bootstrapped(least if bonus is None else least + bonus, batch)
         index = self.means(outputs).argmin(0).view(1, -1, 1).expand(1, *outputs.shape[1:])
         probs = outputs.gather(0, index).squeeze(0).softmax(-1)
         after = self.atoms if bonus is None else self.atoms + bonus.unsqueeze(-1)
-        return project(probs, self.value_goals(after.expand_as(probs), batch), self.atoms)
+        return project(probs, self.bootstrapped(after.expand_as(probs), batch), self.atoms)
 
     def learn_values(
-        self, q: Net, batch: Batch, goals: Tensor, penalty: Callable[..., Tensor] | None = None
+        self, q: Net, batch: Batch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Move the critics towards goals.
+        """Move the critics towards their targets.
 
             L = sum_i mean of w (Q_i(s, a) - y)^2 / 2,    w = 1, or the importance weight with `prioritized`
 
@@ -179,7 +179,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         Args:
             q: The critics.
             batch: The rows.
-            goals: As `goals` returns them.
+            td_targets: As `critic_targets` returns them.
             penalty: Given critics and their values Q_i(s, a), `[num_critics, batch_size]`, returns what is added to
                 the loss, 0-d.
 
@@ -190,16 +190,19 @@ class ActorCritic(Learner[ActorCriticConfigT]):
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             outputs = action_values(q, obs, batch[keys.ACTIONS], self.action_space)
-            losses = -(goals * outputs.log_softmax(-1)).sum(-1) if categorical else 0.5 * (outputs - goals).square()
+            if categorical:
+                losses = -(td_targets * outputs.log_softmax(-1)).sum(-1)
+            else:
+                losses = 0.5 * (outputs - td_targets).square()
             error, values = weighted_mean(losses.sum(0), batch), self.means(outputs)
             total = error if penalty is None else error + penalty(q, values)
             return total, {"losses/q": error, "values": values}
 
         found, norm = q.minimise(loss)
         values = found["values"]
-        errors = (values - (goals @ self.atoms if categorical else goals)).abs().mean(0)
-        numbers = {"losses/q": found["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
-        return {**numbers, "monitors/q_grad_norm": norm}, errors
+        errors = (values - (td_targets @ self.atoms if categorical else td_targets)).abs().mean(0)
+        metrics = {"losses/q": found["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
+        return {**metrics, "monitors/q_grad_norm": norm}, errors
 
 
 class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[ActorCriticConfigT]):

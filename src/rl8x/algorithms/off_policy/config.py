@@ -116,8 +116,8 @@ class LearnerConfig(AlgorithmConfig):
         """Steps and discount of the returns that a row has: of algorithms that use none, one reward."""
         return 1, 1.0
 
-    def target_share(self, update: int) -> float:
-        """Return the share of the way that targets go in an update.
+    def tau_at(self, update: int) -> float:
+        """Return the share of the way that target networks move in an update.
 
         Args:
             update: The update, counted from 1.
@@ -152,8 +152,8 @@ class ValueConfig(LearnerConfig):
         """Steps and discount of the returns that a row has."""
         return self.n_step, self.gamma
 
-    def target_share(self, update: int) -> float:
-        """Return the share of the way that targets go in an update, which counts from 1."""
+    def tau_at(self, update: int) -> float:
+        """Return the share of the way that target networks move in an update, which counts from 1."""
         return 0.0 if update % self.target_interval else self.tau
 
 

@@ -25,7 +25,8 @@ class Critics(nn.Module):
     """Perceptrons Q_1 to Q_n of observations and actions, with a batched product for each layer of all of them.
 
     For a `Discrete` action space they read observations alone and give the values of all actions. Weights begin as
-    those of the built-in models do. The heads compute in float32 whatever the precision.
+    those of the built-in models do. The heads compute in float32 whatever the precision. Actions are read in the units
+    of the action space, not scaled to its bounds.
 
     Args:
         observation_space: Space of one copy's observation, without an action mask; it is laid out flat.

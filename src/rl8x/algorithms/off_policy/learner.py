@@ -30,7 +30,7 @@ from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
-from rl8x.algorithms.off_policy.updates import Batch, Figures, Update, Updater, block_size
+from rl8x.algorithms.off_policy.updates import Batch, Update, Updater, UpdateResult, block_size
 from rl8x.algorithms.optimizer import make_rule, updates_not_finite
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
@@ -43,8 +43,8 @@ from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
 
-SHARE: Final = "target_share"
-"""Of an update's batch: the share of the way that the targets go after it, 0-d; 0 where they stay."""
+TAU: Final = "tau"
+"""Of an update's batch: the share of the way that target networks move after it, 0-d; 0 where they stay."""
 # Of an eager update that is small.
 _SECONDS_PER_UPDATE: Final = 1e-3
 # What is multiplied for a row and a weight: forward, backward by weights and activations, and a target's forward.
@@ -72,7 +72,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     """Learns from batches of rows.
 
     Attributes:
-        numbers: What `update` measures, by the names of metrics; norms of gradients end in `grad_norm`.
+        update_metrics: Names of the metrics that `update` returns; norms of gradients end in `grad_norm`.
         cycle: What each update does, in turn; the last is `update`.
         observation_space: Space of one observation.
         action_space: Space of one action.
@@ -80,7 +80,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         replay: What is learned from; the subclass makes it.
     """
 
-    numbers: ClassVar[tuple[str, ...]]
+    update_metrics: ClassVar[tuple[str, ...]]
     metrics: tuple[str, ...] = (LR,)
     of_rank: ClassVar[tuple[str, ...]] = ("generator",)
 
@@ -93,7 +93,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
     ) -> None:
         super().__init__(config, env, seed, env_factory)
         self.observation_space, self.action_space = self.find_spaces()
-        self.metrics = (*self.numbers, *self.metrics)
+        self.metrics = (*self.update_metrics, *self.metrics)
         self.check_spaces()
         if env is not None:
             validate(env)  # before networks are made for it
@@ -127,7 +127,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Add what is trained, and its targets, to `nets`, by `add_net` and `nets.add_target`."""
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
         """Learn from one batch: a pure function of tensors, but that networks change in place.
 
         Args:
@@ -136,21 +136,21 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
                 each, and what `draw` gave for this update. A target is `returns + discounts * V(next_obs)`.
 
         Returns:
-            What `numbers` names, and the errors of the rows where the algorithm knows them.
+            The metrics that `update_metrics` names, and the errors of the rows where the algorithm knows them.
         """
 
     def make_cycle(self) -> list[Updater]:
         """Return what updates do, in turn: by default the same."""
-        return [self.make_updater(self.update, self.numbers)]
+        return [self.make_updater(self.update, self.update_metrics)]
 
-    def make_updater(self, update: Update, numbers: Sequence[str]) -> Updater:
+    def make_updater(self, update: Update, names: Sequence[str]) -> Updater:
         """Return what runs an update.
 
         Args:
             update: The update.
-            numbers: What it measures: the first ones of the algorithm's, or all.
+            names: The metrics that it returns: the first ones of `update_metrics`, or all.
         """
-        return Updater(update, self.nets, numbers, self.execution, self._made_of())
+        return Updater(update, self.nets, names, self.execution, self._made_of())
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw what updates read beside their batches, such as noise and flags.
@@ -164,8 +164,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """
         if not self.nets.targets:
             return {}
-        shares = [self.config.target_share(first + i) for i in range(1, count + 1)]
-        return {SHARE: torch.tensor(shares, device=self.device)}
+        taus = [self.config.tau_at(first + i) for i in range(1, count + 1)]
+        return {TAU: torch.tensor(taus, device=self.device)}
 
     # -- building
 
@@ -242,7 +242,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return {"masks": False}
 
     def _update_block(self, size: int) -> list[Tensor]:
-        """Sample batches and make an update of each; return what they measured, `[updates, numbers]` each."""
+        """Sample batches and make an update of each; return their metrics, `[updates, metrics]` each."""
         index = self.replay.sample(size, self.batch_size, self.generator)
         items, done, results = self._items(index), 0, []
         for updater, count in self._runs(self.counters[keys.UPDATES], size):
@@ -267,17 +267,17 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
 
     def _measured(self, rows: Sequence[Tensor]) -> dict[str, Number]:
-        """Average what the updates of a step measured, the first numbers or all, and look for what is not finite.
+        """Average the metrics of the updates of a step, the first ones or all, and look for what is not finite.
 
         Args:
-            rows: Of updates in a row, `[updates, numbers]` each.
+            rows: Metrics of updates in a row, `[updates, metrics]` each.
         """
-        width, means = len(self.numbers), dict[str, Number]()
+        width, means = len(self.update_metrics), dict[str, Number]()
         table = torch.cat([each if each.shape[1] == width else pad(each, (0, width - each.shape[1])) for each in rows])
-        for i, (name, total) in enumerate(zip(self.numbers, table.sum(0).unbind(0), strict=True)):
+        for i, (name, total) in enumerate(zip(self.update_metrics, table.sum(0).unbind(0), strict=True)):
             count = sum(len(each) for each in rows if each.shape[1] > i)
             means |= {name: total / count} if count else {}
-        norms = [name.endswith("grad_norm") for name in self.numbers]
+        norms = [name.endswith("grad_norm") for name in self.update_metrics]
         vectors = [tensor for tensor in self.nets.state if tensor.numel() > 1]
         return {**means, **updates_not_finite(table, norms, vectors)}
 

@@ -9,7 +9,7 @@ target network is its module under another vector of weights.
     nets.add_target("target", of="q")
 
     values, norm = nets["q"].minimise(loss)                # in an update, on what `bind` gave
-    nets["target"].follow(nets["q"], 0.005)
+    nets["target"].polyak_update(nets["q"], 0.005)
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Net:
         lr: The learning rate, 0-d; None for a target.
 
     Attributes:
-        weights: As given; `minimise` and `follow` change it in place.
+        weights: As given; `minimise` and `polyak_update` change it in place.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Net:
         )
         return {name: each.detach() for name, each in found.items()}, norm
 
-    def follow(self, net: Net, share: Tensor | float) -> None:
-        """Go a share, in [0, 1], 0-d where it is a tensor, of the way to the weights of another network of the kind."""
-        self.weights.lerp_(net.weights, share)
+    def polyak_update(self, net: Net, tau: Tensor | float) -> None:
+        """Move the share `tau`, a number or 0-d, of the way to the weights of another network of the same kind."""
+        self.weights.lerp_(net.weights, tau)
 
     @functools.cached_property
     def _parts(self) -> list[Tensor]:

@@ -31,16 +31,16 @@ def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
     return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
 
 
-class Figures(NamedTuple):
+class UpdateResult(NamedTuple):
     """What an update gives.
 
     Attributes:
-        numbers: What it measured, 0-d each, by the names of metrics.
+        metrics: What it measured, 0-d each, by name.
         errors: How wrong its values were, `[batch_size]`, at least 0: the priorities of the rows; None where the
             algorithm knows none.
     """
 
-    numbers: Mapping[str, Tensor]
+    metrics: Mapping[str, Tensor]
     errors: Tensor | None = None
 
 
@@ -48,7 +48,7 @@ class Update(Protocol):
     """Learns from one batch: a pure function of tensors, but that networks change in place."""
 
     @abstractmethod
-    def __call__(self, nets: Mapping[str, Net], batch: Batch) -> Figures:
+    def __call__(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
         """Do one update."""
 
 
@@ -80,7 +80,7 @@ class Updater:
             items: What each update reads, by name, `[updates, ...]`.
 
         Returns:
-            What they measured, `[updates, numbers]`, and the errors of the rows, `[updates, batch_size]`, if any.
+            Their metrics, `[updates, metrics]`, and the errors of the rows, `[updates, batch_size]`, if any.
         """
         arguments = self._arguments(items)
         rows, *errors = self._program(*arguments)
@@ -114,8 +114,8 @@ class Updater:
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
         nets = self.nets.bind(state, rates)
-        numbers, errors = self.update(nets, dict(zip(self._items, items, strict=True)))
-        row = torch.stack([numbers[name] for name in self.names])
+        metrics, errors = self.update(nets, dict(zip(self._items, items, strict=True)))
+        row = torch.stack([metrics[name] for name in self.names])
         return [row] if errors is None else [row, errors]
 
 

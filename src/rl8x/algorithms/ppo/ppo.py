@@ -99,7 +99,8 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     def evaluate(self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True) -> Stats:
         """Play in the training environment; see `OnlineAlgorithm.evaluate`. No sum of rewards reaches across it."""
-        self.running_return.zero_()
+        if not self.fresh:  # else what was collected before it is still to be scaled by them
+            self.running_return.zero_()
         return super().evaluate(env_config=env_config, deterministic=deterministic)
 
     def coefficient(self, now: int) -> float:
