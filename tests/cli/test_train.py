@@ -170,6 +170,7 @@ def test_hyperparameters_need_no_algorithm_config_before_them(capsys):
         (["CartPole", *SMALL, "--stop", "plateau: {name: ["], "unknown stop condition"),
         (["CartPole", *SMALL, "--model", "rl8x.models.Nothing"], "module 'rl8x.models' has no 'Nothing'"),
         (["nowhere_at_all.Env", *SMALL], "No module named 'nowhere_at_all'"),
+        (["nowhere_at_all:Env-v0", *SMALL], "cannot import 'nowhere_at_all:Env-v0': No module named 'nowhere_at_all'"),
         (["rl8x.keys.COUNTERS", *SMALL], "An environment is a class, a factory"),
         (
             ["CartPoleInfinite", *SMALL, "--horizons-per-env-reset", "2", "--steps-per-eval", "3"],
