@@ -253,7 +253,12 @@ class _Walk:
 
 def _patched() -> Iterator[tuple[str, str, Any]]:
     """Yield where a function is not what its module defines: the namespace, the name, and what is there."""
-    own = [(name, module) for name, module in sorted(sys.modules.items()) if _top(name) == "rl8x"]
+    # How programs are run is no part of what they compute.
+    own = [
+        (name, module)
+        for name, module in sorted(sys.modules.items())
+        if _top(name) == "rl8x" and not name.startswith("rl8x.execution")
+    ]
     for space, names in (*_TORCH_FUNCTIONS, *own):
         for name, value in list(vars(names).items()):
             kind = type(value)
