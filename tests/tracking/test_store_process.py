@@ -74,7 +74,9 @@ def test_every_call_does_what_it_does_in_this_process(store, mlflow_client, tmp_
 def test_the_databases_file_alone_is_complete_when_the_process_has_ended(store, tmp_path):
     run_id = store.create_run(SPEC)
     store.log_points(run_id, [Point("a", 0.5, 5, step) for step in range(3)])
+    process = store._process
     store.close()
+    wait_for(lambda: process.popen.poll() is not None)  # which close() does for a second
     copied = shutil.copy(tmp_path / "mlruns" / "mlflow.db", tmp_path / "copied.db")
     with contextlib.closing(sqlite3.connect(copied)) as database:
         assert database.execute("SELECT step, value FROM metrics").fetchall() == [(0, 0.5), (1, 0.5), (2, 0.5)]
@@ -269,7 +271,7 @@ def test_all_stores_share_one_process_and_the_last_ends_it(store, mlflow_templat
     store.check_run(run_id)
     assert process.popen.poll() is None
     store.close()
-    assert process.popen.poll() == 0
+    wait_for(lambda: process.popen.poll() == 0)
 
 
 def test_a_store_takes_the_environment_and_arguments_that_are_there_when_it_is_opened(store, monkeypatch, tmp_path):
