@@ -15,7 +15,8 @@ from typing import Any
 from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.tracking.tables import PARENT_TAG
 
 _BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"

@@ -19,7 +19,8 @@ from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
-from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.tracking.store_process import StoreProcess
 
 HANDLE_PREFIX = "spool-"

@@ -16,7 +16,8 @@ from rl8x.tracking.rejected import name_of
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore, StoreDownError, StoreRefusedError, in_words
+from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError, in_words
 from rl8x.tracking.stored_run import KnownPoints, StoredRun
 
 _log = logger(__name__)

@@ -21,7 +21,8 @@ from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import FILES, OPS, REMOVED, SpoolInUseError, check_plain
-from rl8x.tracking.store import MLflowStore, in_words, quiet_thread
+from rl8x.tracking.store import MLflowStore, quiet_thread
+from rl8x.tracking.store_errors import in_words
 
 Outcome = Literal["sent", "busy", "failed"]
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rl8x.output import described
 from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.database import ArtifactFolders, DatabaseFile, Point, add_past_points, ensure_database
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import log_model
-from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, showable
+from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 DEFAULT_EXPERIMENT = "rl8x"
 SPOOL_TAG = "rl8x.spool_id"
@@ -35,28 +34,6 @@ _quiet_threads: set[int] = set()
 _guard = threading.Lock()
 _users = 0
 _set_here: set[str] = set()
-
-
-class StoreDownError(Exception):
-    """The store cannot be reached, does not answer or does not work now; the same call may succeed later."""
-
-
-class StoreRefusedError(Exception):
-    """The store answered and will never take this call."""
-
-
-class RunGoneError(StoreDownError):
-    """The run is deleted or not there; it may be restored."""
-
-
-class RunMissingError(RunGoneError):
-    """The store has never had the run, or has it no more."""
-
-
-def in_words(error: BaseException) -> str:
-    """Return what an error of tracking says, and of any other error its type as well."""
-    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
-    return str(error) if ours else described(error)
 
 
 class RunSpec(NamedTuple):

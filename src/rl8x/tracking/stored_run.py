@@ -11,15 +11,8 @@ from rl8x.tracking.database import Point
 from rl8x.tracking.protocol import STATUSES
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import (
-    DEFAULT_EXPERIMENT,
-    SPOOL_TAG,
-    MLflowStore,
-    RunMissingError,
-    RunSpec,
-    StoreDownError,
-    StoreRefusedError,
-)
+from rl8x.tracking.store import DEFAULT_EXPERIMENT, SPOOL_TAG, MLflowStore, RunSpec
+from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRefusedError
 
 STATUS_TAG = "rl8x.status"
 RESUMED_TAG = "rl8x.resumed_from"

@@ -28,7 +28,8 @@ from urllib.parse import urlencode, urlsplit
 from rl8x import keys
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 
 DEFAULT_PORT = 5000
 VIEW: Final = "rl8x"

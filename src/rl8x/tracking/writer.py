@@ -19,7 +19,8 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts
 from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.store import StoreDownError, in_words, quiet_thread
+from rl8x.tracking.store import quiet_thread
+from rl8x.tracking.store_errors import StoreDownError, in_words
 from rl8x.tracking.system_metrics import SystemSampler
 
 _log = logger(__name__)
