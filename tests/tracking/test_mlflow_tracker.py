@@ -226,7 +226,7 @@ def test_killed_then_resumed_before_anything_arrived(mlruns, mlflow_client, tmp_
         """
         import sys, time, types
         import rl8x.tracking.mlflow_tracker as module
-        from rl8x.tracking.store import StoreDownError
+        from rl8x.tracking.store_errors import StoreDownError
         def down(*_, **__):
             raise StoreDownError("away")
         module.StoreProcess._ask = down
