@@ -280,7 +280,7 @@ class CheckpointManager:
         try:
             encoded, tensors = encode(state)
             kept = {} if self._shared is None else files.kept_segments(self._shared)
-            segments = {each.name: kept.get(each.name) or each.content() for each in segments_in(state)}
+            segments = {segment.name: kept.get(segment.name) or segment.content() for segment in segments_in(state)}
         except TypeError as error:
             self.skip(steps, error)
             return
@@ -348,8 +348,8 @@ class CheckpointManager:
     def last_good(self) -> Checkpoint | None:
         """Read the newest good checkpoint of this run."""
         self.wait()
-        found = [] if self.directory is None else good(self.directory)
-        checkpoint = next((each for each in found if each.metadata["run"]["key"] == self.key), None)
+        candidates = [] if self.directory is None else good(self.directory)
+        checkpoint = next((saved for saved in candidates if saved.metadata["run"]["key"] == self.key), None)
         if checkpoint is not None:
             self._shared = checkpoint.path
         return checkpoint

@@ -85,7 +85,7 @@ class AlgorithmCommand(click.Command, ABC):
         for parameter in self.params:
             taken |= {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
         options = [FieldOption(field, self.group_of(field, config_class)) for field in dataclasses.fields(config_class)]
-        return [each for each in options if not taken & {each.name or "", *each.opts, *each.secondary_opts}]
+        return [option for option in options if not taken & {option.name or "", *option.opts, *option.secondary_opts}]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the command's parameters and the algorithm's."""
@@ -95,7 +95,7 @@ class AlgorithmCommand(click.Command, ABC):
         """Write a section for each group, `--help` last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         help_option = self.get_help_option(ctx)
-        for parameter in sorted(self.get_params(ctx), key=lambda each: each is help_option):
+        for parameter in sorted(self.get_params(ctx), key=lambda parameter: parameter is help_option):
             record = parameter.get_help_record(ctx)
             if isinstance(parameter, click.Option) and record is not None:
                 group = parameter.group if isinstance(parameter, FieldOption) else None

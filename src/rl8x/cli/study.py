@@ -84,15 +84,15 @@ def study(
     with users_mistakes():
         find_modules_here(trust or frozenset(texts(apply_overrides({}, words))))
         config = StudyConfig.from_file(Path(file), words, trust=trust or None)
-        made = Study.from_config(config)
+        study = Study.from_config(config)
         if dry_run:
             check_backend(backend, cluster)
             config.check()
             _list(config)
             return 0
-        frame = made.run(jobs, backend=backend, cluster=cluster, progress=progress)
-    _summarize(made, frame)
-    return _FAILED if made.failed else 0 if made.has_arrived else LOST_ROWS
+        frame = study.run(jobs, backend=backend, cluster=cluster, progress=progress)
+    _summarize(study, frame)
+    return _FAILED if study.failed else 0 if study.has_arrived else LOST_ROWS
 
 
 def _list(config: Any) -> None:

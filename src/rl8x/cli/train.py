@@ -258,10 +258,10 @@ def _summarize(stats: TrainStats) -> None:
 def _describe_evaluation(stats: TrainStats, group: str) -> str:
     low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
     when = "final" if f"{keys.EVAL_PREFIX}{group}/mean" in stats.fresh else "last"
-    what = "return" if group == "returns" else "return of a horizon"
+    quantity = "return" if group == "returns" else "return of a horizon"
     episodes = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
     played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
-    measured = f"{what} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
+    measured = f"{quantity} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
     return f"evaluated   {measured}, {played}deterministic, the {when} policy"
 
 
@@ -269,5 +269,5 @@ def _has_lost_rows(trainer: Trainer) -> bool:
     """Whether something that the run logged is neither in the store nor on the disk."""
     from rl8x.tracking import MLflowTracker
 
-    found = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
-    return found is not None and bool(found.unsent.num_lost or found.unsent.num_others_lost)
+    where = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
+    return where is not None and bool(where.unsent.num_lost or where.unsent.num_others_lost)

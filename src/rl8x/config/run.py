@@ -178,13 +178,13 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults; `from_dict` makes the same config of them."""
-        given = {}
+        changed = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             factory = field.default_factory
             if value != (field.default if factory is dataclasses.MISSING else factory()):
-                given[field.name] = list(value) if isinstance(value, tuple) else value
-        return given
+                changed[field.name] = list(value) if isinstance(value, tuple) else value
+        return changed
 
     def conditions(self) -> list[Condition]:
         """Make the stop conditions, anew at each call, since they remember what they saw.
@@ -336,9 +336,9 @@ def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
     """
     known = algorithm_configs()
     plain = name.lower().replace("_", "").removesuffix("config")  # fast_td3 is FastTD3
-    found = {each.lower(): cls for each, cls in known.items()}.get(plain)
-    if found is not None:
-        return found
+    builtin = {known_name.lower(): cls for known_name, cls in known.items()}.get(plain)
+    if builtin is not None:
+        return builtin
     if not is_dotted(name):
         listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
         raise ValueError(f"no built-in algorithm {shortened(name)}; there are {listed}")

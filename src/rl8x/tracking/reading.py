@@ -46,22 +46,22 @@ class RunReader:
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
         with self._told():
-            found = self._runs.by_id(run) if run.isalnum() else []
-            found = found or self._runs.by_name(run)
-            if not found:
+            runs = self._runs.by_id(run) if run.isalnum() else []
+            runs = runs or self._runs.by_name(run)
+            if not runs:
                 near = difflib.get_close_matches(run, sorted(self._runs.names()), n=3)
                 hint = f"; did you mean {' or '.join(near)}?" if near else "; `rl8x ui` shows what is there"
                 raise TrackingError(f"there is no run {run!r} in {self._location.shown}{hint}")
-        if len(found) > 1:
-            ids = ", ".join(other.id for other in found[:5])
-            raise TrackingError(f"{len(found)} runs are called {run!r}; name one by its ID: {ids}")
-        return found[0]
+        if len(runs) > 1:
+            ids = ", ".join(other.id for other in runs[:5])
+            raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
+        return runs[0]
 
     def run_of_spool(self, spool_id: str) -> RunRecord | None:
         """Find the run that was made for a spool; None where there is none."""
         with self._told():
-            found = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
-        return found[0] if found else None
+            runs = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
+        return runs[0] if runs else None
 
     def children(self, run_id: str) -> list[RunRecord]:
         """List the runs whose parent is a run, the oldest first."""
@@ -148,7 +148,7 @@ class _StoreRuns:
         return {run.name for run in self._search("")}
 
     def experiments(self) -> dict[str, str]:
-        return {str(each.experiment_id): str(each.name) for each in self._store.experiments()}
+        return {str(experiment.experiment_id): str(experiment.name) for experiment in self._store.experiments()}
 
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
         pairs = [(name, run_id) for name in names for run_id in run_ids]

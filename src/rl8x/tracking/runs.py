@@ -134,17 +134,17 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
 
 
 def _found_run(store: MLflowStore, run: str, shown: str) -> Any:
-    found = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
-    found = found or store.search_by_name(run)
-    if not found:
+    runs = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
+    runs = runs or store.search_by_name(run)
+    if not runs:
         names = sorted({other.info.run_name for other in store.search_everywhere("") if other.info.run_name})
         near = difflib.get_close_matches(run, names, n=3)
         hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
         raise TrackingError(f"there is no run {run!r} in {shown}{hint}")
-    if len(found) > 1:
-        ids = ", ".join(other.info.run_id for other in found[:5])
-        raise TrackingError(f"{len(found)} runs are called {run!r}; name one by its ID: {ids}")
-    return found[0]
+    if len(runs) > 1:
+        ids = ", ".join(other.info.run_id for other in runs[:5])
+        raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
+    return runs[0]
 
 
 class Whereabouts:
@@ -184,13 +184,15 @@ class Whereabouts:
         if unsent.lost:
             lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
         if unsent.num_rows or unsent.num_others:
-            what = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
-            lines.append(f"{what} of {name} did not reach {store}{self.why}")
+            missing = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
+            lines.append(f"{missing} of {name} did not reach {store}{self.why}")
             lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
         if unsent.num_rejected:
-            what = counted(unsent.num_rejected, "entry", "entries")
+            entries = counted(unsent.num_rejected, "entry", "entries")
             where = shown_path(self.spool / REJECTED)
-            lines.append(f"{what} of {name} could not be logged; to try again what is in {where}: {self.sync_command}")
+            lines.append(
+                f"{entries} of {name} could not be logged; to try again what is in {where}: {self.sync_command}"
+            )
         if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
             uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(store)}"
             look = "" if self.location.remote else f"; to look at it: rl8x ui{uri}"

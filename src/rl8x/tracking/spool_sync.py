@@ -178,8 +178,8 @@ def _sync_one(
     rejected = spool.rejected
     outcome: Outcome = "failed" if message or rejected else "sent"
     if not message and rejected:
-        what = counted(len(rejected), "entry", "entries")
-        message = f"{what} could not be logged, see {rejected.path}: {rejected.reason}"
+        entries = counted(len(rejected), "entry", "entries")
+        message = f"{entries} could not be logged, see {rejected.path}: {rejected.reason}"
     elif not message and folder.exists():
         message = "it cannot be removed"
     return SpoolReport(folder, outcome, spool.ack.run_id, sender.num_rows if sender else 0, message, len(rejected))

@@ -144,19 +144,19 @@ class MLflowStore:
     def _experiment_id(self, spec: RunSpec) -> str:
         if spec.experiment_id is not None:
             return spec.experiment_id
-        found = self._call(self._client.get_experiment_by_name, spec.experiment)
-        if found is None:
+        experiment = self._call(self._client.get_experiment_by_name, spec.experiment)
+        if experiment is None:
             root = self._location.artifact_root
             where = None if root is None else root.as_uri()
             try:
                 return self._named(self._call(self._client.create_experiment, spec.experiment, where))
             except StoreRefusedError:  # another process was first
-                found = self._call(self._client.get_experiment_by_name, spec.experiment)
-                if found is None:
+                experiment = self._call(self._client.get_experiment_by_name, spec.experiment)
+                if experiment is None:
                     raise
-        if found.lifecycle_stage != "active":
+        if experiment.lifecycle_stage != "active":
             raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
-        return self._named(found.experiment_id)
+        return self._named(experiment.experiment_id)
 
     def delete_run(self, run_id: str) -> None:
         """Delete a run."""
@@ -181,7 +181,7 @@ class MLflowStore:
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all, or none that the run would show as a metric's last."""
         if self._location.database is not None:
-            points = self._call(add_past_points, self._location.database, run_id, [Point(*each) for each in points])
+            points = self._call(add_past_points, self._location.database, run_id, [Point(*point) for point in points])
         self._log_batch(run_id, points, {}, {})
 
     def params(self, run_id: str) -> dict[str, str]:
@@ -311,13 +311,13 @@ class MLflowStore:
 
     def search_all(self, experiment_ids: list[str], query: str) -> list[Any]:
         """Search for runs, page by page until there is no other."""
-        found, token = [], None
+        runs, token = [], None
         while True:
             page = self._call(self._client.search_runs, experiment_ids, query, max_results=1000, page_token=token)
-            found += page
+            runs += page
             token = page.token
             if not token:
-                return found
+                return runs
 
     def search_everywhere(self, query: str) -> list[Any]:
         """Search for runs in all experiments."""

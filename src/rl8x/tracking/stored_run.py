@@ -88,9 +88,9 @@ class StoredRun:
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
         spec = RunSpec(header["spool_id"], *fields, start_time=header["t"])
         may_exist = self._spool.ack.attempted or not self._fresh
-        found = self.store.find_runs(spec) if may_exist else []
-        if found:
-            run_id = found[0]
+        run_ids = self.store.find_runs(spec) if may_exist else []
+        if run_ids:
+            run_id = run_ids[0]
         else:
             self._spool.acknowledge(attempted=True)
             run_id = self._create(spec, set_aside)

@@ -235,8 +235,8 @@ def view(names: Iterable[str]) -> dict[str, Any]:
     names = set(names)
     named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
     first = [*_FIRST, *sorted(named)]
-    found = {name.rpartition("/")[0] or _WITHOUT_GROUP for name in names - set(first)} - {"system"}
-    sections = sorted(found, key=lambda name: (_rank(name), name.count("/"), name))
+    groups = {name.rpartition("/")[0] or _WITHOUT_GROUP for name in names - set(first)} - {"system"}
+    sections = sorted(groups, key=lambda name: (_rank(name), name.count("/"), name))
     return {
         "compareRunCharts": [_line_chart(name) for name in first],
         "compareRunSections": [_section(_FIRST_SECTION), *map(_section, sections)],

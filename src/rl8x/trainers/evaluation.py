@@ -155,11 +155,11 @@ class Evaluations:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
         if played is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
-        given = env_config
-        function = function_form(given) if callable(given) else None
-        env_config = given(known) if callable(given) else given
+        asked_config = env_config
+        function = function_form(asked_config) if callable(asked_config) else None
+        env_config = asked_config(known) if callable(asked_config) else asked_config
         plain = None if trained is None or env_config is None else trained.plain_config(env_config)
-        if trained is not None and callable(given):
+        if trained is not None and callable(asked_config):
             trained.check_steered_config(plain or {})
         elif isinstance(self._algorithm, OnlineAlgorithm):
             self._algorithm.check_applies(env_config)

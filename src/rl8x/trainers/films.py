@@ -65,8 +65,8 @@ def film_policy(
     return film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, **options)
 
 
-def log_film(tracker: Tracker, made: Film, counters: Mapping[str, int]) -> None:
+def log_film(tracker: Tracker, film: Film, counters: Mapping[str, int]) -> None:
     """Keep a film as an artifact, named after the step of the trainer."""
     with tempfile.TemporaryDirectory() as folder:
-        path = made.save(Path(folder) / f"step-{counters[keys.STEPS]:08d}{made.suffix}")
+        path = film.save(Path(folder) / f"step-{counters[keys.STEPS]:08d}{film.suffix}")
         tracker.log_artifact(path, FOLDER)

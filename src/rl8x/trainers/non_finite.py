@@ -55,9 +55,9 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
         whether it is `final` (in the last observation of an episode that was truncated in this slot), the counters, and
         which parameters and gradients are affected.
     """
-    found = algorithm.locate_non_finite()
-    quantity = min(counts, key=lambda name: _order(name, found.get(name)))
-    place = found.get(quantity, {})
+    places = algorithm.locate_non_finite()
+    quantity = min(counts, key=lambda name: _order(name, places.get(name)))
+    place = places.get(quantity, {})
     parameters = dict(algorithm.policy.named_parameters())
     diagnosis = {
         "quantity": quantity,
@@ -68,7 +68,7 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
         "final": place.get("final", False),
         "step": algorithm.counters[keys.STEPS],
         "counters": dict(algorithm.counters),
-        "rollout": found,
+        "rollout": places,
         "parameters": [name for name, value in parameters.items() if not _finite(value)],
         "gradients": [name for name, value in parameters.items() if value.grad is not None and not _finite(value.grad)],
     }
