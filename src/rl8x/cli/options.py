@@ -22,8 +22,9 @@ from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, 
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
+from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import SUFFIXES
-from rl8x.config.run import ALIASES, algorithm_config_class, renamed, under_algorithm
+from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.importing import Trust, module_named, texts
 
 _RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}

@@ -16,7 +16,7 @@ from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistak
 from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, given_options, read_run
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig, apply_overrides, dump_run, parse_value
-from rl8x.config.run import algorithm_config_class
+from rl8x.config.algorithms import algorithm_config_class
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
 from rl8x.importing import import_named, texts
