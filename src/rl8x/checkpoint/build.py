@@ -117,7 +117,8 @@ def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, A
     """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted.
 
     Raises:
-        ValueError: As `restored`.
+        UntrustedError: If a hyperparameter names a class that may not be imported.
+        ValueError: If there is no such class.
     """
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     return {

@@ -38,7 +38,7 @@ _ENDED = "ended"
 
 
 class Recording(NamedTuple):
-    """What `record` made.
+    """A recording of `record`.
 
     Attributes:
         dataset: The transitions, one copy's after the other's.
@@ -147,7 +147,7 @@ def record(
         epsilon: Share of actions that are drawn from the action space, in [0, 1].
         deterministic: Whether the others are the most likely ones rather than samples.
         seed: Seeds the environment and the actions.
-        state_reset_every: As the algorithm has it.
+        state_reset_every: The policy's state is reset every so many steps; 0 is never.
         env_config: Values of the environment's parameters; None: no change.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)

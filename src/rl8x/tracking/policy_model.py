@@ -25,7 +25,7 @@ _PACKAGES: Final = ("torch", "numpy", "gymnasium", "safetensors")
 
 
 class PolicyModel:
-    """What `mlflow.pyfunc` calls.
+    """The model that `mlflow.pyfunc` calls.
 
     Args:
         policy: The policy.

@@ -101,7 +101,7 @@ class RunReader:
                 store.log_artifact(run_id, file, to)
 
     def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
-        """Log a policy's file as a model of a run, as `logged_models` says; return its ID. Imports mlflow."""
+        """Log a policy's file as a model of a run by `logged_models.log_model`; return its ID. Imports mlflow."""
         with self._told(), _without_bars():
             return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).log_model(run_id, path, about)
 
@@ -127,7 +127,7 @@ def _without_bars() -> Iterator[None]:
 
 
 class _StoreRuns:
-    """What `DatabaseRuns` does, through MLflow."""
+    """Reads runs through MLflow, with the methods of `DatabaseRuns`."""
 
     def __init__(self, location: Location) -> None:
         self._store = MLflowStore(location, request_timeout_s=_TIMEOUT_S)

@@ -148,7 +148,7 @@ def _found_run(store: MLflowStore, run: str, shown: str) -> Any:
 
 
 class Whereabouts:
-    """Where a run is.
+    """The place of a run: its store, and the spool with the part that has not arrived.
 
     Attributes:
         location: The store.
@@ -165,9 +165,9 @@ class Whereabouts:
 
     @property
     def resume_word(self) -> str | None:
-        """What `rl8x resume` finds the run by, started in this folder: its name, or its ID where the name will not do.
+        """The argument by which `rl8x resume`, started in this folder, finds the run: its name where that is enough.
 
-        None where neither would: the store is not the default one, or does not have all of the run.
+        Otherwise its ID; None where neither would do: the store is not the default one, or lacks a part of the run.
         """
         ack = self.ack
         if ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():

@@ -29,7 +29,7 @@ Outcome = Literal["sent", "busy", "failed"]
 
 @dataclass(frozen=True)
 class SpoolReport:
-    """What became of one spool.
+    """The outcome of sending one spool.
 
     Attributes:
         folder: The spool.
@@ -56,7 +56,7 @@ class SpoolReport:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What became of all spools.
+    """The outcome of sending all spools.
 
     Attributes:
         spools: A report for each.

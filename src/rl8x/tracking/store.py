@@ -37,7 +37,7 @@ _set_here: set[str] = set()
 
 
 class RunSpec(NamedTuple):
-    """What a run is created with."""
+    """The fields that a run is created with."""
 
     spool_id: str
     experiment: str | None
@@ -243,13 +243,13 @@ class MLflowStore:
         self._call(self._client.log_text, run_id, text, name)
 
     def log_model(self, run_id: str, path: str | Path, about: Mapping[str, Any]) -> str:
-        """Log a policy's file as a model of a run, as `logged_models.log_model` says; return the model's ID."""
+        """Log a policy's file as a model of a run by `logged_models.log_model`; return the model's ID."""
         self._find_artifacts(run_id)
         run = self._run(run_id)
         return self._named(self._call(log_model, self._client, run, Path(path), about, extra_time_s=120))
 
     def log_curves(self, run_id: str, series: Series, title: str, clock: str) -> None:
-        """Draw learning curves, as `draw_curves` does, and keep them among the run's artifacts."""
+        """Draw learning curves by `draw_curves`, and keep them among the run's artifacts."""
         picture = draw_curves(series, title, clock)
         if picture is not None:
             with tempfile.TemporaryDirectory() as folder:

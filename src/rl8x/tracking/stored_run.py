@@ -175,7 +175,7 @@ class StoredRun:
 
 
 class KnownPoints:
-    """What a run had when it was resumed, each point once: a run that goes on from a checkpoint repeats what followed.
+    """The points that a run had when it was resumed, each once: a run that goes on from a checkpoint repeats some.
 
     A point beyond those that the run had, such as a further evaluation at the same step, is new.
     """

@@ -70,10 +70,10 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
     such as the one where it is itself.
 
     Args:
-        tracking_uri: As `ui_command` takes it.
+        tracking_uri: The store; None is the one that `MLflowTracker` would use.
 
     Raises:
-        TrackingError: As `ui_command` does.
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used.
     """
     settings = {
         "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
@@ -108,9 +108,9 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
     Args:
-        tracking_uri: As `ui_command` takes it.
-        host: Likewise.
-        port: Likewise.
+        tracking_uri: The store; None is the one that `MLflowTracker` would use.
+        host: Address to listen at.
+        port: Port to listen at, from 1 to 65535.
 
     Returns:
         The link to the runs, and whether a server is there already: the one that keeps them.
@@ -134,16 +134,16 @@ def serve_ui(
     """Serve the UI until it is interrupted.
 
     Args:
-        tracking_uri: As `ui_command` takes it.
-        host: Likewise.
-        port: Likewise.
+        tracking_uri: The store; None is the one that `MLflowTracker` would use.
+        host: Address to listen at.
+        port: Port to listen at, from 1 to 65535.
         link: Opened in a browser, where there is one, as soon as the server answers.
 
     Returns:
         The server's exit status.
 
     Raises:
-        TrackingError: As `ui_command` does.
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
     """
     process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
     if link is not None:

@@ -93,7 +93,7 @@ class Evaluations:
         return trained.resets.until_due(trained.counters[keys.COLLECTS]) == 0
 
     def name_of(self, name: str) -> str | None:
-        """Translate a metric as `conditions.base.EvaluationName` says."""
+        """Return the name by which an evaluation measures a metric of a training row; see `EvaluationName`."""
         if not _is_collected(name):
             return name
         counterpart = self._renamed.get(name, name)
@@ -103,8 +103,8 @@ class Evaluations:
         """Refuse evaluations of a run under its `eval_env_config` that could not be made when they are due.
 
         Args:
-            steps_per_eval: As `run` takes it, like the next.
-            env_config: See `steps_per_eval`.
+            steps_per_eval: An evaluation comes after every so many steps; None is never.
+            env_config: The run's `eval_env_config`.
             steps: How many steps the run has made, before a resume.
 
         Raises:

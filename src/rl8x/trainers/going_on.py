@@ -22,7 +22,7 @@ from rl8x.trainers.run_state import RunState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoingOn:
-    """What is known of a run that decides how one goes on with it.
+    """Knows of a run how it was made and kept, and says how to go on with it.
 
     Attributes:
         build: How its algorithm was built, as plain data.

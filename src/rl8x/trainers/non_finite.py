@@ -33,7 +33,7 @@ class NonFiniteError(ArithmeticError):
 
     Args:
         message: Which, where and when.
-        diagnosis: What was found, as plain data; see `rl8x.trainers.non_finite.diagnose`.
+        diagnosis: The quantities and places, as plain data; see `rl8x.trainers.non_finite.diagnose`.
     """
 
     def __init__(self, message: str, diagnosis: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ def message(diagnosis: Mapping[str, Any]) -> str:
 
 
 class Decision(NamedTuple):
-    """What was found, as plain data, and what is to be done about it.
+    """The diagnosis of quantities that are not finite, as plain data, and the action that follows.
 
     `"stop"` ends the run, `"skip"` goes back to the weights before the step, `"rollback"` to the last checkpoint's.
     """

@@ -49,8 +49,8 @@ class Record:
 
     Args:
         algorithm: What is trained.
-        tracker: What keeps the run.
-        checkpoints: As the trainer documents it.
+        tracker: The tracker that keeps the run.
+        checkpoints: When and where the run is saved; see `TrainerBase`.
         options: The trainer's options as plain data.
         eval_env: The evaluation environment of its own; None where there is none.
 
@@ -170,7 +170,7 @@ class Record:
             self.tracker.log_text(dump_run(self._whole_file), RUN_FILE)
 
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
-        """Log a row at the algorithm's clock; `trains` as `open` takes it."""
+        """Log a row at the algorithm's clock; `trains` says whether training goes on, see `open`."""
         self.open(trains=trains)
         begin, step = time.perf_counter(), self.algorithm.counters[self.algorithm.clock]
         self.tracker.log_metrics(row, step)
@@ -224,7 +224,7 @@ class Record:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Everything that the run is made of: hyperparameters, physics, options, versions and the machine."""
+        """The params of the run: hyperparameters, physics, options, versions and the machine."""
         env, config = self.algorithm.env, self._config
         if config is None:
             config = {} if env is None else env.next_config

@@ -44,7 +44,7 @@ class RunState:
         trust: Whether conditions that `saved` names may import any module.
 
     Attributes:
-        options: As they were given, or as `saved` has them.
+        options: The options given, or else those of `saved`.
         plain: The same with both configurations in plain JSON form, once it has started.
         conditions: The stop conditions.
         steps: Steps so far, those before a resume among them.

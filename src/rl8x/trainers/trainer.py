@@ -50,7 +50,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
         Args:
             env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
-                that training had before, whatever an evaluation had in between. Or a function, as `run` takes it.
+                that training had before, whatever an evaluation had in between. Or a function of the trainer's `known`.
 
         Returns:
             The row, with the latest evaluation's metrics beside it; an `eval()` before the next step renews them there.
