@@ -1,4 +1,4 @@
-"""What a checkpoint has of each rank: of rank 0 its state, of the others what is not the same there.
+"""The states of all ranks in a checkpoint: of rank 0 the whole, of the others what differs from that.
 
 Environments, generators and replays are each rank's own; weights, optimizers and counters are alike. Nothing has to say
 which is which: of each rank those tensors are kept whose bits are not those of rank 0's at the same place.

@@ -38,7 +38,7 @@ _ENDED = "ended"
 
 
 class Recording(NamedTuple):
-    """A recording of `record`.
+    """Transitions that `record` recorded.
 
     Attributes:
         dataset: The transitions, one copy's after the other's.

@@ -1,4 +1,4 @@
-"""What the command line says when something goes wrong: one line for a user's mistake, a traceback for a bug."""
+"""Errors on the command line: one line for a user's mistake, a traceback for a bug."""
 
 from __future__ import annotations
 

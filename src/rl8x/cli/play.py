@@ -106,7 +106,7 @@ def play(
             options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
             shown = film(acting.algorithm.policy, environment, Path(out).suffix, env_config=config, **options)
             environment.close()
-            returns, lengths, finished = (each.T for each in (shown.returns, shown.lengths, shown.finished))
+            returns, lengths, finished = (array.T for array in (shown.returns, shown.lengths, shown.finished))
             shown.save(out)
         else:
             config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
@@ -169,7 +169,7 @@ def _play(
     last = deque(play_episodes(acting.algorithm.policy, env, env_config=config, **how), maxlen=1).pop()
     env.close()
     config = {name: value[::episodes] if isinstance(value, list) else value for name, value in config.items()}
-    played = (each.reshape(copies, episodes) for each in (last.returns, last.lengths, ~last.running))
+    played = (array.reshape(copies, episodes) for array in (last.returns, last.lengths, ~last.running))
     return (config, *played)  # type: ignore[return-value]
 
 

@@ -101,16 +101,16 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
 class _ResumeCommand(AlgorithmCommand):
     """A command with an option for each hyperparameter of the saved run's algorithm."""
 
-    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
+    def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
         """Find the saved run's config class, where an option or `--help` asks for it: a search may ask a server."""
-        run, words, trust = given.get("run"), given.get("words") or (), given.get("trust", False)
+        run, words, trust = parameters.get("run"), parameters.get("words") or (), parameters.get("trust", False)
         if run is None or not (asks_help or any(word.startswith("--") for word in (run, *words))):
             return None
         if run.startswith("--"):
             raise UserError(f"name the run first: rl8x resume RUN {run} ...")
         from rl8x.checkpoint import find
 
-        name = find(run, auto=given.get("auto", False)).metadata.get("build", {}).get("config_class")
+        name = find(run, auto=parameters.get("auto", False)).metadata.get("build", {}).get("config_class")
         find_modules_here(trust)
         return None if name is None else algorithm_config_class(str(name), trust)
 

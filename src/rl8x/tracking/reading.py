@@ -1,4 +1,4 @@
-"""What runs have in their store, read for reports and comparisons: params, metrics' histories in bulk, artifacts."""
+"""Runs read from their store for reports and comparisons: params, metrics' histories in bulk, artifacts."""
 
 from __future__ import annotations
 
@@ -154,11 +154,11 @@ class _StoreRuns:
         pairs = [(name, run_id) for name in names for run_id in run_ids]
         with ThreadPoolExecutor(_REQUESTS) as pool:
             histories = list(pool.map(lambda pair: self._history(pair[1], pair[0]), pairs))
-        found: dict[str, dict[str, Points]] = {name: {} for name in names}
+        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
         for (name, run_id), history in zip(pairs, histories, strict=True):
             if history[0]:
-                found[name][run_id] = history
-        return found
+                by_name[name][run_id] = history
+        return by_name
 
     def _history(self, run_id: str, name: str) -> Points:
         for wait_s in _WAITS_S:

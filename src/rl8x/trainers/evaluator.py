@@ -1,4 +1,4 @@
-"""What plays whole episodes in an environment of its own, so that evaluations are unbiased by their length."""
+"""The evaluator plays whole episodes in an environment of its own, so that their length does not bias returns."""
 
 from __future__ import annotations
 

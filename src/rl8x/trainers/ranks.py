@@ -1,4 +1,4 @@
-"""What the ranks of one training agree on: that they are alike, their rows, and when they stop, save and go back.
+"""Agreements of the ranks of one training: that they are alike, their rows, and when they stop, save and go back.
 
 Rank 0 owns tracker, bar and checkpoints. All ranks see the same rows, so that conditions and callbacks decide the same;
 what only one of them knows, such as a signal, all are told after each step.

@@ -246,14 +246,14 @@ class Record:
             "versions.python": platform.python_version(),
         }
 
-    def note_config(self, given: AnyEnvConfig | None) -> None:
+    def note_config(self, env_config: AnyEnvConfig | None) -> None:
         """Keep what a collect that was given an `env_config` ran under, and log it where it is new.
 
         Of a function that is its name, as the rows have the values.
         """
         env = self.algorithm.env
-        if callable(given):
-            self._steered_by = function_name(function_form(given))
+        if callable(env_config):
+            self._steered_by = function_name(function_form(env_config))
         elif env is not None and env.config != self._config:
             self._config = env.config
             self.update_params()
