@@ -1,4 +1,4 @@
-"""Handling of quantities that are not finite: name them, and stop, skip the update, or go back to the last good weights.
+"""Handling of numbers that are not finite: name them, and stop, skip the update, or go back to the last good weights.
 
 An algorithm counts the values that are not finite among a step's statistics, under `finite/` and the quantity's name;
 the counts come to the host with everything else. Only where one is not 0 are the tensors themselves searched.
