@@ -16,7 +16,7 @@ from rl8x.algorithms import PQNConfig
 from rl8x.algorithms.pqn import LOSS_METRICS
 from rl8x.checkpoint.tree import decode, encode
 from rl8x.cli.main import main
-from rl8x.config.run import algorithm_config_class
+from rl8x.config.algorithms import algorithm_config_class
 from rl8x.envs import CartPole, Pendulum
 
 

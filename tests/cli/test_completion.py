@@ -9,7 +9,7 @@ import pytest
 
 from rl8x.cli.completion import algorithm_names, environments
 from rl8x.cli.main import COMMANDS, main, rl8x
-from rl8x.config.run import algorithm_configs
+from rl8x.config.algorithms import algorithm_configs
 from rl8x.envs import registry
 from rl8x.tracking.location import locate
 from rl8x.tracking.store import MLflowStore, RunSpec

@@ -26,7 +26,7 @@ from rl8x.studies import training as work
 from rl8x.studies.definition import Training
 from rl8x.studies.parent import _best, _complete, _described, _results, _series
 from rl8x.tracking.locks import FileLock, is_locked
-from rl8x.tracking.store import StoreDownError
+from rl8x.tracking.store_errors import StoreDownError
 
 BASE = {
     "env": "CartPole",

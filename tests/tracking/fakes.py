@@ -2,7 +2,7 @@
 
 import threading
 
-from rl8x.tracking.store import RunMissingError, StoreDownError, StoreRefusedError
+from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRefusedError
 
 
 class FakeStore:

@@ -13,7 +13,7 @@ from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import read_header
-from rl8x.tracking.store import StoreDownError
+from rl8x.tracking.store_errors import StoreDownError
 from tracking.fakes import FakeStore
 
 

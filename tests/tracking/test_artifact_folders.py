@@ -7,7 +7,8 @@ import pytest
 
 from rl8x.tracking.database import merge_log
 from rl8x.tracking.location import locate
-from rl8x.tracking.store import MLflowStore, RunSpec, StoreDownError
+from rl8x.tracking.store import MLflowStore, RunSpec
+from rl8x.tracking.store_errors import StoreDownError
 
 SPEC = RunSpec("abc", "e", None, "n", 1234)
 

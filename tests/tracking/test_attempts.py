@@ -1,7 +1,7 @@
 import pytest
 
 from rl8x.tracking.attempts import Attempts, NotNowError
-from rl8x.tracking.store import StoreDownError, StoreRefusedError
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 
 
 class Calls:

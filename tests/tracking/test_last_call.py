@@ -10,7 +10,7 @@ import pytest
 BEGIN = """
 import sys, threading, time
 import rl8x.tracking.mlflow_tracker as module
-from rl8x.tracking.store import StoreDownError
+from rl8x.tracking.store_errors import StoreDownError
 
 def down(*_):
     raise StoreDownError("away")

@@ -226,7 +226,7 @@ def test_killed_then_resumed_before_anything_arrived(mlruns, mlflow_client, tmp_
         """
         import sys, time, types
         import rl8x.tracking.mlflow_tracker as module
-        from rl8x.tracking.store import StoreDownError
+        from rl8x.tracking.store_errors import StoreDownError
         def down(*_, **__):
             raise StoreDownError("away")
         module.StoreProcess._ask = down
@@ -302,7 +302,7 @@ def test_two_processes_at_once(mlruns, mlflow_client, tmp_path):
 
 def test_a_store_that_is_away_is_told_and_synced_later(mlruns, mlflow_client, tmp_path, caplog, monkeypatch):
     import rl8x.tracking.mlflow_tracker as module
-    from rl8x.tracking.store import StoreDownError
+    from rl8x.tracking.store_errors import StoreDownError
 
     def down(*_, **__):
         raise StoreDownError("connection refused")

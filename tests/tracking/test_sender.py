@@ -6,7 +6,7 @@ from rl8x.tracking.attempts import NotNowError
 from rl8x.tracking.database import Point
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import StoreDownError, StoreRefusedError
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 

@@ -11,7 +11,8 @@ from rl8x.tracking.database import Point
 from rl8x.tracking.locks import FileLock
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import RunSpec, StoreRefusedError
+from rl8x.tracking.store import RunSpec
+from rl8x.tracking.store_errors import StoreRefusedError
 from tracking.fakes import FakeStore, values
 
 

@@ -20,7 +20,7 @@ from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.database import ensure_database
 from rl8x.tracking.location import locate
 from rl8x.tracking.spool import Spool
-from rl8x.tracking.store import StoreDownError, StoreRefusedError
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.trainers import Trainer
 
 

@@ -117,7 +117,8 @@ def restored_options(config_class: type[AlgorithmConfig], values: Mapping[str, A
     """Return hyperparameters with the classes that they name, also by a dotted path alone where a class is wanted.
 
     Raises:
-        ValueError: As `restored`.
+        UntrustedError: If a hyperparameter names a class that may not be imported.
+        ValueError: If there is no such class.
     """
     kinds = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     return {
@@ -145,7 +146,9 @@ def build_algorithm(
         ValueError: If an override is not a legal hyperparameter.
     """
     spaces = build.get("spaces") if only_acts else None
-    problems = [each for each in build.get("problems") or () if spaces is None or not each.startswith("`dataset` is ")]
+    problems = [
+        problem for problem in build.get("problems") or () if spaces is None or not problem.startswith("`dataset` is ")
+    ]
     if problems:
         raise CheckpointError(
             f"the algorithm cannot be built again from the checkpoint: {problems[0]}. Pass `algorithm=`"
@@ -232,9 +235,9 @@ def changes(build: Mapping[str, Any], algorithm: GenericAlgorithmBase[Any]) -> d
         CheckpointError: If it is for another environment or of another kind.
     """
     now = hide_in_data(describe_algorithm(algorithm))
-    for key, what in (("config_class", "config"), ("env_class", "environment")):
+    for key, kind in (("config_class", "config"), ("env_class", "environment")):
         if build.get(key) != now[key]:
-            raise CheckpointError(f"the checkpoint's {what} is {build.get(key)}; the algorithm given has {now[key]}")
+            raise CheckpointError(f"the checkpoint's {kind} is {build.get(key)}; the algorithm given has {now[key]}")
     before = dict(build["config"])
     no_form = " ".join([*build["problems"], *now["problems"]])
     missing = {

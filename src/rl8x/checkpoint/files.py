@@ -77,15 +77,15 @@ class KeptSegment:
 
 def kept_segments(path: Path) -> dict[str, KeptSegment]:
     """Return the segments of a checkpoint that is known to be good, by name; none where it is there no more."""
-    found = {}
+    segments = {}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         present = {entry.name for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
         for line in (path / SUMS).read_text(encoding="ascii").splitlines():
             digest, _, file = line.partition("  ")
             name = file.removesuffix(_SEGMENT)
             if file in present and name != file and is_segment_name(name):
-                found[name] = KeptSegment(path / file, digest)
-    return found
+                segments[name] = KeptSegment(path / file, digest)
+    return segments
 
 
 def write(

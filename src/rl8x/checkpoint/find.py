@@ -61,19 +61,19 @@ def _folder_of_run(run: str) -> Path:
         if folder.name in names or run in (metadata["run"].get("id"), metadata["run"].get("handle")):
             return folder
     try:
-        found = find_run(run)
+        stored_run = find_run(run)
     except TrackingError as error:
         raise CheckpointError(f"{error}; and no folder of checkpoints in {root} is of this name") from None
     # The checkpoints of a short run were written before it had an ID, so ask the run for them.
-    tagged = Path(found.data.tags.get(CHECKPOINTS_TAG, "none"))
+    tagged = Path(stored_run.data.tags.get(CHECKPOINTS_TAG, "none"))
     for folder, metadata in _runs(root):
-        if metadata["run"].get("id") == found.info.run_id or folder.name == tagged.name:
+        if metadata["run"].get("id") == stored_run.info.run_id or folder.name == tagged.name:
             return folder
     if tagged.is_absolute() and files.listed(tagged):
         return tagged
     raise CheckpointError(
-        f"the run {run!r} ({found.info.run_id}) has no checkpoints in {root}: give the path of one. A loop over step() "
-        "has those that trainer.save() makes"
+        f"the run {run!r} ({stored_run.info.run_id}) has no checkpoints in {root}: give the path of one. A loop over "
+        "step() has those that trainer.save() makes"
     )
 
 
@@ -83,12 +83,12 @@ def find_unfinished(run_file: Mapping[str, Any], root: Path | None = None) -> Pa
     One that was killed after its last checkpoint, before its store had all of it or its last lines were written, has
     not finished either. The runs' folders are in `root`, by default `mlruns/checkpoints`.
     """
-    found = []
+    candidates = []
     for folder, metadata in _runs(mlruns_dir() / "checkpoints" if root is None else root):
         is_of_file = metadata.get("run_file") == hide_in_data(dict(run_file))
         if is_of_file and not is_locked(folder / "lock") and not _has_finished(folder, metadata):
-            found.append((str(metadata.get("created")), folder))
-    return max(found)[1] if found else None
+            candidates.append((str(metadata.get("created")), folder))
+    return max(candidates)[1] if candidates else None
 
 
 def find_of_job(job: str, build: Mapping[str, Any], root: Path, besides: Collection[Path] = ()) -> Path | None:
@@ -102,14 +102,14 @@ def find_of_job(job: str, build: Mapping[str, Any], root: Path, besides: Collect
     """
     own = _newest(root)
     runs = list(_runs(root)) if own is None else [(root, own)]
-    found = [
+    candidates = [
         (str(metadata.get("created")), folder)
         for folder, metadata in runs
         if metadata["run"].get("job") == job
         and folder not in besides
         and _is_of(metadata.get("build") or {}, hide_in_data(dict(build)))
     ]
-    return min(found)[1] if found else None
+    return min(candidates)[1] if candidates else None
 
 
 def _is_of(saved: Mapping[str, Any], build: Mapping[str, Any]) -> bool:

@@ -40,8 +40,8 @@ class CheckpointManager:
     """Writes the checkpoints of one run into one folder, which it has to itself from `take` to `end`.
 
     Args:
-        checkpoints: As the trainer documents them.
-        tracker: What keeps the run; beside its spool, if it has one, lie checkpoints that were given no folder.
+        checkpoints: When and where the run is saved; see `TrainerBase`.
+        tracker: The run's tracker; checkpoints that were given no folder lie beside its spool, if it has one.
 
     Attributes:
         options: When to save and what to keep; None where nothing is saved.
@@ -171,7 +171,7 @@ class CheckpointManager:
         return self._known is not None and directory is not None and not _names(directory) <= self._known
 
     def outrun_error(self) -> CheckpointError:
-        """Return what a trainer is refused with whose run another process has gone on with."""
+        """Return the error for a trainer whose run another process has gone on with."""
         return CheckpointError(
             f"another process has gone on with this run meanwhile: {self._directory} has newer checkpoints than this "
             f"trainer knows; resume from the newest by Trainer.resume({str(self._directory)!r})"
@@ -181,7 +181,8 @@ class CheckpointManager:
         """Take the folder, where checkpoints are wanted, and return it; a tracked run must have begun.
 
         Raises:
-            CheckpointError: As `take` does, or if another process has gone on with the run.
+            CheckpointError: If another process has the folder or has gone on with the run, if it is another run's, or
+                if it cannot be made.
         """
         directory = self.directory
         if self.options is None or directory is None:
@@ -280,7 +281,7 @@ class CheckpointManager:
         try:
             encoded, tensors = encode(state)
             kept = {} if self._shared is None else files.kept_segments(self._shared)
-            segments = {each.name: kept.get(each.name) or each.content() for each in segments_in(state)}
+            segments = {segment.name: kept.get(segment.name) or segment.content() for segment in segments_in(state)}
         except TypeError as error:
             self.skip(steps, error)
             return
@@ -348,8 +349,8 @@ class CheckpointManager:
     def last_good(self) -> Checkpoint | None:
         """Read the newest good checkpoint of this run."""
         self.wait()
-        found = [] if self.directory is None else good(self.directory)
-        checkpoint = next((each for each in found if each.metadata["run"]["key"] == self.key), None)
+        candidates = [] if self.directory is None else good(self.directory)
+        checkpoint = next((saved for saved in candidates if saved.metadata["run"]["key"] == self.key), None)
         if checkpoint is not None:
             self._shared = checkpoint.path
         return checkpoint

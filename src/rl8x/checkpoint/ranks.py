@@ -1,4 +1,4 @@
-"""What a checkpoint has of each rank: of rank 0 its state, of the others what is not the same there.
+"""The states of all ranks in a checkpoint: of rank 0 the whole, of the others what differs from that.
 
 Environments, generators and replays are each rank's own; weights, optimizers and counters are alike. Nothing has to say
 which is which: of each rank those tensors are kept whose bits are not those of rank 0's at the same place.
@@ -62,9 +62,9 @@ def gathered(state: Any, kept: Collection[str]) -> dict[str, Any]:
     digests = ranks().first("the state to save", {name: _digest(tensor) for name, tensor in tensors.items()})
     kept = set(ranks().first("the segments that are kept", list(kept)))
     if ranks().is_first:
-        return {str(rank): _entry(found) for rank, found in enumerate(ranks().collect("states", b"")) if rank}
+        return {str(rank): _entry(content) for rank, content in enumerate(ranks().collect("states", b"")) if rank}
     different = {name: tensor for name, tensor in tensors.items() if digests.get(name) != _digest(tensor)}
-    segments = {each.name: {} if each.name in kept else each.content() for each in segments_in(state)}
+    segments = {segment.name: {} if segment.name in kept else segment.content() for segment in segments_in(state)}
     keys = {name: list(content) for name, content in segments.items()}
     parts = {_place(name, key): tensor for name, content in segments.items() for key, tensor in content.items()}
     ranks().collect("states", _joined([plain, keys, list(different)], different | parts))
@@ -87,8 +87,8 @@ def _encoded_on_all(state: Any) -> tuple[Any, dict[str, Tensor]]:
 def _entry(content: bytes) -> dict[str, Any]:
     """Return what a checkpoint has of a rank, of what it sent."""
     (plain, segments, names), tensors = _parted(content)
-    made = [Segment(name, _content(name, keys, tensors)) for name, keys in segments.items()]
-    return {"plain": json.dumps(plain), "tensors": {name: tensors[name] for name in names}, "segments": made}
+    own_segments = [Segment(name, _content(name, keys, tensors)) for name, keys in segments.items()]
+    return {"plain": json.dumps(plain), "tensors": {name: tensors[name] for name in names}, "segments": own_segments}
 
 
 def _content(segment: str, keys: Collection[str], tensors: Mapping[str, Tensor]) -> Any:
@@ -126,7 +126,7 @@ def of_rank(state: Any, others: Mapping[str, Any], rank: int) -> Any:
         return state
     try:
         entry = others[str(rank)]
-        segments: dict[str, Segment] = {each.name: each for each in entry["segments"]}
+        segments: dict[str, Segment] = {segment.name: segment for segment in entry["segments"]}
         tensors = {**encode(state)[1], **entry["tensors"]}
         return decode(json.loads(entry["plain"]), tensors, segments.__getitem__)
     except (KeyError, TypeError, AttributeError, ValueError) as error:

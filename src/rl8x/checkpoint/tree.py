@@ -81,7 +81,7 @@ def segment_names(tree: Any) -> set[str]:
     Raises:
         CheckpointError: If one is no name of a segment.
     """
-    found, left = set[str](), [tree]
+    names, left = set[str](), [tree]
     while left:
         value = left.pop()
         if isinstance(value, dict):
@@ -89,11 +89,11 @@ def segment_names(tree: Any) -> set[str]:
                 name = value[_SEGMENT]
                 if not is_segment_name(name):
                     raise CheckpointError(f"its state has a segment with the name {name!r:.120}, which is none")
-                found.add(name)
+                names.add(name)
             left += value.values()
         elif isinstance(value, list):
             left += value
-    return found
+    return names
 
 
 def decode(tree: Any, tensors: Mapping[str, Tensor], segment: Callable[[str], Segment] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What `rl8x collect` and `play` share: the policy of a run in an environment, under the physics that are asked for."""
+"""The common part of `rl8x collect` and `play`: the policy of a run in an environment, under the physics asked for."""
 
 from __future__ import annotations
 

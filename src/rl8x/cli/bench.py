@@ -213,9 +213,9 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 def _machine(device: torch.device) -> dict[str, Any]:
     """Describe this machine and what is installed, without its name."""
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    model_name = re.search(r"^model name\s*:\s*(.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
     machine = {
-        "cpu": found[1].strip() if found else platform.processor() or platform.machine(),
+        "cpu": model_name[1].strip() if model_name else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),

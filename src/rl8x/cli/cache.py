@@ -26,13 +26,13 @@ def cache(clear: bool) -> None:
         return
     with users_mistakes():
         limit = artifacts.limit_mb
-    found = artifacts.list()
+    kept = artifacts.list()
     rows: list[tuple[str, ...]] = [("what", "key", "MB", "last used", "torch")]
-    for each in found:
-        used = datetime.datetime.fromtimestamp(each.used).astimezone().strftime("%Y-%m-%d %H:%M")
-        rows.append((each.kind, each.key[:12], f"{each.size / 1e6:.1f}", used, each.torch))
-    if found:
+    for artifact in kept:
+        used = datetime.datetime.fromtimestamp(artifact.used).astimezone().strftime("%Y-%m-%d %H:%M")
+        rows.append((artifact.kind, artifact.key[:12], f"{artifact.size / 1e6:.1f}", used, artifact.torch))
+    if kept:
         click.echo(table(rows) + "\n")
-    total = sum(each.size for each in found) / 1e6
-    programs = sum(each.kind == "program" for each in found)
+    total = sum(artifact.size for artifact in kept) / 1e6
+    programs = sum(artifact.kind == "program" for artifact in kept)
     click.echo(f"{counted(programs, 'program', 'programs')}, {total:.1f} of {limit:g} MB, in {artifacts.folder}")

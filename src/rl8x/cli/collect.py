@@ -38,7 +38,7 @@ _ENDED = "ended"
 
 
 class Recording(NamedTuple):
-    """What `record` made.
+    """Transitions that `record` recorded.
 
     Attributes:
         dataset: The transitions, one copy's after the other's.
@@ -103,21 +103,23 @@ def collect(
         count = _whole(transitions)
         target = _new_target(f"{Path(run).name}-{count}" if output is None else None, output, file_format)
         algorithm, maker, trained_config = load_acting(run, env, auto=auto, trust=trust)
-        made = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
-        check_spaces(made, algorithm.policy)
-        config = made.plain_config(asked_config(trained_config, overrides, made.num_envs), copies="--num-envs")
+        environment = maker(min(how.pop("num_envs"), count), device=algorithm.device, seed=how["seed"])
+        check_spaces(environment, algorithm.policy)
+        config = environment.plain_config(
+            asked_config(trained_config, overrides, environment.num_envs), copies="--num-envs"
+        )
         how["epsilon"] = 1.0 if is_random else how["epsilon"]
         if isinstance(target, Path):
             _make_parent(target)
         reset_every = algorithm.state_reset_every
-        found = record(algorithm.policy, made, count, state_reset_every=reset_every, env_config=config, **how)
+        recorded = record(algorithm.policy, environment, count, state_reset_every=reset_every, env_config=config, **how)
         if isinstance(target, Path):
-            found.dataset.save(target)
+            recorded.dataset.save(target)
         else:
-            write_minari(target, found.dataset, algorithm_name=type(algorithm).__name__)
+            write_minari(target, recorded.dataset, algorithm_name=type(algorithm).__name__)
     say(f"env_config  {in_words(config)}" + ("" if overrides or env is not None else ", as in the training"))
-    mean = f", mean return {found.returns.mean():.4g}" if len(found.returns) else ""
-    say(f"wrote       {target}: {found.dataset.size:,} transitions, {len(found.returns):,} whole episodes{mean}")
+    mean = f", mean return {recorded.returns.mean():.4g}" if len(recorded.returns) else ""
+    say(f"wrote       {target}: {recorded.dataset.size:,} transitions, {len(recorded.returns):,} whole episodes{mean}")
     return 0
 
 
@@ -145,7 +147,7 @@ def record(
         epsilon: Share of actions that are drawn from the action space, in [0, 1].
         deterministic: Whether the others are the most likely ones rather than samples.
         seed: Seeds the environment and the actions.
-        state_reset_every: As the algorithm has it.
+        state_reset_every: The policy's state is reset every so many steps; 0 is never.
         env_config: Values of the environment's parameters; None: no change.
     """
     generator = torch.Generator(policy.device).manual_seed(seed)

@@ -56,7 +56,7 @@ def compare(
     if output is not None:
         check_folder(Path(output), "--output")
     with users_mistakes(OSError):
-        made = compare_runs(
+        comparison = compare_runs(
             runs,
             experiment=experiment,
             metrics=metrics,
@@ -66,6 +66,6 @@ def compare(
             tracking_uri=tracking_uri,
         )
         folder = output or f"reports/compare-{plain_name(experiment or Path(runs[0]).name)}"
-        made.write(folder)
-    click.echo(str(made))
+        comparison.write(folder)
+    click.echo(str(comparison))
     click.echo(f"\nWritten: {folder}/{PAGE}, with its tables and figures beside it")

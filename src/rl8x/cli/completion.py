@@ -103,10 +103,10 @@ class Completed(click.Command):
         offered = _VALUES.get(last) if last.startswith("-") else _EACH.get(str(self.name))
         if not words:
             offered = offered or _FIRST.get(str(self.name))
-        found: list[CompletionItem] = []
+        items: list[CompletionItem] = []
         with contextlib.suppress(Exception):  # a shell has no use for an error, whatever a database has in it
             for name in offered() if offered is not None else ():
                 shown = name.lower() if incomplete.islower() and offered is algorithm_names else name
                 if shown.startswith(incomplete):
-                    found.append(CompletionItem(shown))
-        return found or [CompletionItem(incomplete, type="file")]
+                    items.append(CompletionItem(shown))
+        return items or [CompletionItem(incomplete, type="file")]

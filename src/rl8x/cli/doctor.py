@@ -54,10 +54,10 @@ for name in sys.argv[1:]:
 try:
     import torch
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    told = {"threads": torch.get_num_threads(), "cuda": torch.version.cuda or torch.version.hip}
-    told["gpus"] = [f"cuda:{index} {gpu.name}, {gpu.total_memory / 1e9:.0f} GB" for index, gpu in enumerate(gpus)]
-    told["mps"] = torch.backends.mps.is_available()
-    print(json.dumps(["", told]), flush=True)
+    machine = {"threads": torch.get_num_threads(), "cuda": torch.version.cuda or torch.version.hip}
+    machine["gpus"] = [f"cuda:{index} {gpu.name}, {gpu.total_memory / 1e9:.0f} GB" for index, gpu in enumerate(gpus)]
+    machine["mps"] = torch.backends.mps.is_available()
+    print(json.dumps(["", machine]), flush=True)
 except BaseException:
     pass
 """
@@ -72,14 +72,14 @@ def doctor() -> int:
     """
     broken: list[str] = []
     requirements = _requirements()
-    modules = [_MODULES.get(each.name, each.name) for each in requirements.get("", [])] or ["torch", "mlflow"]
-    probed, told = _probe(modules)
+    modules = [_MODULES.get(needed.name, needed.name) for needed in requirements.get("", [])] or ["torch", "mlflow"]
+    probed, machine = _probe(modules)
     sections: dict[str, Callable[[], list[str]]] = {
         "rl8x": lambda: [f"{__version__}, in {Path(__file__).parents[1]}"],
         "python": lambda: [f"{platform.python_version()}, {sys.executable}", platform.platform()],
         "packages": lambda: _packages(requirements.get("", []), probed, broken),
-        "devices": lambda: _devices(told),
-        "threads": lambda: _threads(told),
+        "devices": lambda: _devices(machine),
+        "threads": lambda: _threads(machine),
         "compiler": _compiler,
         "cache": _cache,
         "tracking": lambda: _tracking(broken),
@@ -122,7 +122,7 @@ def _requirements() -> dict[str, list[Any]]:
 
     A source tree that is on the path without being installed has no metadata.
     """
-    found: dict[str, list[Any]] = {}
+    by_extra: dict[str, list[Any]] = {}
     with contextlib.suppress(Exception):
         from packaging.requirements import Requirement
 
@@ -131,8 +131,8 @@ def _requirements() -> dict[str, list[Any]]:
         for requirement in map(Requirement, importlib.metadata.requires("rl8x") or []):
             for extra in extras:
                 if _applies(requirement, extra) and not (extra and _applies(requirement, "")):
-                    found.setdefault(extra, []).append(requirement)
-    return found
+                    by_extra.setdefault(extra, []).append(requirement)
+    return by_extra
 
 
 def _applies(requirement: Any, extra: str) -> bool:
@@ -147,7 +147,7 @@ def _fault(requirement: Any) -> str | None:
         return "not installed"
     if not requirement.specifier.contains(version, prereleases=True):
         return f"{version}, but {requirement.specifier} is needed"
-    return next((f"{each.name} {fault}" for each in _of_extras(requirement) if (fault := _fault(each))), None)
+    return next((f"{needed.name} {fault}" for needed in _of_extras(requirement) if (fault := _fault(needed))), None)
 
 
 def _of_extras(requirement: Any) -> Iterator[Any]:
@@ -171,16 +171,16 @@ def _probe(modules: list[str]) -> tuple[dict[str, str | None], dict[str, Any]]:
         output, end = done.stdout, f"ends Python (exit status {done.returncode})"
     except subprocess.TimeoutExpired as expired:
         output, end = (expired.stdout or b"").decode(), f"is not imported within {_IMPORT_S:.0f} s"
-    found: dict[str, str | None] = {}
-    told: dict[str, Any] = {}
+    errors: dict[str, str | None] = {}
+    machine: dict[str, Any] = {}
     for line in output.splitlines():
         with contextlib.suppress(ValueError, TypeError):  # what a package prints by itself
-            name, said = json.loads(line)
+            name, answer = json.loads(line)
             if name == "":
-                told = said
+                machine = answer
             elif name in modules:
-                found[name] = end if said == "begins" else said
-    return {name: found.get(name, "not reached, as another package ended Python") for name in modules}, told
+                errors[name] = end if answer == "begins" else answer
+    return {name: errors.get(name, "not reached, as another package ended Python") for name in modules}, machine
 
 
 def _packages(requirements: list[Any], probed: dict[str, str | None], broken: list[str]) -> list[str]:
@@ -225,25 +225,25 @@ def _features(requirements: dict[str, list[Any]]) -> list[str]:
 # -- the machine
 
 
-def _devices(told: dict[str, Any]) -> list[str]:
+def _devices(machine: dict[str, Any]) -> list[str]:
     import psutil
 
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory()
     free = f"{memory.total / 1e9:.1f} GB memory, {memory.available / 1e9:.1f} free"
     lines = [f"cpu, {allowed} of {os.cpu_count()} processors ({platform.machine()}), {free}"]
-    lines += told.get("gpus", [])
-    if told and not told["gpus"]:
-        lines.append("no GPU that torch can use" + ("" if told["cuda"] else ": this build of torch is for CPUs"))
-    return lines + ["mps (Apple)"] * bool(told.get("mps"))
+    lines += machine.get("gpus", [])
+    if machine and not machine["gpus"]:
+        lines.append("no GPU that torch can use" + ("" if machine["cuda"] else ": this build of torch is for CPUs"))
+    return lines + ["mps (Apple)"] * bool(machine.get("mps"))
 
 
-def _threads(told: dict[str, Any]) -> list[str]:
-    given = ", ".join(
+def _threads(machine: dict[str, Any]) -> list[str]:
+    variables = ", ".join(
         f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ
     )
-    said = f"torch takes {told['threads']}" if told else "torch does not say"
-    return [f"{said}{f', by {given}' if given else ''}; num_threads sets another number"]
+    said = f"torch takes {machine['threads']}" if machine else "torch does not say"
+    return [f"{said}{f', by {variables}' if variables else ''}; num_threads sets another number"]
 
 
 def _compiler() -> list[str]:
@@ -269,8 +269,8 @@ def _cache() -> list[str]:
     """Say where compiled programs are kept; the folder is read without what imports torch."""
     import platformdirs
 
-    given = os.environ.get("RL8X_CACHE_DIR")
-    folder = Path(given or platformdirs.user_cache_dir("rl8x", appauthor=False))
+    variable = os.environ.get("RL8X_CACHE_DIR")
+    folder = Path(variable or platformdirs.user_cache_dir("rl8x", appauthor=False))
     if not folder.is_dir():
         return [f"{folder}, not made yet"]
     files = [path for path in folder.iterdir() if path.is_file()]

@@ -78,7 +78,7 @@ def _arguments(source: type[Any]) -> list[inspect.Parameter]:
     ours = ("num_envs", "device", "seed", "time_limit", "render_mode")
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(source).parameters.values()
-    return [each for each in parameters if each.name not in ours and each.kind not in variable]
+    return [parameter for parameter in parameters if parameter.name not in ours and parameter.kind not in variable]
 
 
 def summarize(cls: type[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the command line says when something goes wrong: one line for a user's mistake, a traceback for a bug."""
+"""Errors on the command line: one line for a user's mistake, a traceback for a bug."""
 
 from __future__ import annotations
 
@@ -64,11 +64,12 @@ def users_mistakes(*others: type[Exception]) -> Iterator[None]:
 
 def check_folder(folder: Path, option: str) -> None:
     """Refuse a folder in which nothing can be written, before anything is computed for it."""
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
-    if not there.is_dir():
-        raise UserError(f"{there} is no folder: give another {option}.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"nothing can be written to {there}: give another {option}.")
+    paths = (folder.absolute(), *folder.absolute().parents)
+    existing = next(path for path in paths if os.path.lexists(path))
+    if not existing.is_dir():
+        raise UserError(f"{existing} is no folder: give another {option}.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"nothing can be written to {existing}: give another {option}.")
 
 
 def show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

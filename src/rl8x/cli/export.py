@@ -80,8 +80,8 @@ def export(
         # Of the run's own device there may be none here.
         algorithm = build_algorithm(checkpoint.metadata["build"], {"device": "cpu"}, trust=trust, only_acts=True)
         policy, at = policy_at(checkpoint, algorithm)
-        made = export_policy(policy, output, format=chosen, sampled=sampled)
-        say(f"{checkpoint.path.name} -> {made}")
+        written = export_policy(policy, output, format=chosen, sampled=sampled)
+        say(f"{checkpoint.path.name} -> {written}")
         if log or register is not None:
             about = {**at, "name": which or "last", "register": register, "alias": alias}
             model_id = log_to_run(checkpoint, policy, about, tracking_uri)
@@ -96,14 +96,14 @@ def find_checkpoint(run: str, which: str | None) -> Checkpoint:
     """
     from rl8x.checkpoint import CheckpointError, describe, find, listed, read
 
-    found = find(run)
+    checkpoint = find(run)
     if which != "best":
-        return found
-    best = [path for path in listed(found.path.parent) if describe(path).get("is_best")]
+        return checkpoint
+    best = [path for path in listed(checkpoint.path.parent) if describe(path).get("is_best")]
     if not best:
         raise CheckpointError(
-            f"no checkpoint in {found.path.parent} is the best of a metric: train with a metric to save by, such as "
-            "checkpoints={'best': 'eval/returns/mean'}, or export the last"
+            f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "
+            "as checkpoints={'best': 'eval/returns/mean'}, or export the last"
         )
     return read(best[-1])
 

@@ -1,4 +1,4 @@
-"""What `rl8x train`, `bench` and `resume` share: options made of config fields, and a run made of what was typed.
+"""The common part of `rl8x train`, `bench` and `resume`: options made of config fields, and a run made of those typed.
 
 A hyperparameter is explained once, at its field; its option, range and help come from there, whatever the algorithm.
 """
@@ -22,8 +22,9 @@ from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, 
 from rl8x.algorithms.on_policy import OnPolicyConfig
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.config import RunConfig, apply_overrides, load_run_file, parse_value
+from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import SUFFIXES
-from rl8x.config.run import ALIASES, algorithm_config_class, renamed, under_algorithm
+from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.importing import Trust, module_named, texts
 
 _RUN: Final = {field.name: field for field in dataclasses.fields(RunConfig)}
@@ -56,7 +57,7 @@ class AlgorithmCommand(click.Command, ABC):
         self.params.append(click.Option(["--trust"], is_flag=True, help=trust))
 
     @abstractmethod
-    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
+    def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
         """Find the algorithm's config class by the command's own parameters; None where its options are not wanted."""
 
     def group_of(self, field: dataclasses.Field[Any], config_class: type[AlgorithmConfig]) -> str:
@@ -71,10 +72,10 @@ class AlgorithmCommand(click.Command, ABC):
         parser.ignore_unknown_options = True
         values, _, _ = parser.parse_args(list(args))
         # Only what was typed: click has a value of its own for what is missing.
-        given = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple)}
+        typed = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple)}
         help_option = self.get_help_option(ctx)
         with users_mistakes():
-            config_class = self.config_class(given, asks_help=help_option is not None and help_option.name in given)
+            config_class = self.config_class(typed, asks_help=help_option is not None and help_option.name in typed)
         if config_class is not None:
             ctx.meta[_OPTIONS] = self._options_of(config_class)
         return super().parse_args(ctx, args)
@@ -85,7 +86,7 @@ class AlgorithmCommand(click.Command, ABC):
         for parameter in self.params:
             taken |= {parameter.name or "", *parameter.opts, *parameter.secondary_opts}
         options = [FieldOption(field, self.group_of(field, config_class)) for field in dataclasses.fields(config_class)]
-        return [each for each in options if not taken & {each.name or "", *each.opts, *each.secondary_opts}]
+        return [option for option in options if not taken & {option.name or "", *option.opts, *option.secondary_opts}]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the command's parameters and the algorithm's."""
@@ -95,7 +96,7 @@ class AlgorithmCommand(click.Command, ABC):
         """Write a section for each group, `--help` last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         help_option = self.get_help_option(ctx)
-        for parameter in sorted(self.get_params(ctx), key=lambda each: each is help_option):
+        for parameter in sorted(self.get_params(ctx), key=lambda parameter: parameter is help_option):
             record = parameter.get_help_record(ctx)
             if isinstance(parameter, click.Option) and record is not None:
                 group = parameter.group if isinstance(parameter, FieldOption) else None
@@ -119,40 +120,42 @@ class RunCommand(AlgorithmCommand):
         for name in self.run_fields:
             self.params.append(FieldOption(_RUN[name], "Tracking and display" if name in self.display else None))
 
-    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
+    def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
         """Find the config class of the run's algorithm."""
-        return _config_class(given, _file_data(given))
+        return _config_class(parameters, _file_data(parameters))
 
 
-def _file_data(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {} if given.get("file") is None else renamed(load_run_file(given["file"]))
+def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {} if parameters.get("file") is None else renamed(load_run_file(parameters["file"]))
 
 
-def _config_class(given: Mapping[str, Any], data: Mapping[str, Any]) -> type[AlgorithmConfig]:
+def _config_class(parameters: Mapping[str, Any], data: Mapping[str, Any]) -> type[AlgorithmConfig]:
     """Return the config class of the algorithm that an option, else KEY=VALUE, else a run file's data names."""
-    typed = apply_overrides({}, [word for word in given.get("words") or () if "=" in word], ALIASES)
-    if given.get("algorithm") is not None:
-        typed["algorithm"] = given["algorithm"]
-    trusted = given.get("trust") or frozenset(texts(typed))
+    typed = apply_overrides({}, [word for word in parameters.get("words") or () if "=" in word], ALIASES)
+    if parameters.get("algorithm") is not None:
+        typed["algorithm"] = parameters["algorithm"]
+    trusted = parameters.get("trust") or frozenset(texts(typed))
     find_modules_here(trusted)
     name = {**data, **typed}.get("algorithm")
     return algorithm_config_class(name if isinstance(name, str) else RunConfig.algorithm, trusted)
 
 
-def read_run(given: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
+def read_run(parameters: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
     """Put a run together from the parameters of a `RunCommand`, and stop conditions in YAML, which replace the file's.
 
     What the user gave there may import the modules that it names, what stands in a file only where he trusts it.
     """
-    options = {name: value for name, value in given_options(given).items() if name not in ("words", "file", "trust")}
-    envs = [word for word in given["words"] if "=" not in word]
+    options = {
+        name: value for name, value in given_options(parameters).items() if name not in ("words", "file", "trust")
+    }
+    envs = [word for word in parameters["words"] if "=" not in word]
     if len(envs) > 1:
         raise UserError(f"one environment at most; got {' and '.join(envs)}.")
     if envs and envs[0].lower().endswith(SUFFIXES):
         raise UserError(f"{envs[0]!r} is no environment. To read a run file: rl8x train -f {envs[0]}")
-    data = _file_data(given)
-    config_class = _config_class(given, data)
-    overrides = [under_algorithm(word, config_class) for word in given["words"] if "=" in word]
+    data = _file_data(parameters)
+    config_class = _config_class(parameters, data)
+    overrides = [under_algorithm(word, config_class) for word in parameters["words"] if "=" in word]
     data = apply_overrides(data, overrides, ALIASES)
     conditions = [parse_value(text) for text in stop]
     if envs:
@@ -167,8 +170,8 @@ def read_run(given: Mapping[str, Any], stop: Sequence[str] = ()) -> RunConfig:
             data.pop("seed", None)
         data["algorithm_config"] = {**inner, **hyperparameters} if isinstance(inner, Mapping) else inner
     typed = frozenset(texts([envs, apply_overrides({}, overrides, ALIASES), conditions, options]))
-    find_modules_here(given["trust"] or typed)
-    return RunConfig.from_dict(data, trust=given["trust"] or typed)
+    find_modules_here(parameters["trust"] or typed)
+    return RunConfig.from_dict(data, trust=parameters["trust"] or typed)
 
 
 def find_modules_here(trust: Trust) -> None:

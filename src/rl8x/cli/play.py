@@ -100,13 +100,13 @@ def play(
         acting = load_acting(run, env, auto=auto, trust=trust)
         how |= {"deterministic": not sample, "state_reset_every": acting.algorithm.state_reset_every}
         if out is not None:
-            made = make_filmed(acting.maker, number, device=acting.algorithm.device, seed=how["seed"])
-            config = _config(acting, made, words, crossed)
+            environment = make_filmed(acting.maker, number, device=acting.algorithm.device, seed=how["seed"])
+            config = _config(acting, environment, words, crossed)
             columns = len(axes[0][1]) if len(axes) > 1 else None
             options: Any = {"episodes": episodes or 1, "columns": columns, "fps": fps, **how}
-            shown = film(acting.algorithm.policy, made, Path(out).suffix, env_config=config, **options)
-            made.close()
-            returns, lengths, finished = (each.T for each in (shown.returns, shown.lengths, shown.finished))
+            shown = film(acting.algorithm.policy, environment, Path(out).suffix, env_config=config, **options)
+            environment.close()
+            returns, lengths, finished = (array.T for array in (shown.returns, shown.lengths, shown.finished))
             shown.save(out)
         else:
             config, returns, lengths, finished = _play(acting, words, crossed, number, episodes or _EPISODES, how)
@@ -122,10 +122,10 @@ def play(
 def _axis(text: str) -> tuple[str, list[Any]]:
     """Read an option --grid."""
     name, equals, values = text.partition("=")
-    found = [parse_value(value) for value in values.split(",") if value.strip()]
-    if not name or not equals or not found:
+    parsed = [parse_value(value) for value in values.split(",") if value.strip()]
+    if not name or not equals or not parsed:
         raise UserError(f"--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got {text!r}.")
-    return name.strip(), found
+    return name.strip(), parsed
 
 
 def _crossed(axes: Sequence[tuple[str, list[Any]]]) -> dict[str, list[Any]]:
@@ -169,7 +169,7 @@ def _play(
     last = deque(play_episodes(acting.algorithm.policy, env, env_config=config, **how), maxlen=1).pop()
     env.close()
     config = {name: value[::episodes] if isinstance(value, list) else value for name, value in config.items()}
-    played = (each.reshape(copies, episodes) for each in (last.returns, last.lengths, ~last.running))
+    played = (array.reshape(copies, episodes) for array in (last.returns, last.lengths, ~last.running))
     return (config, *played)  # type: ignore[return-value]
 
 

@@ -63,7 +63,7 @@ def report(
     if output is not None:
         check_folder(Path(output), "--output")
     with users_mistakes(OSError):
-        made = make_report(
+        result = make_report(
             study,
             baseline=baseline,
             parameters=names,
@@ -74,5 +74,5 @@ def report(
             log=log,
             tracking_uri=tracking_uri,
         )
-    click.echo(str(made))
-    click.echo(f"\nWritten: {made.folder}/{PAGE}, with its table and figures beside it")
+    click.echo(str(result))
+    click.echo(f"\nWritten: {result.folder}/{PAGE}, with its table and figures beside it")

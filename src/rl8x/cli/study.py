@@ -84,15 +84,15 @@ def study(
     with users_mistakes():
         find_modules_here(trust or frozenset(texts(apply_overrides({}, words))))
         config = StudyConfig.from_file(Path(file), words, trust=trust or None)
-        made = Study.from_config(config)
+        study = Study.from_config(config)
         if dry_run:
             check_backend(backend, cluster)
             config.check()
             _list(config)
             return 0
-        frame = made.run(jobs, backend=backend, cluster=cluster, progress=progress)
-    _summarize(made, frame)
-    return _FAILED if made.failed else 0 if made.has_arrived else LOST_ROWS
+        frame = study.run(jobs, backend=backend, cluster=cluster, progress=progress)
+    _summarize(study, frame)
+    return _FAILED if study.failed else 0 if study.has_arrived else LOST_ROWS
 
 
 def _list(config: Any) -> None:
@@ -112,18 +112,18 @@ def _list(config: Any) -> None:
     say(f"each tested in {counted(cells, 'cell', 'cells')}, {played}: {cells * config.episodes:,} episodes a policy")
 
 
-def _summarize(made: Any, frame: Any) -> None:
+def _summarize(study: Any, frame: Any) -> None:
     """Print what came out, what failed, and what to do next."""
     if not frame.empty:
         say(table(_rows(frame)))
-    for label, error in made.failed.items():
+    for label, error in study.failed.items():
         say(f"failed: {label}: {error}")
-    if made.failed:
-        say(f"the same command tries again; tracebacks are in {made.folder}")
-    if not made.has_arrived:
+    if study.failed:
+        say(f"the same command tries again; tracebacks are in {study.folder}")
+    if not study.has_arrived:
         say("the store does not have all of it: the same command sends the rest")
     if not frame.empty:
-        say(f"to look at it: rl8x report {shlex.quote(str(made.folder))}")
+        say(f"to look at it: rl8x report {shlex.quote(str(study.folder))}")
 
 
 def _rows(frame: Any) -> list[list[str]]:

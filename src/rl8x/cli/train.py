@@ -16,7 +16,7 @@ from rl8x.cli.errors import LOST_ROWS, UserError, is_users_mistake, users_mistak
 from rl8x.cli.options import AlgorithmCommand, RunCommand, find_modules_here, given_options, read_run
 from rl8x.conditions import from_spec
 from rl8x.config import RunConfig, apply_overrides, dump_run, parse_value
-from rl8x.config.run import algorithm_config_class
+from rl8x.config.algorithms import algorithm_config_class
 from rl8x.distributed import RankError, ranks
 from rl8x.execution.programs import ProgramError
 from rl8x.importing import import_named, texts
@@ -101,16 +101,16 @@ def train(stop: tuple[str, ...], resume: str | None, dry_run: bool, **options: A
 class _ResumeCommand(AlgorithmCommand):
     """A command with an option for each hyperparameter of the saved run's algorithm."""
 
-    def config_class(self, given: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
+    def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig] | None:
         """Find the saved run's config class, where an option or `--help` asks for it: a search may ask a server."""
-        run, words, trust = given.get("run"), given.get("words") or (), given.get("trust", False)
+        run, words, trust = parameters.get("run"), parameters.get("words") or (), parameters.get("trust", False)
         if run is None or not (asks_help or any(word.startswith("--") for word in (run, *words))):
             return None
         if run.startswith("--"):
             raise UserError(f"name the run first: rl8x resume RUN {run} ...")
         from rl8x.checkpoint import find
 
-        name = find(run, auto=given.get("auto", False)).metadata.get("build", {}).get("config_class")
+        name = find(run, auto=parameters.get("auto", False)).metadata.get("build", {}).get("config_class")
         find_modules_here(trust)
         return None if name is None else algorithm_config_class(str(name), trust)
 
@@ -258,10 +258,10 @@ def _summarize(stats: TrainStats) -> None:
 def _describe_evaluation(stats: TrainStats, group: str) -> str:
     low, high, mean, std = (stats[keys.EVAL_PREFIX + name] for name in keys.summary(group))
     when = "final" if f"{keys.EVAL_PREFIX}{group}/mean" in stats.fresh else "last"
-    what = "return" if group == "returns" else "return of a horizon"
+    quantity = "return" if group == "returns" else "return of a horizon"
     episodes = stats.get(keys.EVAL_PREFIX + keys.EPISODES_ENDED, 0)
     played = f"{episodes:,.0f} whole episodes, " if episodes and group == "returns" else ""
-    measured = f"{what} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
+    measured = f"{quantity} {mean:.4g} +- {std:.3g} (from {low:.4g} to {high:.4g})"
     return f"evaluated   {measured}, {played}deterministic, the {when} policy"
 
 
@@ -269,5 +269,5 @@ def _has_lost_rows(trainer: Trainer) -> bool:
     """Whether something that the run logged is neither in the store nor on the disk."""
     from rl8x.tracking import MLflowTracker
 
-    found = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
-    return found is not None and bool(found.unsent.num_lost or found.unsent.num_others_lost)
+    where = trainer.tracker.whereabouts() if isinstance(trainer.tracker, MLflowTracker) else None
+    return where is not None and bool(where.unsent.num_lost or where.unsent.num_others_lost)

@@ -1,4 +1,4 @@
-"""What a condition is, and how conditions compose.
+"""The base class of conditions, and how conditions compose.
 
 A row of statistics may lack a metric: `eval/*` before the first evaluation, `episodes/*` while none has ended. A
 condition then has no verdict, `None`, which is *not met* and stays so under `~`: nothing stops a run because of what
@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from rl8x import keys
+from rl8x.conditions.plain import plain
 
 Stats = Mapping[str, float]
 Verdict = bool | None
@@ -50,7 +51,7 @@ class Condition(ABC):
         """
 
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments by name, as `repr` and run files show them; by default attributes of these names.
+        """Return the constructor's arguments by name, for `repr` and run files; by default attributes of these names.
 
         Raises:
             TypeError: If there is no such attribute.
@@ -107,17 +108,17 @@ class Condition(ABC):
         return None
 
     def own_state(self) -> dict[str, Any]:
-        """What it remembers itself, without its children, as plain data: numbers, texts, flags, None, lists and dicts.
+        """Return its own state, without that of its children, as plain data: numbers, texts, flags, None, lists, dicts.
 
         By default what its attributes hold, but for the constructor's arguments and the children.
 
         Raises:
             TypeError: If an attribute holds something else.
         """
-        given, state = self.arguments(), {}
+        arguments, state = self.arguments(), {}
         for name, value in vars(self).items():
-            argument = given.get(name, ...)
-            if self._has_inside(value) or (argument is value and not _remembers(value)):
+            argument = arguments.get(name, ...)
+            if self._has_inside(value) or (argument is value and not remembers(value)):
                 continue
             try:
                 saved = plain(value)
@@ -132,7 +133,7 @@ class Condition(ABC):
         return state
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Remember; by default as attributes.
+        """Take over its own state; by default as attributes.
 
         Args:
             state: What `own_state` returned.
@@ -141,11 +142,11 @@ class Condition(ABC):
 
     def _has_inside(self, value: object) -> bool:
         """Whether an attribute holds children and nothing else."""
-        held = value if isinstance(value, list | tuple) else (value,)
-        return bool(held) and all(any(each is child for child in self.children) for each in held)
+        items = value if isinstance(value, list | tuple) else (value,)
+        return bool(items) and all(any(item is child for child in self.children) for item in items)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it and its children remember between two rows; JSON can hold it."""
+        """Return the state of it and its children between two rows; JSON can hold it."""
         state = self.own_state()
         return {**state, "children": [child.state_dict() for child in self.children]} if self.children else state
 
@@ -202,7 +203,7 @@ class Condition(ABC):
 
     def __repr__(self) -> str:
         parameters = inspect.signature(type(self)).parameters.values()
-        required = {each.name for each in parameters if each.default is each.empty}
+        required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
         shown = [
             repr(value) if name in required else f"{name}={value!r}"
             for name, value in self.arguments().items()
@@ -239,7 +240,7 @@ class FromCallable(Condition):
             if name in self._known if self._known is not None else name.startswith((keys.EVAL_PREFIX, "episodes/")):
                 self.missed = name
                 return None
-            raise ValueError(_unknown(name, repr(self), list(self._known or stats))) from error
+            raise ValueError(unknown_metric(name, repr(self), list(self._known or stats))) from error
 
     def own_state(self) -> dict[str, Any]:
         """Nothing: `missed` is of one row."""
@@ -361,57 +362,12 @@ def as_condition(condition: ConditionLike) -> Condition:
     return FromCallable(condition)
 
 
-def as_conditions(conditions: ConditionLike | Iterable[ConditionLike] | None) -> list[Condition]:
-    """Return what a user gave as stop conditions as a list of conditions.
-
-    Args:
-        conditions: None, one, or several; see `as_condition`.
-
-    Raises:
-        TypeError: If one is neither a condition nor a callable.
-        ValueError: If one that remembers something occurs twice: it would see every row twice.
-    """
-    if conditions is None:
-        return []
-    if isinstance(conditions, Condition) or callable(conditions):
-        conditions = [conditions]
-    if isinstance(conditions, str) or not isinstance(conditions, Iterable):
-        raise TypeError(f"`stop_conditions` must be a list of conditions; got {conditions!r}.")
-    listed = [as_condition(condition) for condition in conditions]
-    seen: set[int] = set()
-    for condition in (part for root in listed for part in parts(root)):
-        if id(condition) in seen and _remembers(condition):
-            raise ValueError(f"{condition!r} occurs twice and would count every row twice. Make one for each place.")
-        seen.add(id(condition))
-    return listed
-
-
-def _remembers(value: object) -> bool:
+def remembers(value: object) -> bool:
     """Whether a value is a condition with a state of its own."""
     try:
         return isinstance(value, Condition) and any(part.own_state() for part in parts(value))
     except TypeError:  # something that cannot be saved
         return True
-
-
-def plain(value: Any) -> Any:
-    """Copy plain data.
-
-    Args:
-        value: Numbers, texts, flags, None, and lists, tuples and dicts of them.
-
-    Raises:
-        TypeError: If it is of another kind; it says of which.
-    """
-    if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) and not key.startswith("$") for key in value):
-            raise TypeError("a dict with keys that are not texts or begin with '$'")
-        return {key: plain(item) for key, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"a value of type {type(value).__qualname__}")
 
 
 def parts(condition: Condition) -> Iterable[Condition]:
@@ -425,24 +381,8 @@ def parts(condition: Condition) -> Iterable[Condition]:
         yield from parts(child)
 
 
-def check_names(conditions: Iterable[Condition], known: Iterable[str]) -> None:
-    """Check that rows can have what conditions read.
-
-    Args:
-        conditions: The conditions, with all that they are composed of.
-        known: Names of the metrics that a row can have.
-
-    Raises:
-        ValueError: At the first condition on another metric, with the nearest of `known`.
-    """
-    names = list(known)
-    for condition in conditions:
-        for name in sorted(condition.metric_names):
-            if name not in names:
-                raise ValueError(_unknown(name, repr(condition), names))
-
-
-def _unknown(name: str, condition: str, known: list[str]) -> str:
+def unknown_metric(name: str, condition: str, known: list[str]) -> str:
+    """Say that a condition reads a metric that no row has, and which known ones are near."""
     # Who wrote `/mean` of an evaluation means another metric of that kind, and not its minimum.
     statistic, evaluated = f"/{name.rsplit('/', 1)[-1]}", name.startswith(keys.EVAL_PREFIX)
     alike = [other for other in known if other.endswith(statistic) and other.startswith(keys.EVAL_PREFIX) == evaluated]

@@ -15,7 +15,7 @@ _GIVE_BY: Final = "`by` is a condition on eval/* metrics, such as by=HitsUpperBo
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """What `Confirmed` asks of a trainer."""
+    """The questions that `Confirmed` asks a trainer."""
 
     def evaluate_now(self) -> Mapping[str, float] | None:
         """Evaluate the present policy, log it, and return the fresh `eval/*` metrics; None if it cannot be done now."""

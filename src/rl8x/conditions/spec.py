@@ -14,9 +14,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rl8x.conditions.base import And, Condition, FromCallable, Not, Or, plain
+from rl8x.conditions.base import And, Condition, FromCallable, Not, Or
 from rl8x.conditions.kinds import KINDS
 from rl8x.conditions.metrics import NonFinite
+from rl8x.conditions.plain import plain
 from rl8x.names import did_you_mean
 
 _NAMES: Final = {cls: name for name, cls in KINDS.items()}

@@ -1,4 +1,4 @@
-"""What a training run is made of, as one config: read from a run file or the command line, built into a trainer."""
+"""The config of a training run: read from a run file or the command line, built into a trainer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from rl8x import algorithms
 from rl8x.algorithms import AlgorithmConfig
 from rl8x.algorithms.hyperparameters import check_names as check_hyperparameters
 from rl8x.algorithms.hyperparameters import check_names_in, check_options, kind_of, option
 from rl8x.conditions import Condition, as_conditions, from_spec
+from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import apply_overrides, load_run_file, one_line, shortened
 from rl8x.envs import env_maker
-from rl8x.importing import Trust, import_named, is_dotted
+from rl8x.importing import Trust, import_named
 from rl8x.names import did_you_mean
 from rl8x.replay.dataset import Dataset
 from rl8x.replay.dataset_files import SPACES, lacks_spaces
@@ -43,7 +43,7 @@ class RunConfig:
             rl8x's, torch's or Gymnasium's own. A collection lists the names that are trusted.
 
     Attributes:
-        trusted: What `trust` was.
+        trusted: The value of `trust`.
 
     Raises:
         TypeError: If a value is of another kind.
@@ -140,8 +140,8 @@ class RunConfig:
         """Make a run's config from plain data; rl8's names `env_cls`, `model_cls`, ... are understood.
 
         Args:
-            data: What a run file holds.
-            trust: As the class has it.
+            data: The content of a run file.
+            trust: Which modules names in the data may import; see the class.
 
         Raises:
             ValueError: If a key is unknown or a value is not legal.
@@ -167,24 +167,24 @@ class RunConfig:
 
         Args:
             path: The file; see `load_run_file`.
-            overrides: As `apply_overrides` takes them.
-            trust: As the class has it.
+            overrides: Texts `key=value`, with a dotted path as the key, such as `algorithm_config.lr=3e-4`.
+            trust: Which modules names in the file may import; see the class.
 
         Raises:
-            ValueError: If the file cannot be read, or as `from_dict` does.
-            TypeError: As `from_dict` does.
+            ValueError: If the file cannot be read, a key is unknown, or a value is not legal.
+            TypeError: If a value is of the wrong type.
         """
         return cls.from_dict(apply_overrides(renamed(load_run_file(path)), overrides, ALIASES), trust=trust)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults; `from_dict` makes the same config of them."""
-        given = {}
+        changed = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             factory = field.default_factory
             if value != (field.default if factory is dataclasses.MISSING else factory()):
-                given[field.name] = list(value) if isinstance(value, tuple) else value
-        return given
+                changed[field.name] = list(value) if isinstance(value, tuple) else value
+        return changed
 
     def conditions(self) -> list[Condition]:
         """Make the stop conditions, anew at each call, since they remember what they saw.
@@ -232,7 +232,7 @@ class RunConfig:
         """Build the environment, where there is one, and the algorithm.
 
         Raises:
-            ValueError: If `env_kwargs` are not the environment's, or as the config's `build` does.
+            ValueError: If `env_kwargs` are not the environment's, or the config's `build` refuses the environment.
         """
         from rl8x.checkpoint.build import restored
 
@@ -271,8 +271,8 @@ class RunConfig:
         """Build environment, algorithm, tracker (unless one is given) and trainer, and check that all fit together.
 
         Args:
-            tracker: As `Trainer` takes it; None is what `make_tracker` makes.
-            callbacks: As `Trainer` takes them.
+            tracker: Where params and metrics go; None makes one by `make_tracker`.
+            callbacks: Called with the trainer and each row of statistics; see `Trainer`.
 
         Raises:
             ValueError: If something does not fit.
@@ -293,7 +293,7 @@ class RunConfig:
         """Run a trainer until a stop condition is met.
 
         Args:
-            trainer: What `make_trainer` made.
+            trainer: A trainer that `make_trainer` made.
 
         Returns:
             Its last row.
@@ -306,7 +306,7 @@ class RunConfig:
         return {**{name: getattr(self, name) for name in names}, "stop_conditions": self.conditions()}
 
     def make_tracker(self) -> Any:
-        """Make what keeps params and metrics."""
+        """Make the tracker, which keeps params and metrics."""
         if not self.tracking:
             from rl8x.tracking import NullTracker
 
@@ -317,35 +317,6 @@ class RunConfig:
         if self.system_metrics:
             chosen["system_metrics"] = True
         return MLflowTracker(**{name: value for name, value in chosen.items() if value is not None})
-
-
-def algorithm_configs() -> dict[str, type[AlgorithmConfig]]:
-    """Return the config classes of the built-in algorithms by the algorithm's name."""
-    return {
-        name.removesuffix("Config"): cls
-        for name, cls in vars(algorithms).items()
-        if isinstance(cls, type) and issubclass(cls, AlgorithmConfig) and cls.algorithm is not None
-    }
-
-
-def algorithm_config_class(name: str, trust: Trust) -> type[AlgorithmConfig]:
-    """Return the config class of an algorithm by its name, or by the dotted path of the class.
-
-    Raises:
-        ValueError: If there is no such config class, or it may not be imported.
-    """
-    known = algorithm_configs()
-    plain = name.lower().replace("_", "").removesuffix("config")  # fast_td3 is FastTD3
-    found = {each.lower(): cls for each, cls in known.items()}.get(plain)
-    if found is not None:
-        return found
-    if not is_dotted(name):
-        listed = f"{', '.join(known)}.{did_you_mean(name, known)}"
-        raise ValueError(f"no built-in algorithm {shortened(name)}; there are {listed}")
-    cls = import_named(name, trust=trust)
-    if not isinstance(cls, type) or not issubclass(cls, AlgorithmConfig):
-        raise ValueError(f"`algorithm` must name a subclass of rl8x.algorithms.AlgorithmConfig; got {name!r}.")
-    return cls
 
 
 def _needs_env(cls: type[AlgorithmConfig]) -> bool:

@@ -18,8 +18,9 @@ import numpy as np
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.checkpoint.build import restored
 from rl8x.config import RunConfig, apply_overrides, load_run_file
+from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, shortened
-from rl8x.config.run import ALIASES, algorithm_config_class, renamed, under_algorithm
+from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.envs import env_maker
 from rl8x.importing import CLASS, Trust, texts
 from rl8x.names import did_you_mean

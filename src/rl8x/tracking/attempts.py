@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from rl8x.tracking.store import StoreDownError, StoreRefusedError, in_words
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError, in_words
 
 TRIES = 3
 # An entry that is not as it should be raises these in our own code, today and tomorrow.

@@ -202,9 +202,9 @@ def _make(database: Path, artifact_root: Path) -> None:
     tables = empty_tables()
     if tables is not None:
         connect = sqlite3.connect
-        with closing(connect(":memory:")) as made, closing(connect(database)) as new:
-            made.deserialize(tables)
-            made.backup(new)
+        with closing(connect(":memory:")) as source, closing(connect(database)) as target:
+            source.deserialize(tables)
+            source.backup(target)
     make_store = _store_class()  # which adds what a database of its own would have, and checks the tables
     uri = sqlite_uri(database)
     make_store(uri, str(artifact_root)).engine.dispose()

@@ -73,7 +73,7 @@ class DatabaseRuns:
 
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
         """Read metrics of several runs at once, by metric and run; what a run does not have is left out."""
-        found: dict[str, dict[str, Points]] = {name: {} for name in names}
+        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
         with self._open() as connection:
             for ids in _parts(run_ids):
                 query = (
@@ -81,10 +81,10 @@ class DatabaseRuns:
                     f"WHERE run_uuid IN ({_marks(ids)}) AND key IN ({_marks(names)}) ORDER BY timestamp, step"
                 )
                 for name, run_id, step, value in connection.execute(query, (*ids, *names)):
-                    steps, values = found[name].setdefault(run_id, ([], []))
+                    steps, values = by_name[name].setdefault(run_id, ([], []))
                     steps.append(step)
                     values.append(_number(value))
-        return found
+        return by_name
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -117,11 +117,11 @@ class DatabaseRuns:
 
 def _pairs(connection: sqlite3.Connection, query: str, run_ids: Sequence[str]) -> dict[str, dict[str, str]]:
     """Read names and values by run."""
-    found: dict[str, dict[str, str]] = {run_id: {} for run_id in run_ids}
+    by_run: dict[str, dict[str, str]] = {run_id: {} for run_id in run_ids}
     for ids in _parts(run_ids):
         for run_id, key, value in connection.execute(f"{query} WHERE run_uuid IN ({_marks(ids)}) ORDER BY rowid", ids):
-            found[run_id][key] = value
-    return found
+            by_run[run_id][key] = value
+    return by_run
 
 
 def _parts(items: Sequence[str]) -> Iterator[Sequence[str]]:

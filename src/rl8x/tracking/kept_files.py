@@ -78,9 +78,9 @@ def check_kept(path: Path, spool: Path) -> None:
         _check_mode(spool / folder)
     left = [path]
     while left:
-        each = left.pop()
-        if stat.S_ISDIR(_check_mode(each)):
-            left += each.iterdir()
+        entry = left.pop()
+        if stat.S_ISDIR(_check_mode(entry)):
+            left += entry.iterdir()
 
 
 def _check_mode(path: Path) -> int:

@@ -63,16 +63,16 @@ class Location:
 def _decodes() -> bool:
     """Whether MLflow's SQLAlchemy decodes the path of a database: from 2.1 on."""
     try:
-        found = re.match(r"(\d+)\.(\d+)", metadata.version("sqlalchemy"))
+        version = re.match(r"(\d+)\.(\d+)", metadata.version("sqlalchemy"))
     except metadata.PackageNotFoundError:
         return True
-    return found is None or (int(found[1]), int(found[2])) >= (2, 1)
+    return version is None or (int(version[1]), int(version[2])) >= (2, 1)
 
 
 def sqlite_uri(database: Path) -> str:
     """Return the URI by which MLflow opens a database; its path may have a `?`, or a `%2F` as in Jenkins' folders."""
     path = str(database)
-    encoded = re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda found: quote(found[0]), path) if _decodes() else path
+    encoded = re.sub(r"%(?=[0-9A-Fa-f]{2})|[?]", lambda character: quote(character[0]), path) if _decodes() else path
     # For `sqlite:///` MLflow makes the folder of the path as it is written, which is another one then.
     return f"sqlite:///{path}" if encoded == path else f"sqlite+pysqlite:///{encoded}"
 
@@ -170,8 +170,9 @@ def _sqlite_location(uri: str) -> Location:
         example = "sqlite:///mlruns/mlflow.db"
         raise TrackingError(f"an sqlite tracking_uri must name a file, as in {example}; got {hide(uri)!r}")
     database = Path(unquote(name) if _decodes() else name).absolute()
-    made = sqlite_uri(database)
-    absolute = (made if driver == "sqlite" else driver + made[made.index(":") :]) + (f"?{query}" if query else "")
+    plain_uri = sqlite_uri(database)
+    own_uri = plain_uri if driver == "sqlite" else driver + plain_uri[plain_uri.index(":") :]
+    absolute = own_uri + (f"?{query}" if query else "")
     # Beside the database where it follows our own layout; elsewhere MLflow's default stays what users know.
     root = database.parent / "artifacts" if database.parent.name == "mlruns" else None
     return Location(absolute, database, root)
@@ -232,10 +233,10 @@ def recorded_location(folder: Path, uri: str, record: Mapping[str, object]) -> L
     That is the database beside, unless only the one at the address is there; else the store at the address. Raises as
     `locate`.
     """
-    found = _BESIDE.fullmatch(str(record.get("database") or ""))
-    if found is None or found[1] == "..":
+    database_name = _BESIDE.fullmatch(str(record.get("database") or ""))
+    if database_name is None or database_name[1] == "..":
         return locate(uri)
-    database = _root(folder) / found[1]
+    database = _root(folder) / database_name[1]
     named = None
     with contextlib.suppress(TrackingError):
         named = locate(uri)

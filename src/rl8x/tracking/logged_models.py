@@ -34,10 +34,12 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
     from mlflow.entities import LoggedModelOutput, Metric
 
     run_id, experiment_id = run.info.run_id, run.info.experiment_id
-    found = client.search_logged_models([experiment_id], f"tags.`{KEY_TAG}` = '{about['key']}'", max_results=1)
+    logged = client.search_logged_models([experiment_id], f"tags.`{KEY_TAG}` = '{about['key']}'", max_results=1)
     tags = {KEY_TAG: about["key"], "rl8x.step": str(about["step"])}
     model = (
-        found[0] if found else client.create_logged_model(experiment_id, about["name"], run_id, tags, None, MODEL_TYPE)
+        logged[0]
+        if logged
+        else client.create_logged_model(experiment_id, about["name"], run_id, tags, None, MODEL_TYPE)
     )
     if model.status.value != "READY":
         with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +51,7 @@ def log_model(client: Any, run: Any, path: Path, about: Mapping[str, Any]) -> st
         ]
         client.log_batch(run_id, metrics=points)
         linked = [] if run.outputs is None else run.outputs.model_outputs
-        if model.model_id not in {each.model_id for each in linked}:
+        if model.model_id not in {output.model_id for output in linked}:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, about["step"])])
         client.finalize_logged_model(model.model_id, "READY")
     if about["register"] is not None:
@@ -108,7 +110,8 @@ def _register(client: Any, model: Any, run_id: str, name: str, alias: str | None
             raise
     # Not `models:/ID`, which MLflow looks up in the process's own store, whichever this client's is.
     source = str(model.artifact_location)
-    version = next((each for each in client.search_model_versions(f"name = '{name}'") if each.source == source), None)
+    versions = client.search_model_versions(f"name = '{name}'")
+    version = next((version for version in versions if version.source == source), None)
     if version is None:
         version = client.create_model_version(name, source, run_id, model_id=model.model_id)
     if alias is not None:
@@ -126,5 +129,5 @@ def model_about(
     alias: str | None = None,
 ) -> dict[str, Any]:
     """Return what `log_model` takes, from what `describe_model` gave and what the model is to be called."""
-    given = {"key": key, "name": name, "step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
-    return {**description, **given, "register": register, "alias": alias}
+    logged = {"key": key, "name": name, "step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
+    return {**description, **logged, "register": register, "alias": alias}

@@ -65,7 +65,7 @@ class MemoryTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with the one that is here, as the protocol says.
+        """Begin a run, or go on with the one that is here; see `Tracker.start`.
 
         Raises:
             TrackingError: If another run is to be gone on with.

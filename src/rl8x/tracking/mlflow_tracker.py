@@ -112,7 +112,7 @@ class MLflowTracker:
 
     @property
     def resume_handle(self) -> str | None:
-        """What `start(resume=...)` takes: the run's ID, or the spool's where the store has not made the run yet."""
+        """The value for `start(resume=...)`: the run's ID, or the spool's where the store has not made the run yet."""
         spool = self._spool
         return None if spool is None else self.run_id or f"{HANDLE_PREFIX}{spool.header['spool_id']}"
 
@@ -166,7 +166,7 @@ class MLflowTracker:
         repeats: bool = True,
         keeps_status: bool = False,
     ) -> None:
-        """Begin a run, or go on with one, as the protocol says; what takes time happens in the writer's thread.
+        """Begin a run, or go on with one; see `Tracker.start`. The store's work happens in the writer's thread.
 
         Raises:
             RuntimeError: A run has been started and not finished.
@@ -235,7 +235,7 @@ class MLflowTracker:
         return Path(self.spool_dir).absolute() if self.spool_dir is not None else mlruns_dir() / "spool"
 
     def finish(self, status: Status) -> None:
-        """End the run, as the protocol says: send what is left, but do not wait long for a store that is away."""
+        """End the run: send the rest, but do not wait long for a store that is away; see `Tracker.finish`."""
         check_status(status)
         writer = self._own_writer
         if writer is None:
@@ -342,8 +342,8 @@ class MLflowTracker:
         """Keep the file of a policy, as it is now, as a model of MLflow's.
 
         Args:
-            path: What `Policy.save` wrote.
-            description: What `policy_model.describe_model` says of it.
+            path: The file that `Policy.save` wrote.
+            description: The model's description by `policy_model.describe_model`.
             name: What the model is called, without `/ : . % " '`.
             step: The step of the clock at which the policy was as it is.
             metrics: What was measured then; the models of an experiment can be ranked by it.
@@ -387,8 +387,8 @@ class MLflowTracker:
 
         Args:
             series: (step, value) pairs by a curve's name; see `rl8x.tracking.curves`.
-            title: What stands above.
-            clock: What the steps count.
+            title: Title of the picture.
+            clock: Name of the counter that the steps are of.
         """
         if self.curves:
             self._append({"op": "curves", "series": series, "title": title, "clock": clock})

@@ -97,14 +97,14 @@ def metric_value(name: str, value: object) -> float:
         raise TypeError(f"metric {name!r} must be one number; got {type(value).__name__} {value!r:.80}") from error
 
 
-def metric_step(step: object, what: str = "step") -> int:
+def metric_step(step: object, quantity: str = "step") -> int:
     """Turn a step, or a time in milliseconds, into an int; raises `TypeError`, and `ValueError` beyond 64 bits."""
     try:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
-        raise TypeError(f"{what} must be an integer; got {type(step).__name__} {step!r:.80}") from error
+        raise TypeError(f"{quantity} must be an integer; got {type(step).__name__} {step!r:.80}") from error
     if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{what} must fit into 64 bits; got {number!s:.80}")
+        raise ValueError(f"{quantity} must fit into 64 bits; got {number!s:.80}")
     return number
 
 
@@ -113,7 +113,7 @@ def artifact_name(name: str) -> str:
 
     What is not UTF-8 in it is written as numbers.
     """
-    text = _SURROGATE.sub(lambda found: f"_u{ord(found[0]):x}", str(name))
+    text = _SURROGATE.sub(lambda surrogate: f"_u{ord(surrogate[0]):x}", str(name))
     path = posixpath.normpath(text) if text.strip() else "."
     odd = path == "." or text.startswith(("/", "~")) or "\\" in text or "\0" in text
     if odd or ":" in text.split("/")[0] or ".." in text.split("/"):

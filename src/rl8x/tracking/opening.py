@@ -42,7 +42,7 @@ def open_new(root: Path, header: Op, tracking_uri: str | None) -> Opened:
 
     Args:
         root: The folder for spools.
-        header: As `new_header` returns it.
+        header: Header of the spool, made by `new_header`.
         tracking_uri: The store that the tracker was given.
     """
     active = user_run_id(tracking_uri)
@@ -65,9 +65,9 @@ def open_resumed(
     """Open the spool of a run to resume, or make another for it where it was sent and removed.
 
     Args:
-        root: As `open_new` takes it, like the next two.
-        header: Of a spool that has to be made.
-        tracking_uri: See `root`.
+        root: The folder for spools.
+        header: Header of a spool that has to be made, by `new_header`.
+        tracking_uri: The store that the tracker was given.
         handle: The run's ID, or that of its spool.
         resumed_spool: Where the run's spool was last, if not in `root`.
         before: What this tracker has had open of the same run.

@@ -24,9 +24,9 @@ def whole_lines(fd: int, end: int) -> int:
     """Return the length of the first `end` bytes of a file up to the last newline."""
     while end > 0:
         start = max(0, end - 65536)
-        found = os.pread(fd, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         end = start
     return 0
 

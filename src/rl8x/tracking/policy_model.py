@@ -25,7 +25,7 @@ _PACKAGES: Final = ("torch", "numpy", "gymnasium", "safetensors")
 
 
 class PolicyModel:
-    """What `mlflow.pyfunc` calls.
+    """The model that `mlflow.pyfunc` calls.
 
     Args:
         policy: The policy.
@@ -60,9 +60,9 @@ class PolicyModel:
             deterministic=bool(options["deterministic"]),
             generator=generator,
         )
-        found: dict[str, Any] = flatten_tree("actions", tree_of(decision.actions, np.asarray))  # type: ignore[arg-type]
-        found |= {f"next_{_STATE}{name}": part.numpy() for name, part in decision.state.items()}
-        return found["actions"] if set(found) == {"actions"} else found
+        outputs: dict[str, Any] = flatten_tree("actions", tree_of(decision.actions, np.asarray))  # type: ignore[arg-type]
+        outputs |= {f"next_{_STATE}{name}": part.numpy() for name, part in decision.state.items()}
+        return outputs["actions"] if set(outputs) == {"actions"} else outputs
 
 
 def _load_pyfunc(path: str) -> PolicyModel:

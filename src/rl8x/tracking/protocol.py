@@ -33,7 +33,7 @@ class Tracker(Protocol):
 
     @property
     def resume_handle(self) -> str | None:
-        """What `start(resume=...)` takes, also where the store has not given a `run_id` yet."""
+        """The value for `start(resume=...)` that goes on with the run, also before the store has given a `run_id`."""
 
     @property
     def location(self) -> str:

@@ -1,4 +1,4 @@
-"""What runs have in their store, read for reports and comparisons: params, metrics' histories in bulk, artifacts."""
+"""Runs read from their store for reports and comparisons: params, metrics' histories in bulk, artifacts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 from rl8x.tracking.database_runs import DatabaseRuns, Points, RunRecord
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.tracking.tables import PARENT_TAG
 
 _BARS = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
@@ -45,22 +46,22 @@ class RunReader:
     def run(self, run: str) -> RunRecord:
         """Find a run by its ID or name."""
         with self._told():
-            found = self._runs.by_id(run) if run.isalnum() else []
-            found = found or self._runs.by_name(run)
-            if not found:
+            runs = self._runs.by_id(run) if run.isalnum() else []
+            runs = runs or self._runs.by_name(run)
+            if not runs:
                 near = difflib.get_close_matches(run, sorted(self._runs.names()), n=3)
                 hint = f"; did you mean {' or '.join(near)}?" if near else "; `rl8x ui` shows what is there"
                 raise TrackingError(f"there is no run {run!r} in {self._location.shown}{hint}")
-        if len(found) > 1:
-            ids = ", ".join(other.id for other in found[:5])
-            raise TrackingError(f"{len(found)} runs are called {run!r}; name one by its ID: {ids}")
-        return found[0]
+        if len(runs) > 1:
+            ids = ", ".join(other.id for other in runs[:5])
+            raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
+        return runs[0]
 
     def run_of_spool(self, spool_id: str) -> RunRecord | None:
         """Find the run that was made for a spool; None where there is none."""
         with self._told():
-            found = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
-        return found[0] if found else None
+            runs = self._runs.by_tag(SPOOL_TAG, spool_id) if spool_id.isalnum() else []
+        return runs[0] if runs else None
 
     def children(self, run_id: str) -> list[RunRecord]:
         """List the runs whose parent is a run, the oldest first."""
@@ -100,7 +101,7 @@ class RunReader:
                 store.log_artifact(run_id, file, to)
 
     def log_model(self, run_id: str, path: Path, about: Mapping[str, Any]) -> str:
-        """Log a policy's file as a model of a run, as `logged_models` says; return its ID. Imports mlflow."""
+        """Log a policy's file as a model of a run by `logged_models.log_model`; return its ID. Imports mlflow."""
         with self._told(), _without_bars():
             return MLflowStore(self._location, request_timeout_s=_TIMEOUT_S).log_model(run_id, path, about)
 
@@ -126,7 +127,7 @@ def _without_bars() -> Iterator[None]:
 
 
 class _StoreRuns:
-    """What `DatabaseRuns` does, through MLflow."""
+    """Reads runs through MLflow, with the methods of `DatabaseRuns`."""
 
     def __init__(self, location: Location) -> None:
         self._store = MLflowStore(location, request_timeout_s=_TIMEOUT_S)
@@ -147,17 +148,17 @@ class _StoreRuns:
         return {run.name for run in self._search("")}
 
     def experiments(self) -> dict[str, str]:
-        return {str(each.experiment_id): str(each.name) for each in self._store.experiments()}
+        return {str(experiment.experiment_id): str(experiment.name) for experiment in self._store.experiments()}
 
     def histories(self, run_ids: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Points]]:
         pairs = [(name, run_id) for name in names for run_id in run_ids]
         with ThreadPoolExecutor(_REQUESTS) as pool:
             histories = list(pool.map(lambda pair: self._history(pair[1], pair[0]), pairs))
-        found: dict[str, dict[str, Points]] = {name: {} for name in names}
+        by_name: dict[str, dict[str, Points]] = {name: {} for name in names}
         for (name, run_id), history in zip(pairs, histories, strict=True):
             if history[0]:
-                found[name][run_id] = history
-        return found
+                by_name[name][run_id] = history
+        return by_name
 
     def _history(self, run_id: str, name: str) -> Points:
         for wait_s in _WAITS_S:

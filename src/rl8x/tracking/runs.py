@@ -19,7 +19,8 @@ from rl8x.tracking.location import Location, beside, is_default, locate, mlruns_
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import OPS, REJECTED, REMOVED, Unsent, read_ack, read_header
-from rl8x.tracking.store import SPOOL_TAG, MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import SPOOL_TAG, MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 from rl8x.tracking.store_process import StoreProcess
 
 HANDLE_PREFIX = "spool-"
@@ -133,21 +134,21 @@ def find_run(run: str, tracking_uri: str | None = None) -> Any:
 
 
 def _found_run(store: MLflowStore, run: str, shown: str) -> Any:
-    found = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
-    found = found or store.search_by_name(run)
-    if not found:
+    runs = store.search_everywhere(f"attributes.run_id = '{run}'") if run.isalnum() else []
+    runs = runs or store.search_by_name(run)
+    if not runs:
         names = sorted({other.info.run_name for other in store.search_everywhere("") if other.info.run_name})
         near = difflib.get_close_matches(run, names, n=3)
         hint = f"; did you mean {' or '.join(near)}" if near else "; `rl8x ui` shows what is there"
         raise TrackingError(f"there is no run {run!r} in {shown}{hint}")
-    if len(found) > 1:
-        ids = ", ".join(other.info.run_id for other in found[:5])
-        raise TrackingError(f"{len(found)} runs are called {run!r}; name one by its ID: {ids}")
-    return found[0]
+    if len(runs) > 1:
+        ids = ", ".join(other.info.run_id for other in runs[:5])
+        raise TrackingError(f"{len(runs)} runs are called {run!r}; name one by its ID: {ids}")
+    return runs[0]
 
 
 class Whereabouts:
-    """Where a run is.
+    """The place of a run: its store, and the spool with the part that has not arrived.
 
     Attributes:
         location: The store.
@@ -164,9 +165,9 @@ class Whereabouts:
 
     @property
     def resume_word(self) -> str | None:
-        """What `rl8x resume` finds the run by, started in this folder: its name, or its ID where the name will not do.
+        """The argument by which `rl8x resume`, started in this folder, finds the run: its name where that is enough.
 
-        None where neither would: the store is not the default one, or does not have all of the run.
+        Otherwise its ID; None where neither would do: the store is not the default one, or lacks a part of the run.
         """
         ack = self.ack
         if ack.run_id is None or not is_default(self.location) or self.unsent != Unsent():
@@ -183,13 +184,15 @@ class Whereabouts:
         if unsent.lost:
             lines.append(f"{name} has lost {unsent.lost}: neither the disk nor {store} took them")
         if unsent.num_rows or unsent.num_others:
-            what = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
-            lines.append(f"{what} of {name} did not reach {store}{self.why}")
+            missing = counted(unsent.num_rows, "row", "rows") if unsent.num_rows else "the last entry"
+            lines.append(f"{missing} of {name} did not reach {store}{self.why}")
             lines.append(f"to send what waits in {shown_path(self.spool)}: {self.sync_command}")
         if unsent.num_rejected:
-            what = counted(unsent.num_rejected, "entry", "entries")
+            entries = counted(unsent.num_rejected, "entry", "entries")
             where = shown_path(self.spool / REJECTED)
-            lines.append(f"{what} of {name} could not be logged; to try again what is in {where}: {self.sync_command}")
+            lines.append(
+                f"{entries} of {name} could not be logged; to try again what is in {where}: {self.sync_command}"
+            )
         if not (unsent.num_rows or unsent.num_others) and self.ack.run_id is not None:
             uri = "" if is_default(self.location) else f" --tracking-uri {shlex.quote(store)}"
             look = "" if self.location.remote else f"; to look at it: rl8x ui{uri}"

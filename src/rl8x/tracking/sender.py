@@ -16,7 +16,8 @@ from rl8x.tracking.rejected import name_of
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore, StoreDownError, StoreRefusedError, in_words
+from rl8x.tracking.store import MAX_METRICS, MAX_PARAMS, MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError, in_words
 from rl8x.tracking.stored_run import KnownPoints, StoredRun
 
 _log = logger(__name__)
@@ -63,6 +64,19 @@ class Sender:
         self._attempts = Attempts()
         self._aside: list[tuple[Op, str]] = []
         self._named: set[str] = set()
+        self._handlers: dict[str, Callable[[Op], dict[str, Any] | None]] = {
+            "open": self._pass_header_by,
+            "params": self._apply_params,
+            "tags": self._apply_tags,
+            "describe": self._apply_describe,
+            "text": self._apply_text,
+            "curves": self._apply_curves,
+            "system": self._apply_system,
+            "artifact": self._apply_artifact,
+            "model": self._apply_model,
+            "resume": self._apply_resume,
+            "finish": self._apply_finish,
+        }
 
     def send_some(self) -> None:
         """Make sure that there is a run, then send and acknowledge about a megabyte of the spool.
@@ -142,11 +156,11 @@ class Sender:
     def _done(self, offset: int | None, lines: int, **changes: Any) -> None:
         for op, reason in self._aside:
             self.spool.rejected.add(op, reason)
-            what = name_of(op)
-            if what not in self._named:
-                self._named.add(what)
+            name = name_of(op)
+            if name not in self._named:
+                self._named.add(name)
                 where = f"it is in {self.spool.rejected.path}, and `rl8x sync` tries it again"
-                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", what, reason, where)
+                _log.warning("tracking: %s could not be logged (%s) and is set aside: %s", name, reason, where)
         self._aside = []
         self._attempts.failures = 0
         self.spool.acknowledge(offset, lines=lines if offset is None else 0, **changes)
@@ -169,8 +183,8 @@ class Sender:
     ) -> None:
         """Send items, at most `size` in a call; those that are not taken are set aside, each as an op of its own."""
         for begin in range(0, len(items), size):
-            some, check = items[begin : begin + size], self.run.check_writes
-            self._attempts.send(some, call, lambda item, error: self._set_aside(op_of(item), error), check)
+            batch, check = items[begin : begin + size], self.run.check_writes
+            self._attempts.send(batch, call, lambda item, error: self._set_aside(op_of(item), error), check)
 
     # Metrics.
 
@@ -226,26 +240,26 @@ class Sender:
         self._send_parts(
             points,
             MAX_METRICS,
-            lambda some: self.store.log_points(self.run.id, some),
+            lambda batch: self.store.log_points(self.run.id, batch),
             lambda point: {"op": "m", "t": point.timestamp, "s": point.step, "m": {point.name: point.value}},
         )
 
     # Everything else.
 
     def _apply(self, op: Op) -> dict[str, Any]:
-        """Make the calls of an op; returns what it changes in the acknowledgement."""
-        action = getattr(self, f"_apply_{op['op']}", None)
-        if action is None:
+        """Make the calls of an op other than a row; returns what it changes in the acknowledgement."""
+        handler = self._handlers.get(op["op"])
+        if handler is None:
             unreadable = op["op"] == "unreadable"
             self._set_aside(op, TrackingError("not readable" if unreadable else "unknown to this version of rl8x"))
             return {}
         changes: dict[str, Any] = {}
         check = self.run.check if op["op"] in ("text", "curves", *_WITH_FILE) else None
-        self._attempt(op, lambda: changes.update(action(op) or {}), check)
+        self._attempt(op, lambda: changes.update(handler(op) or {}), check)
         return changes
 
-    def _apply_open(self, op: Op) -> None:
-        """Pass the header by."""
+    def _pass_header_by(self, op: Op) -> None:
+        """Do nothing: the run that the header describes has been made."""
 
     def _rename(self, op: Op) -> None:
         """Give the run the name that was refused when it was made."""
@@ -256,10 +270,10 @@ class Sender:
     def _apply_params(self, op: Op) -> None:
         present = self.store.params(self.run.id)
         new, changed, texts = {}, {}, []
-        for name, given in op["params"].items():
-            value, file = fitted(name, str(given))
+        for name, param in op["params"].items():
+            value, file = fitted(name, str(param))
             if file is not None:
-                texts.append({"op": "text", "to": file, "text": str(given)})
+                texts.append({"op": "text", "to": file, "text": str(param)})
             if name not in present:
                 new[name] = value
             elif present[name] != value:  # MLflow raises on a changed value; a resumed run may well have one

@@ -47,7 +47,7 @@ class SpoolInUseError(TrackingError):
 
 @dataclass(frozen=True)
 class Ack:
-    """What has been done with a spool.
+    """The progress of a spool: how far it has been sent, and to which run.
 
     Attributes:
         offset: Bytes of `ops.jsonl` that the store has.
@@ -72,7 +72,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class Unsent:
-    """What of a spool has not arrived.
+    """The part of a spool that has not arrived.
 
     Attributes:
         num_rows: Rows on the disk, which `rl8x sync` can send.

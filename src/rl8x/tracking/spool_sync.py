@@ -21,14 +21,15 @@ from rl8x.tracking.secrets import hide
 from rl8x.tracking.sender import Sender
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import FILES, OPS, REMOVED, SpoolInUseError, check_plain
-from rl8x.tracking.store import MLflowStore, in_words, quiet_thread
+from rl8x.tracking.store import MLflowStore, quiet_thread
+from rl8x.tracking.store_errors import in_words
 
 Outcome = Literal["sent", "busy", "failed"]
 
 
 @dataclass(frozen=True)
 class SpoolReport:
-    """What became of one spool.
+    """The outcome of sending one spool.
 
     Attributes:
         folder: The spool.
@@ -55,7 +56,7 @@ class SpoolReport:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What became of all spools.
+    """The outcome of sending all spools.
 
     Attributes:
         spools: A report for each.
@@ -177,8 +178,8 @@ def _sync_one(
     rejected = spool.rejected
     outcome: Outcome = "failed" if message or rejected else "sent"
     if not message and rejected:
-        what = counted(len(rejected), "entry", "entries")
-        message = f"{what} could not be logged, see {rejected.path}: {rejected.reason}"
+        entries = counted(len(rejected), "entry", "entries")
+        message = f"{entries} could not be logged, see {rejected.path}: {rejected.reason}"
     elif not message and folder.exists():
         message = "it cannot be removed"
     return SpoolReport(folder, outcome, spool.ack.run_id, sender.num_rows if sender else 0, message, len(rejected))

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rl8x.output import described
 from rl8x.tracking.curves import CURVES_FILE, Series, draw_curves
 from rl8x.tracking.database import ArtifactFolders, DatabaseFile, Point, add_past_points, ensure_database
 from rl8x.tracking.location import Location
 from rl8x.tracking.logged_models import log_model
-from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.secrets import hide, showable
+from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 DEFAULT_EXPERIMENT = "rl8x"
 SPOOL_TAG = "rl8x.spool_id"
@@ -37,30 +36,8 @@ _users = 0
 _set_here: set[str] = set()
 
 
-class StoreDownError(Exception):
-    """The store cannot be reached, does not answer or does not work now; the same call may succeed later."""
-
-
-class StoreRefusedError(Exception):
-    """The store answered and will never take this call."""
-
-
-class RunGoneError(StoreDownError):
-    """The run is deleted or not there; it may be restored."""
-
-
-class RunMissingError(RunGoneError):
-    """The store has never had the run, or has it no more."""
-
-
-def in_words(error: BaseException) -> str:
-    """Return what an error of tracking says, and of any other error its type as well."""
-    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
-    return str(error) if ours else described(error)
-
-
 class RunSpec(NamedTuple):
-    """What a run is created with."""
+    """The fields that a run is created with."""
 
     spool_id: str
     experiment: str | None
@@ -167,19 +144,19 @@ class MLflowStore:
     def _experiment_id(self, spec: RunSpec) -> str:
         if spec.experiment_id is not None:
             return spec.experiment_id
-        found = self._call(self._client.get_experiment_by_name, spec.experiment)
-        if found is None:
+        experiment = self._call(self._client.get_experiment_by_name, spec.experiment)
+        if experiment is None:
             root = self._location.artifact_root
             where = None if root is None else root.as_uri()
             try:
                 return self._named(self._call(self._client.create_experiment, spec.experiment, where))
             except StoreRefusedError:  # another process was first
-                found = self._call(self._client.get_experiment_by_name, spec.experiment)
-                if found is None:
+                experiment = self._call(self._client.get_experiment_by_name, spec.experiment)
+                if experiment is None:
                     raise
-        if found.lifecycle_stage != "active":
+        if experiment.lifecycle_stage != "active":
             raise RunGoneError(f"experiment {spec.experiment!r} is deleted; restore it or use another experiment_name")
-        return self._named(found.experiment_id)
+        return self._named(experiment.experiment_id)
 
     def delete_run(self, run_id: str) -> None:
         """Delete a run."""
@@ -204,7 +181,7 @@ class MLflowStore:
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
         """Log at most 1000 points: all, or none that the run would show as a metric's last."""
         if self._location.database is not None:
-            points = self._call(add_past_points, self._location.database, run_id, [Point(*each) for each in points])
+            points = self._call(add_past_points, self._location.database, run_id, [Point(*point) for point in points])
         self._log_batch(run_id, points, {}, {})
 
     def params(self, run_id: str) -> dict[str, str]:
@@ -266,13 +243,13 @@ class MLflowStore:
         self._call(self._client.log_text, run_id, text, name)
 
     def log_model(self, run_id: str, path: str | Path, about: Mapping[str, Any]) -> str:
-        """Log a policy's file as a model of a run, as `logged_models.log_model` says; return the model's ID."""
+        """Log a policy's file as a model of a run by `logged_models.log_model`; return the model's ID."""
         self._find_artifacts(run_id)
         run = self._run(run_id)
         return self._named(self._call(log_model, self._client, run, Path(path), about, extra_time_s=120))
 
     def log_curves(self, run_id: str, series: Series, title: str, clock: str) -> None:
-        """Draw learning curves, as `draw_curves` does, and keep them among the run's artifacts."""
+        """Draw learning curves by `draw_curves`, and keep them among the run's artifacts."""
         picture = draw_curves(series, title, clock)
         if picture is not None:
             with tempfile.TemporaryDirectory() as folder:
@@ -334,13 +311,13 @@ class MLflowStore:
 
     def search_all(self, experiment_ids: list[str], query: str) -> list[Any]:
         """Search for runs, page by page until there is no other."""
-        found, token = [], None
+        runs, token = [], None
         while True:
             page = self._call(self._client.search_runs, experiment_ids, query, max_results=1000, page_token=token)
-            found += page
+            runs += page
             token = page.token
             if not token:
-                return found
+                return runs
 
     def search_everywhere(self, query: str) -> list[Any]:
         """Search for runs in all experiments."""

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rl8x.tracking.location import Location
-from rl8x.tracking.store import MLflowStore, StoreDownError
+from rl8x.tracking.store import MLflowStore
+from rl8x.tracking.store_errors import StoreDownError
 from rl8x.tracking.store_server import END_S, encode, result_of
 
 SILENT_S = 5  # without a beat: a store that is down

@@ -23,16 +23,8 @@ from rl8x.output import described
 from rl8x.tracking.database import merge_log, prepare_tables
 from rl8x.tracking.location import Location
 from rl8x.tracking.secrets import hide
-from rl8x.tracking.store import (
-    MLflowStore,
-    RunGoneError,
-    RunMissingError,
-    RunSpec,
-    StoreDownError,
-    StoreRefusedError,
-    quiet_thread,
-    source_tags,
-)
+from rl8x.tracking.store import MLflowStore, RunSpec, quiet_thread, source_tags
+from rl8x.tracking.store_errors import RunGoneError, RunMissingError, StoreDownError, StoreRefusedError
 
 END_S = 1.0  # how long to wait for a process, or a channel, that was asked to end
 BEAT = b"\n"

@@ -11,15 +11,8 @@ from rl8x.tracking.database import Point
 from rl8x.tracking.protocol import STATUSES
 from rl8x.tracking.spool import Spool
 from rl8x.tracking.spool_files import Op
-from rl8x.tracking.store import (
-    DEFAULT_EXPERIMENT,
-    SPOOL_TAG,
-    MLflowStore,
-    RunMissingError,
-    RunSpec,
-    StoreDownError,
-    StoreRefusedError,
-)
+from rl8x.tracking.store import DEFAULT_EXPERIMENT, SPOOL_TAG, MLflowStore, RunSpec
+from rl8x.tracking.store_errors import RunMissingError, StoreDownError, StoreRefusedError
 
 STATUS_TAG = "rl8x.status"
 RESUMED_TAG = "rl8x.resumed_from"
@@ -95,9 +88,9 @@ class StoredRun:
         fields = (header.get("experiment"), header.get("experiment_id"), header.get("run_name"))
         spec = RunSpec(header["spool_id"], *fields, start_time=header["t"])
         may_exist = self._spool.ack.attempted or not self._fresh
-        found = self.store.find_runs(spec) if may_exist else []
-        if found:
-            run_id = found[0]
+        run_ids = self.store.find_runs(spec) if may_exist else []
+        if run_ids:
+            run_id = run_ids[0]
         else:
             self._spool.acknowledge(attempted=True)
             run_id = self._create(spec, set_aside)
@@ -182,7 +175,7 @@ class StoredRun:
 
 
 class KnownPoints:
-    """What a run had when it was resumed, each point once: a run that goes on from a checkpoint repeats what followed.
+    """The points that a run had when it was resumed, each once: a run that goes on from a checkpoint repeats some.
 
     A point beyond those that the run had, such as a further evaluation at the same step, is new.
     """

@@ -69,24 +69,24 @@ class _Gpus:
 
     def measured(self) -> dict[str, float]:
         """Return use and memory of each."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for index, handle in enumerate(self._handles):
             try:
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-                found[f"gpu_{index}_memory_usage_megabytes"] = memory.used / _MB
-                found[f"gpu_{index}_memory_usage_percentage"] = 100 * memory.used / memory.total
-                found[f"gpu_{index}_utilization_percentage"] = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+                metrics[f"gpu_{index}_memory_usage_megabytes"] = memory.used / _MB
+                metrics[f"gpu_{index}_memory_usage_percentage"] = 100 * memory.used / memory.total
+                metrics[f"gpu_{index}_utilization_percentage"] = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu
             except Exception:  # a part of a GPU does not say all
                 continue
-        return found
+        return metrics
 
 
-def is_asked_for(given: bool | None, *, owns: bool) -> bool:
+def is_asked_for(choice: bool | None, *, owns: bool) -> bool:
     """Whether to sample: where the user says so, to rl8x or, of a run that rl8x began, to MLflow.
 
     MLflow itself samples for a run that the user began.
     """
-    return given if given is not None else owns and os.environ.get(SWITCH, "").strip().lower() in ("true", "1")
+    return choice if choice is not None else owns and os.environ.get(SWITCH, "").strip().lower() in ("true", "1")
 
 
 def _interval() -> float:

@@ -28,7 +28,8 @@ from urllib.parse import urlencode, urlsplit
 from rl8x import keys
 from rl8x.tracking.location import Location, locate
 from rl8x.tracking.protocol import TrackingError
-from rl8x.tracking.store import MLflowStore, StoreDownError, StoreRefusedError
+from rl8x.tracking.store import MLflowStore
+from rl8x.tracking.store_errors import StoreDownError, StoreRefusedError
 
 DEFAULT_PORT = 5000
 VIEW: Final = "rl8x"
@@ -69,10 +70,10 @@ def ui_environment(tracking_uri: str | None = None) -> dict[str, str]:
     such as the one where it is itself.
 
     Args:
-        tracking_uri: As `ui_command` takes it.
+        tracking_uri: The store; None is the one that `MLflowTracker` would use.
 
     Raises:
-        TrackingError: As `ui_command` does.
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used.
     """
     settings = {
         "MLFLOW_BACKEND_STORE_URI": _own_store(tracking_uri).uri,
@@ -107,9 +108,9 @@ def runs_link(tracking_uri: str | None = None, host: str = "127.0.0.1", port: in
     """Prepare MLflow's page on the newest runs, in a store that is made where it is not there.
 
     Args:
-        tracking_uri: As `ui_command` takes it.
-        host: Likewise.
-        port: Likewise.
+        tracking_uri: The store; None is the one that `MLflowTracker` would use.
+        host: Address to listen at.
+        port: Port to listen at, from 1 to 65535.
 
     Returns:
         The link to the runs, and whether a server is there already: the one that keeps them.
@@ -133,16 +134,16 @@ def serve_ui(
     """Serve the UI until it is interrupted.
 
     Args:
-        tracking_uri: As `ui_command` takes it.
-        host: Likewise.
-        port: Likewise.
+        tracking_uri: The store; None is the one that `MLflowTracker` would use.
+        host: Address to listen at.
+        port: Port to listen at, from 1 to 65535.
         link: Opened in a browser, where there is one, as soon as the server answers.
 
     Returns:
         The server's exit status.
 
     Raises:
-        TrackingError: As `ui_command` does.
+        TrackingError: The store is a server, which has a UI of its own, or cannot be used; or there is no such port.
     """
     process = subprocess.Popen(ui_command(tracking_uri, host, port), env=ui_environment(tracking_uri))
     if link is not None:
@@ -234,8 +235,8 @@ def view(names: Iterable[str]) -> dict[str, Any]:
     names = set(names)
     named = {name for name in names if re.fullmatch(r"eval/.+/(horizon_)?returns/mean", name)}  # evaluations with names
     first = [*_FIRST, *sorted(named)]
-    found = {name.rpartition("/")[0] or _WITHOUT_GROUP for name in names - set(first)} - {"system"}
-    sections = sorted(found, key=lambda name: (_rank(name), name.count("/"), name))
+    groups = {name.rpartition("/")[0] or _WITHOUT_GROUP for name in names - set(first)} - {"system"}
+    sections = sorted(groups, key=lambda name: (_rank(name), name.count("/"), name))
     return {
         "compareRunCharts": [_line_chart(name) for name in first],
         "compareRunSections": [_section(_FIRST_SECTION), *map(_section, sections)],

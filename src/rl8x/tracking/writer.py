@@ -19,7 +19,8 @@ from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import Whereabouts
 from rl8x.tracking.secrets import hide, logger
 from rl8x.tracking.sender import Sender
-from rl8x.tracking.store import StoreDownError, in_words, quiet_thread
+from rl8x.tracking.store import quiet_thread
+from rl8x.tracking.store_errors import StoreDownError, in_words
 from rl8x.tracking.system_metrics import SystemSampler
 
 _log = logger(__name__)
@@ -93,11 +94,11 @@ def _place(frame: FrameType) -> CodeType | None:
     """
     main = vars(sys.modules["__main__"])
     innermost = outermost = None
-    for one in _frames(frame):
-        if one.f_globals is main:
-            outermost = one.f_code
-        elif innermost is None and not str(one.f_globals.get("__name__")).startswith("rl8x."):
-            innermost = one.f_code
+    for caller in _frames(frame):
+        if caller.f_globals is main:
+            outermost = caller.f_code
+        elif innermost is None and not str(caller.f_globals.get("__name__")).startswith("rl8x."):
+            innermost = caller.f_code
     return outermost or innermost
 
 

@@ -1,4 +1,4 @@
-"""What a trainer is made of: its parts, its evaluations, its state, and going on from a checkpoint."""
+"""The trainer without its loop: its parts, its evaluations, its state, and going on from a checkpoint."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ class TrainerBase(Generic[AlgorithmT]):
             overrides: Hyperparameters to be different from now on; the tracked run records them.
             tracker: Where params and metrics go; None is where they went, which MLflow and `NullTracker` can be asked
                 for again: any other tracker must be given.
-            eval_env: As the constructor takes it; `...` is as it was.
-            callbacks: As the constructor takes them.
-            checkpoints: As the constructor takes them; `...` is as they were, in the same folder.
+            eval_env: Where `eval()` plays, see the class; `...` is as it was.
+            callbacks: Called with the trainer and each row of statistics, see the class.
+            checkpoints: When and where the run is saved, see the class; `...` is as before, in the same folder.
             trust: Whether the checkpoint is as trustworthy as your own code. It may then name modules to be imported,
                 whose code runs, and a store that you have not named; without it only what is imported already, or
                 rl8x's, torch's or Gymnasium's own, is taken from it.
@@ -247,7 +247,7 @@ class TrainerBase(Generic[AlgorithmT]):
 
     @property
     def known(self) -> dict[str, float]:
-        """What an `env_config` may go by: metrics of the latest row and the latest evaluation, and the counters."""
+        """The numbers that an `env_config` may go by: metrics of the latest row and evaluation, and the counters."""
         return {**self._row, **self._eval_row, **self.state}
 
     @property
@@ -347,13 +347,13 @@ class TrainerBase(Generic[AlgorithmT]):
         return film
 
     def make_film_env(self, copies: int) -> Env:
-        """Make an environment for films, as `play` does.
+        """Make an environment of its own to film in.
 
         Args:
             copies: Its copies.
 
         Raises:
-            ValueError: As `play` does.
+            ValueError: If the environment has no pictures or cannot be made again.
         """
         return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
 
@@ -431,7 +431,7 @@ class TrainerBase(Generic[AlgorithmT]):
 
     @property
     def params(self) -> dict[str, Any]:
-        """Everything that a run is made of: hyperparameters, physics, run options, versions and the machine."""
+        """The params of the run: hyperparameters, physics, run options, versions and the machine."""
         return self.record.params
 
     # -- saving
@@ -451,7 +451,7 @@ class TrainerBase(Generic[AlgorithmT]):
         """Go on from where `state_dict` was taken.
 
         Args:
-            state: What it returned.
+            state: The state that it returned.
         """
         self.algorithm.load_state_dict(state["algorithm"])
         if self.evaluator is not None and state["evaluator"] is not None:

@@ -1,4 +1,4 @@
-"""What a run says of the configurations of its environments: the value of each parameter, as a param."""
+"""The configurations of a run's environments as params: one for the value of each parameter."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ def describe(
     model = f", model {_code(model_name(algorithm))}"
     lines = [f"**{type(algorithm).__name__} on {_code(task_name(algorithm))}**{model}: {_configuration(algorithm)}"]
     plan = "" if run is None else _plan(run)
-    lines += [each for each in (plan, ending) if each]
+    lines += [sentence for sentence in (plan, ending) if sentence]
     if "".join(sys.argv[:1]) not in ("", "-c"):
         lines.append(f"Command: {_code(command())}")
-    lines += [f"{what[0].upper()}{what[1:]}: {_code(call)}" for what, call in calls.items()]
+    lines += [f"{use[0].upper()}{use[1:]}: {_code(call)}" for use, call in calls.items()]
     return "\n\n".join(lines)
 
 
@@ -79,12 +79,12 @@ def model_name(algorithm: GenericAlgorithmBase[Any]) -> str:
 
 def _configuration(algorithm: GenericAlgorithmBase[Any]) -> str:
     """Write the size of the run and what was set to something other than its default, as far as there is room."""
-    given = _hyperparameters(algorithm)
+    hyperparameters = _hyperparameters(algorithm)
     parts: list[str] = []
-    for name, value in given.items():
+    for name, value in hyperparameters.items():
         parts.append(f"{name} {_code(value)}")
         if sum(map(len, parts)) > _MAX_CONFIGURATION:
-            rest = len(given) - len(parts)
+            rest = len(hyperparameters) - len(parts)
             return ", ".join(parts) + (f" and {rest} more" if rest else "")
     return ", ".join(parts)
 
@@ -109,13 +109,13 @@ def _plan(run: RunState) -> str:
     every = run.options["steps_per_eval"]
     if every is not None:
         parts.append(f"evaluated after every {'step' if every == 1 else f'{every:,} steps'}")
-    for name, what in (("env_config", "under"), ("eval_env_config", "evaluated under")):
+    for name, words in (("env_config", "under"), ("eval_env_config", "evaluated under")):
         config, function = run.plain[name], function_name(run.plain[name])
         if function is not None:
-            parts.append(f"{what} the function {_code(function)}")
+            parts.append(f"{words} the function {_code(function)}")
         elif config:
             values = (_code(f"{parameter}={shown_value(value)}") for parameter, value in config.items())
-            parts.append(f"{what} {', '.join(values)}")
+            parts.append(f"{words} {', '.join(values)}")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 

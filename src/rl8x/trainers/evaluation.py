@@ -93,7 +93,7 @@ class Evaluations:
         return trained.resets.until_due(trained.counters[keys.COLLECTS]) == 0
 
     def name_of(self, name: str) -> str | None:
-        """Translate a metric as `conditions.base.EvaluationName` says."""
+        """Return the name by which an evaluation measures a metric of a training row; see `EvaluationName`."""
         if not _is_collected(name):
             return name
         counterpart = self._renamed.get(name, name)
@@ -103,8 +103,8 @@ class Evaluations:
         """Refuse evaluations of a run under its `eval_env_config` that could not be made when they are due.
 
         Args:
-            steps_per_eval: As `run` takes it, like the next.
-            env_config: See `steps_per_eval`.
+            steps_per_eval: An evaluation comes after every so many steps; None is never.
+            env_config: The run's `eval_env_config`.
             steps: How many steps the run has made, before a resume.
 
         Raises:
@@ -155,11 +155,11 @@ class Evaluations:
             raise ValueError("`env_config` would never apply: the algorithm trains without an environment.")
         if played is None and eval_config is not None:
             raise ValueError("`eval_env_config` would never apply: give the trainer an `eval_env`.")
-        given = env_config
-        function = function_form(given) if callable(given) else None
-        env_config = given(known) if callable(given) else given
+        asked_config = env_config
+        function = function_form(asked_config) if callable(asked_config) else None
+        env_config = asked_config(known) if callable(asked_config) else asked_config
         plain = None if trained is None or env_config is None else trained.plain_config(env_config)
-        if trained is not None and callable(given):
+        if trained is not None and callable(asked_config):
             trained.check_steered_config(plain or {})
         elif isinstance(self._algorithm, OnlineAlgorithm):
             self._algorithm.check_applies(env_config)

@@ -1,4 +1,4 @@
-"""What plays whole episodes in an environment of its own, so that evaluations are unbiased by their length."""
+"""The evaluator plays whole episodes in an environment of its own, so that their length does not bias returns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EpisodeEvaluator:
         policy: The policy, shared with training.
         generator: Source of sampling noise for evaluations that are not deterministic.
         execution: How the steps run.
-        state_reset_every: As the training's collector has it.
+        state_reset_every: The policy's state is reset every so many steps, as in training; 0 is never.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ def _make_env(algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs
 def make_evaluator(
     algorithm: GenericAlgorithmBase[Any], eval_env: Any, num_eval_envs: int | None
 ) -> EpisodeEvaluator | None:
-    """Make what `eval()` plays in, or None where it is the training environment.
+    """Make the evaluator of `eval()`, or None where it plays in the training environment.
 
     Args:
         algorithm: What is trained.
-        eval_env: As the trainer documents it; `"auto"` is None too where no other environment of episodes can be made.
+        eval_env: The trainer's `eval_env`; `"auto"` is None too where no other environment of episodes can be made.
         num_eval_envs: Copies of an environment that is made here.
 
     Raises:

@@ -51,10 +51,10 @@ def film_policy(
 
     Args:
         algorithm: What is trained.
-        env: As `make_film_env` made it.
+        env: An environment that `make_film_env` made.
         env_config: What to play under, in any form that a reset takes; what moves stands as in the training.
         copies: How many copies are seen.
-        **options: As `rl8x.video.film` takes them.
+        **options: Further options of `rl8x.video.film`.
     """
     config = inherited_config(env_config, copies)
     if env.num_envs != copies:  # one that was copied may have more than are seen
@@ -65,8 +65,8 @@ def film_policy(
     return film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, **options)
 
 
-def log_film(tracker: Tracker, made: Film, counters: Mapping[str, int]) -> None:
+def log_film(tracker: Tracker, film: Film, counters: Mapping[str, int]) -> None:
     """Keep a film as an artifact, named after the step of the trainer."""
     with tempfile.TemporaryDirectory() as folder:
-        path = made.save(Path(folder) / f"step-{counters[keys.STEPS]:08d}{made.suffix}")
+        path = film.save(Path(folder) / f"step-{counters[keys.STEPS]:08d}{film.suffix}")
         tracker.log_artifact(path, FOLDER)

@@ -22,7 +22,7 @@ from rl8x.trainers.run_state import RunState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoingOn:
-    """What is known of a run that decides how one goes on with it.
+    """Knows of a run how it was made and kept, and says how to go on with it.
 
     Attributes:
         build: How its algorithm was built, as plain data.
@@ -58,9 +58,9 @@ class GoingOn:
             lines.append("to go on in this session: call run() of this trainer again")
         finished, word = status == "FINISHED", None if where is None else where.resume_word
         limit = self.run.limit_reached if finished else None
-        what = "to train on" if finished else f"to go on from step {saved[-1].name.split('-')[-1]}"
+        purpose = "to train on" if finished else f"to go on from step {saved[-1].name.split('-')[-1]}"
         call = self._call(shown_path(directory.absolute()), word, finished=finished)
-        lines.append(f"{what}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}"))
+        lines.append(f"{purpose}: {call}" + ("" if limit is None else f", N above {max(limit, self.run.steps)}"))
         return lines
 
     def calls(self, *, finished: bool) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What happens where a quantity is not finite: name it, and stop, skip the update, or go back to the last good weights.
+"""Handling of numbers that are not finite: name them, and stop, skip the update, or go back to the last good weights.
 
 An algorithm counts the values that are not finite among a step's statistics, under `finite/` and the quantity's name;
 the counts come to the host with everything else. Only where one is not 0 are the tensors themselves searched.
@@ -33,7 +33,7 @@ class NonFiniteError(ArithmeticError):
 
     Args:
         message: Which, where and when.
-        diagnosis: What was found, as plain data; see `rl8x.trainers.non_finite.diagnose`.
+        diagnosis: The quantities and places, as plain data; see `rl8x.trainers.non_finite.diagnose`.
     """
 
     def __init__(self, message: str, diagnosis: Mapping[str, Any]) -> None:
@@ -55,9 +55,9 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
         whether it is `final` (in the last observation of an episode that was truncated in this slot), the counters, and
         which parameters and gradients are affected.
     """
-    found = algorithm.locate_non_finite()
-    quantity = min(counts, key=lambda name: _order(name, found.get(name)))
-    place = found.get(quantity, {})
+    places = algorithm.locate_non_finite()
+    quantity = min(counts, key=lambda name: _order(name, places.get(name)))
+    place = places.get(quantity, {})
     parameters = dict(algorithm.policy.named_parameters())
     diagnosis = {
         "quantity": quantity,
@@ -68,7 +68,7 @@ def diagnose(algorithm: GenericAlgorithmBase[Any], counts: Mapping[str, float]) 
         "final": place.get("final", False),
         "step": algorithm.counters[keys.STEPS],
         "counters": dict(algorithm.counters),
-        "rollout": found,
+        "rollout": places,
         "parameters": [name for name, value in parameters.items() if not _finite(value)],
         "gradients": [name for name, value in parameters.items() if value.grad is not None and not _finite(value.grad)],
     }
@@ -105,7 +105,7 @@ def message(diagnosis: Mapping[str, Any]) -> str:
 
 
 class Decision(NamedTuple):
-    """What was found, as plain data, and what is to be done about it.
+    """The diagnosis of quantities that are not finite, as plain data, and the action that follows.
 
     `"stop"` ends the run, `"skip"` goes back to the weights before the step, `"rollback"` to the last checkpoint's.
     """

@@ -44,15 +44,15 @@ def plot_run(tracker: Tracker, metrics: Sequence[str], known: Sequence[str], clo
     """
     named = [{name: name} for name in metrics]
     wanted = [name for group in named or _RETURNS for name in group.values()]
-    found = {name: points for name, points in _histories(tracker, wanted).items() if np.isfinite(points[1]).any()}
+    histories = {name: points for name, points in _histories(tracker, wanted).items() if np.isfinite(points[1]).any()}
     for name in metrics:
-        if name not in found:
+        if name not in histories:
             hint = did_you_mean(name, known) if name not in known else " It has no value yet."
             raise ValueError(f"this run has no metric {name!r}.{hint}")
-    panels = named or [group for group in _RETURNS if found.keys() & set(group.values())][:1]
+    panels = named or [group for group in _RETURNS if histories.keys() & set(group.values())][:1]
     if not panels:
         raise ValueError("this run has logged no returns yet: draw it once it has made some steps.")
-    drawn = [{label: _curve(found[name]) for label, name in group.items() if name in found} for group in panels]
+    drawn = [{label: _curve(histories[name]) for label, name in group.items() if name in histories} for group in panels]
     words = "transitions of training" if clock == keys.ENV_STEPS else "updates"
     return drawing.draw_panels(drawn, [*metrics] or ["mean return"], words, LIGHT, width=_WIDTH)
 
@@ -78,5 +78,5 @@ def _histories(tracker: Tracker, names: Sequence[str]) -> Mapping[str, Any]:
     run_id = tracker.run_id
     if run_id is None:
         raise ValueError(f"there is nothing to draw: {tracker.location} has no such run yet.")
-    found = RunReader(tracker.tracking_uri).histories([run_id], names)
-    return {name: runs[run_id] for name, runs in found.items() if run_id in runs}
+    histories = RunReader(tracker.tracking_uri).histories([run_id], names)
+    return {name: runs[run_id] for name, runs in histories.items() if run_id in runs}

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a bar on a terminal and in a notebook, else lines now and then, or nothing."""
+"""Shows a user how a run goes on: a bar on a terminal and in a notebook, else lines now and then, or nothing."""
 
 from __future__ import annotations
 

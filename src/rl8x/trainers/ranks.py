@@ -1,4 +1,4 @@
-"""What the ranks of one training agree on: that they are alike, their rows, and when they stop, save and go back.
+"""Agreements of the ranks of one training: that they are alike, their rows, and when they stop, save and go back.
 
 Rank 0 owns tracker, bar and checkpoints. All ranks see the same rows, so that conditions and callbacks decide the same;
 what only one of them knows, such as a signal, all are told after each step.
@@ -158,10 +158,11 @@ def pooled_row(
     if ranks().size == 1:
         return dict(stats), dict(measure()), [fell_back]
     numbers, counts = stats.counted()
-    own = [numbers, {name: list(each) for name, each in counts.items()}, dict(measure()), fell_back]
-    shared = ranks().share("a row", own)
-    gates = {name: each for _, found, *_ in shared for name, each in found.items()}
-    return dict(pool([found for found, *_ in shared], gates)), shared[0][2], [each[3] for each in shared]
+    gated = {name: list(prefixes) for name, prefixes in counts.items()}
+    shared = ranks().share("a row", [numbers, gated, dict(measure()), fell_back])
+    all_gated = {name: prefixes for _, gated, *_ in shared for name, prefixes in gated.items()}
+    measured_by_first, have_fallen = shared[0][2], [fallen for *_, fallen in shared]
+    return dict(pool([numbers for numbers, *_ in shared], all_gated)), measured_by_first, have_fallen
 
 
 # -- decisions
@@ -181,22 +182,24 @@ def agree(stats: TrainStats, signals: SignalGuard, saves: bool) -> tuple[signal.
     if ranks().size == 1:
         return signals.stop, saves
     stop = None if signals.stop is None else int(signals.stop)
-    told = ranks().share("what follows a step", [stats.stop_reason, stop, signals.save, saves])
-    reasons = [reason for reason, _, _, _ in told]
+    decisions = ranks().share("what follows a step", [stats.stop_reason, stop, signals.save, saves])
+    reasons = [reason for reason, _, _, _ in decisions]
     rank = next((rank for rank, reason in enumerate(reasons) if reason is not None), None)
     if rank is not None:
         # Of those that all have, such as of a clock, each may say it in its own words.
         stats.stop_reason = f"{reasons[rank]} (rank {rank})" if None in reasons else reasons[rank]
-    stops = [number for _, number, _, _ in told if number is not None]
+    stops = [number for _, number, _, _ in decisions if number is not None]
     if signals.stop is None and stops:
         signals.stop = signal.Signals(stops[0])
-    signals.save = any(asked for _, _, asked, _ in told)
-    return signal.Signals(stops[0]) if stops else None, told[0][3] or signals.save
+    signals.save = any(asked for _, _, asked, _ in decisions)
+    return signal.Signals(stops[0]) if stops else None, decisions[0][3] or signals.save
 
 
 def one_diagnosis(diagnosis: dict[str, Any]) -> dict[str, Any]:
     """Return the diagnosis of the first rank that has found the place, the same on all ranks."""
     if ranks().size == 1:
         return diagnosis
-    told = ranks().share("a diagnosis", json.loads(json.dumps({**diagnosis, "rank": ranks().rank}, default=described)))
-    return next((each for each in told if each["environments"]), told[0])
+    diagnoses = ranks().share(
+        "a diagnosis", json.loads(json.dumps({**diagnosis, "rank": ranks().rank}, default=described))
+    )
+    return next((of_rank for of_rank in diagnoses if of_rank["environments"]), diagnoses[0])

@@ -49,8 +49,8 @@ class Record:
 
     Args:
         algorithm: What is trained.
-        tracker: What keeps the run.
-        checkpoints: As the trainer documents it.
+        tracker: The tracker that keeps the run.
+        checkpoints: When and where the run is saved; see `TrainerBase`.
         options: The trainer's options as plain data.
         eval_env: The evaluation environment of its own; None where there is none.
 
@@ -170,7 +170,7 @@ class Record:
             self.tracker.log_text(dump_run(self._whole_file), RUN_FILE)
 
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
-        """Log a row at the algorithm's clock; `trains` as `open` takes it."""
+        """Log a row at the algorithm's clock; `trains` says whether training goes on, see `open`."""
         self.open(trains=trains)
         begin, step = time.perf_counter(), self.algorithm.counters[self.algorithm.clock]
         self.tracker.log_metrics(row, step)
@@ -224,7 +224,7 @@ class Record:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Everything that the run is made of: hyperparameters, physics, options, versions and the machine."""
+        """The params of the run: hyperparameters, physics, options, versions and the machine."""
         env, config = self.algorithm.env, self._config
         if config is None:
             config = {} if env is None else env.next_config
@@ -246,14 +246,14 @@ class Record:
             "versions.python": platform.python_version(),
         }
 
-    def note_config(self, given: AnyEnvConfig | None) -> None:
+    def note_config(self, env_config: AnyEnvConfig | None) -> None:
         """Keep what a collect that was given an `env_config` ran under, and log it where it is new.
 
         Of a function that is its name, as the rows have the values.
         """
         env = self.algorithm.env
-        if callable(given):
-            self._steered_by = function_name(function_form(given))
+        if callable(env_config):
+            self._steered_by = function_name(function_form(env_config))
         elif env is not None and env.config != self._config:
             self._config = env.config
             self.update_params()

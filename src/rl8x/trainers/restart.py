@@ -42,7 +42,7 @@ def unfinished(build: Mapping[str, Any], root: Path | None) -> Path | None:
         root: Where such folders are, or the run's own; None: nothing is saved.
     """
     name = job()
-    found = None if name is None or root is None else find_of_job(name, build, root, _TAKEN)
-    if found is not None:
-        _TAKEN.add(found)
-    return found
+    folder = None if name is None or root is None else find_of_job(name, build, root, _TAKEN)
+    if folder is not None:
+        _TAKEN.add(folder)
+    return folder

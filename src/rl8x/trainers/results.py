@@ -1,4 +1,4 @@
-"""What a run has come to: the last and the best of its mean returns, and their course."""
+"""The results of a run: the last and the best of its mean returns, and their course."""
 
 from __future__ import annotations
 
@@ -90,10 +90,14 @@ class Results:
     @property
     def row(self) -> dict[str, float]:
         """The metrics `final/NAME`, `best/NAME` and `best_step/NAME` of each."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, course in self._shown():
-            found |= {f"final/{name}": course.last, f"best/{name}": course.best, f"best_step/{name}": course.best_step}
-        return found
+            metrics |= {
+                f"final/{name}": course.last,
+                f"best/{name}": course.best,
+                f"best_step/{name}": course.best_step,
+            }
+        return metrics
 
     def __str__(self) -> str:
         if self.headline is None:

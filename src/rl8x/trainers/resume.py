@@ -26,14 +26,14 @@ REMADE: Final = ("MLflowTracker", "NullTracker")
 
 @dataclass(frozen=True)
 class Origin:
-    """How a trainer came to go on from a checkpoint.
+    """The way in which a trainer came to go on from a checkpoint.
 
     Attributes:
         known: The checkpoints of its folder when it was chosen.
         tags: What the tracked run records of the resume.
         steps: The trainer's steps there.
         named: It was this checkpoint that was asked for, rather than the newest of a run.
-        auto: As `Trainer.resume` takes it, like the rest.
+        auto: `auto` of `Trainer.resume`, like the rest.
     """
 
     known: Sequence[Path]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, Final
@@ -24,6 +25,7 @@ from rl8x.conditions import (
 )
 from rl8x.conditions.base import FromCallable
 from rl8x.importing import import_named
+from rl8x.names import did_you_mean
 from rl8x.trainers.statistics import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
@@ -42,7 +44,7 @@ class RunState:
         trust: Whether conditions that `saved` names may import any module.
 
     Attributes:
-        options: As they were given, or as `saved` has them.
+        options: The options given, or else those of `saved`.
         plain: The same with both configurations in plain JSON form, once it has started.
         conditions: The stop conditions.
         steps: Steps so far, those before a resume among them.
@@ -109,6 +111,48 @@ class RunState:
         if self._saved is not None:
             self._go_on(self._saved)
 
+    def check_followed(
+        self, followed: Mapping[str, str], known: Collection[str], evaluated: Collection[str], *, calls_back: bool
+    ) -> None:
+        """Refuse an `env_config` that goes by a metric which no row will have, and so would never move.
+
+        Args:
+            followed: The metric that each moving parameter of the training goes by.
+            known: Every metric that a row may have.
+            evaluated: Metrics that an evaluation has measured already.
+            calls_back: Whether there are callbacks; they may make evaluations, which is not known before.
+
+        Raises:
+            ValueError: If it is so.
+        """
+        for parameter, metric in followed.items():
+            if metric not in known:
+                raise ValueError(
+                    f"`env_config[{parameter!r}]` goes by the metric {metric!r}, which no row will have."
+                    f"{did_you_mean(metric, known)}"
+                )
+            evaluates = self.evaluates or calls_back or metric in evaluated
+            if metric.startswith(keys.EVAL_PREFIX) and not evaluates:
+                raise ValueError(
+                    f"`env_config[{parameter!r}]` goes by {metric!r}, but this run makes no evaluations: give "
+                    "`steps_per_eval`, such as steps_per_eval=10."
+                )
+
+    def check_best(self, best: str | None, *, calls_back: bool) -> None:
+        """Warn where the best policy goes by evaluations that nobody makes.
+
+        Args:
+            best: The metric that the best checkpoint goes by; None where there is none.
+            calls_back: Whether there are callbacks, which may make evaluations.
+        """
+        if best is not None and best.startswith(keys.EVAL_PREFIX) and not self.evaluates and not calls_back:
+            warnings.warn(
+                f"no checkpoint will be the best of {best!r}: this run makes no evaluations. Give `steps_per_eval`, "
+                "such as steps_per_eval=10.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
     def _go_on(self, saved: Mapping[str, Any]) -> None:
         """Take over how far a run had come; a condition that it did not have begins afresh."""
         self.steps = int(saved["steps"])
@@ -135,8 +179,8 @@ class RunState:
         if limit != saved["options"]["max_steps"] or list(map(_named, self.conditions)) != [e["repr"] for e in entries]:
             return True
         # Plain callables all look alike: ask those that ended the run whether they still would.
-        met = [(each, entry) for each, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
-        return bool(met) and all(entry["spec"] is None and not each(saved["row"]) for each, entry in met)
+        met = [(condition, entry) for condition, entry in zip(self.conditions, entries, strict=True) if entry["met"]]
+        return bool(met) and all(entry["spec"] is None and not condition(saved["row"]) for condition, entry in met)
 
     # -- what is recorded of it
 
@@ -162,7 +206,7 @@ class RunState:
                 "repr": _named(condition),
                 "spec": _spec(condition),
                 "state": condition.state_dict(),
-                "met": any(condition is each for each in self.met),
+                "met": any(condition is met for met in self.met),
             }
             for condition in self.conditions
         ]
@@ -266,10 +310,10 @@ def function_name(config: object) -> str | None:
 
 
 def _conditions(
-    given: StopConditions | Condition | EllipsisType | None, saved: Mapping[str, Any] | None, trust: bool
+    stop_conditions: StopConditions | Condition | EllipsisType | None, saved: Mapping[str, Any] | None, trust: bool
 ) -> list[Condition]:
-    if not isinstance(given, EllipsisType):
-        return as_conditions(given)
+    if not isinstance(stop_conditions, EllipsisType):
+        return as_conditions(stop_conditions)
     conditions, find = [], functools.partial(import_named, trust=trust)
     for entry in () if saved is None else saved["conditions"]:
         if entry["spec"] is None:
@@ -282,7 +326,7 @@ def _conditions(
 
 def _evaluates(conditions: Sequence[Condition]) -> bool:
     """Whether a condition evaluates by itself, before there has been an evaluation."""
-    confirmed = [part for each in conditions for part in parts(each) if isinstance(part, Confirmed)]
+    confirmed = [part for condition in conditions for part in parts(condition) if isinstance(part, Confirmed)]
     return any(not _of_evaluations(part.awaited_names) for part in confirmed)
 
 

@@ -1,4 +1,4 @@
-"""What `step()`, `eval()` and `run()` return, and the timer of their parts."""
+"""The rows of statistics that `step()`, `eval()` and `run()` return, and the timer of their parts."""
 
 from __future__ import annotations
 

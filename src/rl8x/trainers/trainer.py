@@ -22,7 +22,6 @@ from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions import Condition
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import followed_in
-from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MLflowTracker
@@ -51,7 +50,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
         Args:
             env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
-                that training had before, whatever an evaluation had in between. Or a function, as `run` takes it.
+                that training had before, whatever an evaluation had in between. Or a function of the trainer's `known`.
 
         Returns:
             The row, with the latest evaluation's metrics beside it; an `eval()` before the next step renews them there.
@@ -204,7 +203,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             CheckpointError: If another process is at the run, or has gone on with it.
             TrackingError: If runs cannot be kept where the tracker should.
             KeyboardInterrupt: After SIGINT, once the run is saved.
-            SystemExit: After SIGTERM and SIGHUP, likewise.
+            SystemExit: After SIGTERM and SIGHUP, once the run is saved.
         """
         if self._runs or self._calls_back:
             raise RuntimeError("this trainer is in a run() already: one at a time, and none in its callbacks.")
@@ -354,52 +353,25 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if run.options["evals_per_film"] is not None:
             self.make_film_env(1).close()  # what cannot be filmed is told before the first step
         run.start(self, plain_configs, known=self.metric_names, measured=self._declared)
-        self._check_followed(run, plain_configs["env_config"])
+        env, calls_back = self.algorithm.env, bool(self.callbacks)
+        followed = followed_in(plain_configs["env_config"] or ({} if env is None else env.next_config))
+        run.check_followed(followed, self.metric_names, self._eval_row, calls_back=calls_back)
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
             run.state_dict()  # raises where a condition cannot be saved
-            self._check_best(run)
-        return run
-
-    def _check_best(self, run: RunState) -> None:
-        """Warn where the best policy goes by evaluations that nobody makes; a callback may make them."""
-        best = None if self.checkpoints.options is None else self.checkpoints.options.best
-        if best is not None and best.startswith(keys.EVAL_PREFIX) and not run.evaluates and not self.callbacks:
-            warnings.warn(
-                f"no checkpoint will be the best of {best!r}: this run makes no evaluations. Give `steps_per_eval`, "
-                "such as steps_per_eval=10.",
-                RuntimeWarning,
-                stacklevel=4,
+            run.check_best(
+                None if self.checkpoints.options is None else self.checkpoints.options.best, calls_back=calls_back
             )
-
-    def _check_followed(self, run: RunState, env_config: Mapping[str, Any] | None) -> None:
-        """Refuse an `env_config` that goes by a metric which no row will have, and so would never move.
-
-        Raises:
-            ValueError: If it is so; evaluations that callbacks make are not known before.
-        """
-        env = self.algorithm.env
-        for parameter, metric in followed_in(env_config or ({} if env is None else env.next_config)).items():
-            if metric not in self.metric_names:
-                raise ValueError(
-                    f"`env_config[{parameter!r}]` goes by the metric {metric!r}, which no row will have."
-                    f"{did_you_mean(metric, self.metric_names)}"
-                )
-            evaluates = run.evaluates or self.callbacks or metric in self._eval_row
-            if metric.startswith(keys.EVAL_PREFIX) and not evaluates:
-                raise ValueError(
-                    f"`env_config[{parameter!r}]` goes by {metric!r}, but this run makes no evaluations: give "
-                    "`steps_per_eval`, such as steps_per_eval=10."
-                )
+        return run
 
     def _restart(self) -> None:
         """Go on where the same job was before torchrun started it again, if it had saved something."""
         build = dict(self.record.build)
         if self.algorithm.config.seed is None:  # the one that was drawn then is meant
             build["config"] = {**build["config"], "seed": None}
-        found = unfinished(build, self.checkpoints.root) if ranks().is_first else None
-        folder = ranks().first("the run to go on with", None if found is None else str(found))
+        own_folder = unfinished(build, self.checkpoints.root) if ranks().is_first else None
+        folder = ranks().first("the run to go on with", None if own_folder is None else str(own_folder))
         if folder is not None:
             self.go_on_from(*after_restart(Path(folder), self.algorithm))
 
@@ -408,8 +380,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
         That is refused if another was asked for, or the trainer has stepped already.
         """
-        found = self.checkpoints.directory
-        folder = ranks().first("the run's folder", None if found is None else str(found))
+        own_folder = self.checkpoints.directory
+        folder = ranks().first("the run's folder", None if own_folder is None else str(own_folder))
         origin, directory = self.origin, None if folder is None else Path(folder)
         if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()

@@ -1,0 +1,28 @@
+"""The errors of a store: one that does not work now, one that refuses, and a run that is not there."""
+
+from __future__ import annotations
+
+from rl8x.output import described
+from rl8x.tracking.protocol import TrackingError
+
+
+class StoreDownError(Exception):
+    """The store cannot be reached, does not answer or does not work now; the same call may succeed later."""
+
+
+class StoreRefusedError(Exception):
+    """The store answered and will never take this call."""
+
+
+class RunGoneError(StoreDownError):
+    """The run is deleted or not there; it may be restored."""
+
+
+class RunMissingError(RunGoneError):
+    """The store has never had the run, or has it no more."""
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an error of tracking says, and of any other error its type as well."""
+    ours = isinstance(error, TrackingError | StoreDownError | StoreRefusedError)
+    return str(error) if ours else described(error)
