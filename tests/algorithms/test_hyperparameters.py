@@ -71,6 +71,39 @@ def test_a_number_that_a_schedule_replaces_is_warned_of(config, options, name):
         made.build(Pendulum if config is FlashSACConfig else CartPole)
 
 
+@pytest.mark.parametrize(
+    ("config", "options", "names"),
+    [
+        (SACConfig, {"v_min": -9.0, "v_max": 9.0}, ["v_min=-9.0", "v_max=9.0"]),
+        (DQNConfig, {"v_max": 500.0, "num_quantiles": 8}, ["v_max=500.0"]),
+        (FlashSACConfig, {"v_max": 9.0, "num_atoms": 1}, ["v_max=9.0"]),
+        (DQNConfig, {"priority_alpha": 0.5}, ["priority_alpha=0.5"]),
+        (DQNConfig, {"priority_beta_schedule": [[0, 0.5]]}, ["priority_beta_schedule=[[0, 0.5]]"]),
+        (SACConfig, {"alpha": 0.2, "target_entropy": -1.0}, ["target_entropy=-1.0"]),
+        (SACConfig, {"alpha": 0.0, "initial_alpha": 0.5}, ["initial_alpha=0.5"]),
+    ],
+)
+def test_what_another_option_leaves_unused_is_warned_of(config, options, names):
+    made = config(num_envs=2, buffer_size=4096, device="cpu", **options)
+    with pytest.warns(RuntimeWarning, match="has no effect") as caught:
+        made.build(CartPole if config is DQNConfig else Pendulum)
+    assert [str(each.message).split("`")[1] for each in caught] == names
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (SACConfig, {"v_min": -9.0, "num_atoms": 11}),
+        (FlashSACConfig, {"alpha": 0.2, "num_atoms": 1}),  # the preset's initial_alpha: nobody gave it
+        (DQNConfig, {"priority_alpha": 0.5, "prioritized": True}),
+        (SACConfig, {"target_entropy": -1.0, "initial_alpha": 0.5}),
+    ],
+)
+def test_what_has_an_effect_or_is_the_presets_own_is_not_warned_of(config, options, recwarn):
+    config(num_envs=2, buffer_size=4096, device="cpu", **options).build(CartPole if config is DQNConfig else Pendulum)
+    assert list(recwarn) == []
+
+
 def test_a_number_that_a_schedule_begins_with_or_that_nobody_gave_is_not_warned_of(recwarn):
     for options in ({"lr": 5e-4}, {}, {"lr": 0.25, "lr_schedule": None}, {"entropy_coeff": 0.1}):
         PPOConfig(num_envs=2, horizon=2, device="cpu", **{"lr_schedule": FALLING, **options}).build(CartPole)

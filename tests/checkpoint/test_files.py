@@ -41,7 +41,10 @@ KEYS = st.text(max_size=4).filter(lambda key: not key.startswith("$"))
 TREES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEYS, inner, max_size=3)
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=3),
+        st.dictionaries(st.integers(), inner, max_size=3),
     ),
     max_leaves=8,
 )
@@ -65,6 +68,17 @@ def test_a_tree_survives_json(tree):
     assert same(clone(tree), tree)
 
 
+def test_the_state_of_one_of_torchs_optimizers_survives_json():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimizer, fresh = (torch.optim.Adam([weight], lr=rate) for rate in (0.1, 0.7))
+    (weight**2).sum().backward()
+    optimizer.step()
+    encoded, tensors = encode(optimizer.state_dict())
+    fresh.load_state_dict(decode(json.loads(json.dumps(encoded)), tensors))
+    assert fresh.param_groups[0]["lr"] == 0.1
+    assert torch.allclose(fresh.state[weight]["exp_avg"], 0.1 * torch.tensor([2.0, -4.0]))  # 1 - beta_1 of the gradient
+
+
 def test_encoding_copies_views_without_their_neighbours():
     whole = torch.arange(1000.0)
     _, tensors = encode({"a": whole[:3]})
@@ -73,14 +87,16 @@ def test_encoding_copies_views_without_their_neighbours():
     assert tensors["a"].untyped_storage().nbytes() == 12
 
 
-@pytest.mark.parametrize("tree", [{"a": object()}, {1: 2}, {"$tensor": "x"}, [{"x": {2, 3}}]])
+@pytest.mark.parametrize("tree", [{"a": object()}, {1: 2, "a": 3}, {True: 2}, {"$tensor": "x"}, [{"x": {2, 3}}]])
 def test_what_has_no_form_is_refused(tree):
-    with pytest.raises(TypeError, match="a state"):
+    with pytest.raises(TypeError, match="a state "):
         encode(tree)
 
 
 @pytest.mark.parametrize(
-    "tree", [{"$tensor": "no"}, {"$segment": "a"}, {"$tensor": 3}, {"$code": "x"}, {"$tuple": {}}, {"$float": "1"}]
+    "tree",
+    [{"$tensor": "no"}, {"$segment": "a"}, {"$tensor": 3}, {"$code": "x"}, {"$tuple": {}}, {"$float": "1"}]
+    + [{"$numbered": wrong} for wrong in ({}, [1], [[1]], [["1", 2]], [[True, 2]], [[1, 2, 3]])],
 )
 def test_what_is_no_tree_is_refused(tree):
     with pytest.raises(CheckpointError):

@@ -59,6 +59,11 @@ def test_a_dry_run_checks_where_the_jobs_are_done(file, capsys):
     assert "give backend='dask' too" in capsys.readouterr().err
 
 
+def test_two_files_are_refused(file, capsys):
+    assert main(["study", "-f", "tiny.yaml", "-f", "other.yaml"]) == 2
+    assert "one file at most; got -f tiny.yaml and -f other.yaml" in capsys.readouterr().err
+
+
 def test_trainings_that_fail_are_named_and_the_exit_code_is_1(file, capsys, monkeypatch):
     answer = lambda job: {"key": job["key"], "error": "the disk is full"}  # noqa: E731
     monkeypatch.setattr("rl8x.studies.study.run_job", answer)

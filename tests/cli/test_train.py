@@ -145,6 +145,8 @@ def test_hyperparameters_need_no_algorithm_config_before_them(capsys):
         (["CartPole", "Pendulum"], "one environment at most; got CartPole and Pendulum"),
         (["run.yaml"], "To read a run file: rl8x train -f run.yaml"),
         (["-f", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["-f", "a.yaml", "--file", "b.yaml"], "one file at most; got -f a.yaml and -f b.yaml. Write them as one"),
+        (["gymnasium:CartPole-v1", "--num-envs", "2", "env_kwargs.lenght=1"], "takes no argument 'lenght'. It takes"),
         (["CartPole", "--num-envs", "many"], "`num_envs` must be a whole number; got 'many'"),
         (["CartPole", "--gamma", "2"], "`gamma` must be"),
         (["CartPole", "--device", "abacus"], "`device` must be 'auto' or a device"),

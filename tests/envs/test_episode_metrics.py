@@ -108,6 +108,26 @@ def test_the_mean_reaches_the_tracker_and_conditions_know_it():
     assert not [name for name in names if name.startswith("_") or "info/success" in name]  # that one was never told
 
 
+def test_a_metric_that_is_never_reported_is_warned_of_once_when_an_episode_has_ended():
+    env = GymnasiumEnv(vectorised(AutoresetMode.SAME_STEP), seed=4, metrics=["is_sucess", "effort"])
+    env.reset()
+    actions = torch.zeros(3, dtype=torch.int64)
+    with pytest.warns(RuntimeWarning, match="names 'is_sucess', which .* Did you mean 'is_success'") as caught:
+        [env.step(actions) for _ in range(20)]
+    assert len(caught) == 1
+    assert "In `info` it reported 'effort', 'is_success'." in str(caught[0].message)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("metrics", ["auto", ["is_success"], {"effort": "max"}, ()])
+def test_metrics_that_are_reported_and_those_that_nobody_asked_for_are_not_warned_of(mode, metrics, recwarn):
+    env = GymnasiumEnv(vectorised(mode), seed=4, metrics=metrics)
+    env.reset()
+    for _ in range(9):
+        env.step(torch.zeros(3, dtype=torch.int64))
+    assert list(recwarn) == []
+
+
 class Own(Env):
     single_observation_space = spaces.Box(-1, 1, (1,), np.float32)
     single_action_space = spaces.Discrete(2)

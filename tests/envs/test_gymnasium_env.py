@@ -414,6 +414,20 @@ def test_nothing_is_warned_in_normal_use():
     assert repr(env) == "GymnasiumEnv(CartPole-v1, num_envs=2)"
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async", "vector"])
+def test_an_argument_that_an_environment_does_not_know_is_refused_with_those_that_it_takes(vectorization):
+    message = "^'CartPole-v1' takes no argument 'sutton_reward'. Did you mean 'sutton_barto_reward'\\? It takes "
+    with pytest.raises(ValueError, match=message):
+        GymnasiumEnv("CartPole-v1", 2, vectorization=vectorization, sutton_reward=True)
+    with pytest.raises(ValueError, match=r"gymnasium:CartPole-v1' takes no argument 'x'. It takes sutton_barto_reward"):
+        GymnasiumEnv("gymnasium:CartPole-v1", 2, x=1)
+
+
+def test_an_id_without_a_vectorised_form_is_not_called_unknown():
+    with pytest.raises(ValueError, match=r"'Pendulum-v1' cannot be made with vectorization='vector': .* entry point"):
+        GymnasiumEnv("Pendulum-v1", 2, vectorization="vector")
+
+
 def test_what_an_environment_needs_and_is_not_there_is_said_in_one_line(monkeypatch):
     def missing(*args, **kwargs):
         raise gymnasium.error.DependencyNotInstalled("Box2D is not installed")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import check_names, check_options, option, resolve_device, unused_values
+from rl8x.algorithms.hyperparameters import check_names, check_options, option, replaced_by_schedules, resolve_device
 from rl8x.algorithms.seeds import draw_seed, part_seed
 from rl8x.envs import Env
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
@@ -109,13 +109,8 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
             raise TypeError(
                 f"{name} has no algorithm: declare one by `class ...(GenericAlgorithmBase, config={name})`."
             )
-        for name, value in unused_values(self).items():
-            warnings.warn(
-                f"`{name}={value:g}` has no effect: `{name}_schedule` replaces it. Leave one of them out, or give "
-                f"{name}_schedule=None where a preset has it.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        for given, why in self.without_effect().items():
+            warnings.warn(f"`{given}` has no effect: {why}.", RuntimeWarning, stacklevel=3)
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         seed = draw_seed(self.seed)
@@ -128,6 +123,13 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
         """What is built; a config may have several."""
         return self.algorithm
+
+    def without_effect(self) -> dict[str, str]:
+        """Return hyperparameters that were given beside others that leave them unused, `name=value`, each with why.
+
+        `build` warns of them. One at its default is not known to have been given.
+        """
+        return replaced_by_schedules(self)
 
     def schedule(self, name: str) -> Schedule:
         """Return the schedule of a hyperparameter: `<name>_schedule`, or its constant value where that is None.

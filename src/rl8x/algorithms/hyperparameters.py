@@ -134,19 +134,32 @@ def check_names_in(names: Iterable[str], legal: Iterable[str], owner: str) -> No
             raise ValueError(f"{owner} has no option {name!r}. Nearest: {', '.join(near)}.")
 
 
-def unused_values(config: Any) -> dict[str, float]:
-    """Return the numbers that a config was given beside a schedule that replaces them and begins at another value.
+def given_for_nothing(config: Any, names: Iterable[str], why: str) -> dict[str, str]:
+    """Return those of some hyperparameters that were given, `name=value`, and why that has no effect.
 
     One at its default is not known to have been given.
     """
-    defaults, unused = {field.name: field.default for field in dataclasses.fields(config)}, {}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    values = {name: getattr(config, name) for name in names}
+    return {f"{name}={value!r}": why for name, value in values.items() if value != defaults[name]}
+
+
+def replaced_by_schedules(config: Any) -> dict[str, str]:
+    """Return the numbers that a config was given beside a schedule that replaces them and begins at another value.
+
+    As `given_for_nothing` does.
+    """
+    names, unused = {field.name for field in dataclasses.fields(config)}, {}
     for field in dataclasses.fields(config):
         name, schedule = field.name.removesuffix("_schedule"), getattr(config, field.name)
-        if name == field.name or name not in defaults or "list[list[float]]" not in kind_of(field) or schedule is None:
+        if name == field.name or name not in names or "list[list[float]]" not in kind_of(field) or schedule is None:
             continue
-        value = getattr(config, name)
-        if value not in (defaults[name], Schedule.make(schedule)(0)):
-            unused[name] = value
+        if getattr(config, name) != Schedule.make(schedule)(0):
+            why = (
+                f"`{name}_schedule` replaces it. Leave one of them out, or give {name}_schedule=None where a preset "
+                "has it"
+            )
+            unused |= given_for_nothing(config, [name], why)
     return unused
 
 

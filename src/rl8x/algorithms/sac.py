@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x import keys
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import given_for_nothing, option
 from rl8x.algorithms.off_policy.actor import Actor, check_bounded
 from rl8x.algorithms.off_policy.actor_critic import CRITIC_METRICS, ActorCritic, OnlineActorCritic
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
@@ -72,6 +72,12 @@ class SACConfig(ActorCriticConfig):
     )
 
     needs_dataset: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.needs_dataset, "cql_coeff", "cql_samples")
+
+    def without_effect(self) -> dict[str, str]:
+        """Return what is about a learned temperature too, where it is fixed."""
+        names = () if self.alpha is None else ("initial_alpha", "target_entropy", "target_entropy_frac")
+        why = "`alpha` fixes the temperature. Leave one of them out"
+        return super().without_effect() | given_for_nothing(self, names, why)
 
 
 class Temperature(nn.Module):

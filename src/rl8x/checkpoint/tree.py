@@ -20,6 +20,7 @@ _TENSOR: Final = "$tensor"
 _SEGMENT: Final = "$segment"
 _TUPLE: Final = "$tuple"
 _FLOAT: Final = "$float"
+_NUMBERED: Final = "$numbered"
 _MAX_DEPTH: Final = 64
 
 
@@ -28,7 +29,9 @@ class CheckpointError(ValueError):
 
 
 def encode(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Take apart nested dicts (with text keys), lists and tuples of tensors, segments, numbers, texts, flags and None.
+    """Take apart nested dicts, lists and tuples of tensors, segments, numbers, texts, flags and None.
+
+    The keys of a dict are texts, or whole numbers as in what torch's optimizers return.
 
     Returns:
         The tree as JSON can hold it, and copies of its tensors on the CPU, of any shapes, by path. Neither shares
@@ -50,10 +53,13 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Segment):
         return {_SEGMENT: value.name}
     if isinstance(value, Mapping):
+        if value and all(type(key) is int for key in value):
+            return {_NUMBERED: [[key, _encoded(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
                 raise TypeError(
-                    f"a state has texts without a leading '$' as keys; got {key!r} in {path or 'the state'}."
+                    "the keys of a state are texts without a leading '$', or all whole numbers; got "
+                    f"{key!r} in {path or 'the state'}."
                 )
         return {key: _encoded(item, f"{path}/{key}" if path else key, tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -129,9 +135,18 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor], segment: Callable[[str],
         return segment(content)
     if len(value) == 1 and marker == _TUPLE and isinstance(content, list):
         return tuple(_decoded(item, tensors, segment, depth + 1) for item in content)
+    if len(value) == 1 and marker == _NUMBERED and _is_numbered(content):
+        return {key: _decoded(item, tensors, segment, depth + 1) for key, item in content}
     if len(value) == 1 and marker == _FLOAT and content in ("nan", "inf", "-inf"):
         return float(content)
     raise CheckpointError(f"its state has the unknown entry {marker!r}")
+
+
+def _is_numbered(content: Any) -> bool:
+    """Whether something is a list of pairs of a whole number and anything."""
+    return isinstance(content, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in content
+    )
 
 
 def clone(tree: Any) -> Any:

@@ -72,7 +72,7 @@ class AlgorithmCommand(click.Command, ABC):
         parser.ignore_unknown_options = True
         values, _, _ = parser.parse_args(list(args))
         # Only what was typed: click has a value of its own for what is missing.
-        typed = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple)}
+        typed = {name: value for name, value in values.items() if isinstance(value, str | bool | tuple | list)}
         help_option = self.get_help_option(ctx)
         with users_mistakes():
             config_class = self.config_class(typed, asks_help=help_option is not None and help_option.name in typed)
@@ -116,13 +116,24 @@ class RunCommand(AlgorithmCommand):
         super().__init__(*args, **kwargs)
         file = "Run file: YAML, TOML or JSON. What stands after it wins."
         words = click.Argument(["words"], nargs=-1, metavar="[ENV] [KEY=VALUE]...")
-        self.params[:0] = [words, click.Option(["-f", "--file"], metavar="FILE", help=file)]
+        files = click.Option(["-f", "--file"], metavar="FILE", help=file, multiple=True, callback=one_file)
+        self.params[:0] = [words, files]
         for name in self.run_fields:
             self.params.append(FieldOption(_RUN[name], "Tracking and display" if name in self.display else None))
 
     def config_class(self, parameters: Mapping[str, Any], *, asks_help: bool) -> type[AlgorithmConfig]:
         """Find the config class of the run's algorithm."""
+        parameters = {**parameters, "file": one_file(None, None, parameters.get("file"))}
         return _config_class(parameters, _file_data(parameters))
+
+
+def one_file(ctx: click.Context | None, param: click.Parameter | None, files: Sequence[str] | None) -> str | None:
+    """Return the one file of an option `-f`, if any: of several, the last would silently replace the others."""
+    if files is not None and len(files) > 1:
+        raise UserError(
+            f"one file at most; got -f {' and -f '.join(files)}. Write them as one, or what differs as KEY=VALUE."
+        )
+    return files[0] if files else None
 
 
 def _file_data(parameters: Mapping[str, Any]) -> dict[str, Any]:

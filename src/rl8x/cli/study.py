@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from rl8x.cli.errors import LOST_ROWS, UserError, users_mistakes
-from rl8x.cli.options import find_modules_here
+from rl8x.cli.options import find_modules_here, one_file
 from rl8x.config import apply_overrides
 from rl8x.config.files import SUFFIXES
 from rl8x.importing import texts
@@ -45,7 +45,14 @@ _FAILED: Final = 1
 
 @click.command("study", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("-f", "--file", metavar="FILE", help="The study's file: YAML, TOML or JSON. What stands after it wins.")
+@click.option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    multiple=True,
+    callback=one_file,
+    help="The study's file: YAML, TOML or JSON. What stands after it wins.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Trainings at the same time on this machine.")
 @click.option(
     "--backend",

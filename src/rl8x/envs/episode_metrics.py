@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x.names import unknown_name
+from rl8x.names import did_you_mean, unknown_name
 
 REDUCTIONS = ("last", "mean", "sum", "max", "min")
 AUTO = {"success": "last", "is_success": "last"}
@@ -32,6 +33,7 @@ class EpisodeMetrics:
     """
 
     def __init__(self, spec: str | Sequence[str] | Mapping[str, str]) -> None:
+        self._looked = spec == "auto"
         if isinstance(spec, str):
             spec = AUTO if spec == "auto" else [spec]
         self.reductions = dict(spec) if isinstance(spec, Mapping) else dict.fromkeys(spec, "last")
@@ -74,6 +76,32 @@ class EpisodeMetrics:
             for name, parts in accumulators.items()
         }
 
+    def check_reported(self, accumulators: Accumulators, info: Mapping[str, Any], done: Tensor) -> None:
+        """Warn, where the first episode has ended, of metrics that were asked for and not reported until then.
+
+        Args:
+            accumulators: What `update` returned.
+            info: What the step reported.
+            done: Copies whose episode ended, `[num_envs]`, bool.
+        """
+        if self._looked or not bool(done.any()):
+            return
+        self._looked = True
+        missing = [name for name in self.names if name not in accumulators]
+        if not missing:
+            return
+        last = info.get("final_info")
+        reported = sorted(
+            {*_reported_names(info, done), *_reported_names(last if isinstance(last, Mapping) else {}, done)}
+        )
+        hint = did_you_mean(missing[0], reported) if reported else ""
+        warnings.warn(
+            f"`metrics` names {', '.join(map(repr, missing))}, which the environment had not reported when its first "
+            f"episode ended.{hint} In `info` it reported {', '.join(map(repr, reported)) or 'no numbers'}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
     def restarted(self, accumulators: Accumulators, done: Tensor) -> Accumulators:
         """Return the accumulators, empty for the copies whose episode ended, by `done`, `[num_envs]`."""
         return {
@@ -93,6 +121,15 @@ class EpisodeMetrics:
             value, mask = now or (last[0], torch.zeros_like(counts))
             now = torch.where(final, last[0], value), torch.where(final, last[1], mask)
         return now if now is None else (now[0], now[1] & counts)
+
+
+def _reported_names(info: Mapping[str, Any], like: Tensor) -> Iterator[str]:
+    """Yield the names of what has a number for each copy, those in nested dicts with slashes."""
+    for name, value in info.items():
+        if isinstance(value, Mapping) and name != "final_info":
+            yield from (f"{name}/{inner}" for inner in _reported_names(value, like))
+        elif not name.startswith("_") and _lookup(info, name, like) is not None:
+            yield name
 
 
 def _reduced(reduction: str, parts: Mapping[str, Tensor], value: Tensor, mask: Tensor) -> dict[str, Tensor]:

@@ -213,6 +213,7 @@ class GymnasiumEnv(SimulatorEnv):
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         resets = done if self.autoreset_mode == AutoresetMode.SAME_STEP else None
         metrics = self.episode_metrics.update(carry["metrics"], info, resets, ~masked)
+        self.episode_metrics.check_reported(metrics, info, done)
         final_obs, valid = obs, None
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             valid = ~masked

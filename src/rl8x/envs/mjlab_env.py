@@ -131,7 +131,9 @@ class MjlabEnv(SimulatorEnv):
             # Its noise is drawn anew for every copy: those that go on keep what the step gave.
             obs, log = where_rows(done, fresh, obs), log | reset_log
         everyone = torch.ones_like(done)
-        metrics = self.episode_metrics.update(carry["metrics"], {**extras, "log": log}, None, everyone)
+        info = {**extras, "log": log}
+        metrics = self.episode_metrics.update(carry["metrics"], info, None, everyone)
+        self.episode_metrics.check_reported(metrics, info, done)
         returns, elapsed = carry["returns"] + rewards, carry["elapsed"] + 1
         values, metrics = self.episode_metrics.values(metrics), self.episode_metrics.restarted(metrics, done)
         step = Step(obs, rewards, terminated, truncated, final_obs, returns, elapsed, None, values)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from types import EllipsisType
@@ -148,12 +150,31 @@ def _from_id(
         kwargs = {**kwargs, "max_episode_steps": never if time_limit is None else time_limit}
     try:
         return gymnasium.make_vec(name, num_envs, vectorization_mode=_VECTORIZATIONS[vectorization], **kwargs)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in kwargs:
+            raise
+        known = _keywords_of(name, vectorization)
+        hint = did_you_mean(unknown[1], known)
+        takes = f" It takes {', '.join(known)}." if known else ""
+        raise ValueError(f"{name!r} takes no argument {unknown[1]!r}.{hint}{takes}") from error
     except gymnasium.error.Error as error:
         # Gymnasium says well what is missing and the like; a malformed id is a plain Error there.
         if not isinstance(error, gymnasium.error.UnregisteredEnv) and type(error) is not gymnasium.error.Error:
             raise ValueError(f"{name!r} cannot be made: {error}") from error
+        if name.rpartition(":")[-1] in gymnasium.registry:  # it has no vectorised form
+            raise ValueError(f"{name!r} cannot be made with vectorization={vectorization!r}: {error}") from error
         hint = did_you_mean(name, gymnasium.registry, most=3, cutoff=0.5, show=str)
         raise ValueError(f"no Gymnasium environment {name!r} is registered.{hint}") from error
+
+
+def _keywords_of(name: str, vectorization: str) -> list[str]:
+    """Return the names of the keyword arguments of a registered environment's constructor."""
+    spec = gymnasium.spec(name.rpartition(":")[-1])
+    entry = spec.vector_entry_point if vectorization == "vector" else spec.entry_point
+    maker = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    given = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [] if maker is None else [n for n, each in inspect.signature(maker).parameters.items() if each.kind in given]
 
 
 def ask_for_final_obs(vector_env: Any) -> None:

@@ -119,6 +119,7 @@ class VmasEnv(SimulatorEnv):
         names = [name for name in self.metric_names if name in infos[0]]
         info = {name: self._joined([info[name].reshape(self.num_worlds, -1)[:, 0] for info in infos]) for name in names}
         metrics = self.episode_metrics.update(carry["metrics"], info, None, torch.ones_like(done))
+        self.episode_metrics.check_reported(metrics, infos[0], done)
         final_obs = next_obs = self._joined(obs)
         over = done[: self.num_worlds].nonzero().squeeze(1).tolist()
         parameters = self.redrawn(done, carry["parameters"], self.starting_parameters(noise))

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar, Final
 
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
-from rl8x.algorithms.hyperparameters import option
+from rl8x.algorithms.hyperparameters import given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
 from rl8x.algorithms.online import OnlineConfig
 from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
@@ -213,6 +213,12 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         super().__post_init__()
         self.schedule("priority_beta").bounded(0.0, 1.0, "priority_beta_schedule")
 
+    def without_effect(self) -> dict[str, str]:
+        """Return those of the priorities too, where transitions are drawn uniformly."""
+        names = () if self.prioritized else ("priority_alpha", "priority_beta", "priority_beta_schedule")
+        why = "transitions are drawn uniformly. Give prioritized=True, or leave it out"
+        return super().without_effect() | given_for_nothing(self, names, why)
+
     def check_source(self) -> None:
         """Refuse, beside a data set, options of collecting and of the replay, and without one those that need it.
 
@@ -273,6 +279,12 @@ class OffPolicyConfig(ValueConfig, OnlineConfig):
         return self.buffer_size * row_bytes(observation, action)
 
 
+def bounds_of_no_atoms(config: Any) -> dict[str, str]:
+    """Return `v_min` and `v_max` where they were given and there are no atoms, as `given_for_nothing` does."""
+    names = () if config.num_atoms > 1 else ("v_min", "v_max")
+    return given_for_nothing(config, names, "there are no atoms. Give num_atoms, such as 51, or leave it out")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig(OffPolicyConfig):
     """Hyperparameters of every algorithm that trains a policy by critics, Q(s, a), from a replay."""
@@ -304,6 +316,10 @@ class ActorCriticConfig(OffPolicyConfig):
         super().__post_init__()
         if not -math.inf < self.v_min < self.v_max < math.inf:
             raise ValueError(f"`v_min` must be less than `v_max`, both finite; got {self.v_min} and {self.v_max}.")
+
+    def without_effect(self) -> dict[str, str]:
+        """Return the bounds of atoms too, where there are none."""
+        return super().without_effect() | bounds_of_no_atoms(self)
 
     def check_source(self) -> None:
         """Refuse the scale of returns beside a data set too, whose returns are not measured.
