@@ -218,7 +218,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         """Have parameters that go by returns move, by where an episode ended, `[horizon, num_envs]`."""
         if self.env.moves_by_returns:
             horizon = self.config.horizon
-            self.env.move_parameters(
+            self.env.update_parameters_from_episodes(
                 ended,
                 rollout[keys.EPISODE_RETURNS][:horizon],
                 rollout.metrics(),
@@ -287,7 +287,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             self.env.steer_config(env_config(known))
         elif is_due:
             self.env.configure(env_config)
-        self.env.follow_row(known)
+        self.env.update_parameters_from_metrics(known)
         if is_due:
             self._check_moves()
             self.collector.reset()
