@@ -31,7 +31,8 @@ from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
 from rl8x.algorithms.off_policy.updates import Batch, Update, Updater, UpdateResult, block_size
-from rl8x.algorithms.optimizer import make_rule, updates_not_finite
+from rl8x.algorithms.optimizer import updates_not_finite
+from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
 from rl8x.execution.threads import flushed_denormals

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
+from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
+from rl8x.algorithms.optimizer_rules import Rule
 from rl8x.distributed import mean_over_ranks
 from rl8x.execution.private import Substitution
 

@@ -22,7 +22,8 @@ from rl8x.algorithms.on_policy.config import OnPolicyConfig
 from rl8x.algorithms.on_policy.minibatches import Batch, SequencePack
 from rl8x.algorithms.on_policy.update import Objective, Updater
 from rl8x.algorithms.online import OnlineAlgorithm
-from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
+from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
+from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
