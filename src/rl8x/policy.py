@@ -251,7 +251,7 @@ class Policy(Portable):
             starts: As in `act`.
 
         Returns:
-            The distribution's parameters (`distribution.from_features`), values `[num_envs]`, and the state, each `[num_envs, *]`.
+            The parameters by `distribution.from_features`, values `[num_envs]`, and the state, each `[num_envs, *]`.
         """
         obs, mask = self.model_inputs(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
@@ -358,8 +358,8 @@ class Policy(Portable):
             obs: Observations, `[..., *obs]` or a dict of such.
 
         Returns:
-            Normalised observations, hidden parts included, and True where an action is legal, `[..., num_actions]`, bool;
-            None without a mask.
+            Normalised observations, hidden parts included, and True where an action is legal, `[..., num_actions]`,
+            bool; None without a mask.
         """
         mask = None
         if self.masked:

@@ -25,7 +25,7 @@ from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult, weighted_mean
 from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.q_values import QPolicy, check_discrete
@@ -144,7 +144,7 @@ class QLearning(Learner[DQNConfig]):
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
         """Move Q(s, a) towards what was seen and what the target network expects after it.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)

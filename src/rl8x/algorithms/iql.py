@@ -22,10 +22,10 @@ from rl8x.algorithms.off_policy.critics import Critics, action_values
 from rl8x.algorithms.off_policy.learner import TAU, observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 from rl8x.trees import unflatten_tree
 
 
@@ -97,7 +97,9 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
             ValueError: If they are neither in a `Box` nor in a `Discrete` space.
         """
         if not isinstance(self.action_space, gymnasium.spaces.Box | gymnasium.spaces.Discrete):
-            raise ValueError(f"IQL needs a Box or Discrete action space; got {describe(self.action_space)}. Use BC.")
+            raise ValueError(
+                f"IQL needs a Box or Discrete action space; got {describe_space(self.action_space)}. Use BC."
+            )
 
     def make_policy(self) -> Policy:
         """Return the policy; its model's values are V."""
@@ -127,7 +129,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         self.add_net("q", critics)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
         """Move V to an expectile of Q', the policy to actions that are better than V, and Q to what was seen.
 
             A    = min_i Q'_i(s, a) - V(s)

@@ -20,7 +20,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.on_policy import Batch, Objective, OnPolicyAlgorithm, OnPolicyConfig
+from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.categorical import pick
 from rl8x.envs import Env
@@ -33,7 +33,7 @@ from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, experience
 from rl8x.trees import unflatten_tree
 
-LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
+PQN_LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
 _EPSILON: Final = "coefficients/epsilon"
 
 
@@ -88,7 +88,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
     """
 
-    metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
+    metrics: tuple[str, ...] = (*PQN_LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
     policy: QPolicy
 
     def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
@@ -118,7 +118,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     @property
     def objective(self) -> Objective:
         """The squared error of the values of the actions taken."""
-        return Objective(minibatch_losses, LOSS_METRICS, LOSS_METRICS[0])
+        return Objective(pqn_minibatch_losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
 
     @property
     def params(self) -> dict[str, Any]:
@@ -164,7 +164,9 @@ def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
     return experience(cursor, act, step) | {keys.VALUES: act.values}
 
 
-def minibatch_losses(policy: Callable[..., Tensor], batch: Batch, state: Batch, _: Tensor, config: PQNConfig) -> Tensor:
+def pqn_minibatch_losses(
+    policy: Callable[..., Tensor], batch: SequenceBatch, state: SequenceBatch, _: Tensor, config: PQNConfig
+) -> Tensor:
     """Sum the loss and its monitors over a minibatch.
 
         L = 1/2 (Q(s_t, a_t) - R_t)^2
@@ -176,7 +178,7 @@ def minibatch_losses(policy: Callable[..., Tensor], batch: Batch, state: Batch, 
         config: The hyperparameters, none of which is needed here.
 
     Returns:
-        Sums in the order of `LOSS_METRICS`, `[3]`.
+        Sums in the order of `PQN_LOSS_METRICS`, `[3]`.
     """
     q = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
     taken = pick(q, batch[keys.ACTIONS])

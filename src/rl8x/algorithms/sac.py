@@ -23,7 +23,7 @@ from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -236,7 +236,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _work(self) -> int:
         return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
 
             V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); with the targets' Q' it is V'
@@ -259,7 +259,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return UpdateResult(metrics, errors)
 
     def _learn_policy(
-        self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None
+        self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None
     ) -> dict[str, Tensor]:
         """Do the policy's and the temperature's part of `update`; return what is measured, by the names of metrics."""
         q, obs = nets["q"], self.critics_obs(batch, keys.OBS)
@@ -283,7 +283,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             "monitors/policy_grad_norm": policy_norm,
         }
 
-    def _target_entropies(self, batch: Batch) -> Tensor | float:
+    def _target_entropies(self, batch: ReplayBatch) -> Tensor | float:
         """Return the entropy that the temperature keeps, of each row, `[batch_size]`, where a mask leaves it less.
 
         Without that, no policy could have the entropy, and the temperature would grow without end.
@@ -301,7 +301,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             return alpha
         return torch.full((), self.config.alpha, device=self.device)
 
-    def _td_targets(self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None) -> Tensor:
+    def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None) -> Tensor:
         """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         acted = self._acted(nets["policy"](*observed(batch, keys.NEXT_OBS)), noise)
         outputs, bonus = nets["target"](self.critics_obs(batch, keys.NEXT_OBS), *acted.actions), alpha * acted.entropies
@@ -326,7 +326,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         # An action that is never taken has a finite, huge logarithm, of which alpha times may be infinite.
         return Acted((), probs, -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1))
 
-    def _conservatism(self, nets: Mapping[str, Net], batch: Batch) -> Callable[..., Tensor]:
+    def _conservatism(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Callable[..., Tensor]:
         """Return what lowers the values of actions that the data do not have, of critics and their values Q_i(s, a).
 
             cql_coeff sum_i mean of (log integral exp Q_i(s, b) db - Q_i(s, a))
@@ -355,7 +355,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
         return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
 
-    def _cql_actions(self, nets: Mapping[str, Net], batch: Batch) -> tuple[Tensor, Tensor]:
+    def _cql_actions(self, nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
         """Return actions for the batch's observations, and minus the logarithms of the densities they are drawn from.
 
         They are uniform ones, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,

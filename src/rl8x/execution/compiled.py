@@ -15,7 +15,7 @@ from rl8x.execution.compiler import Run, compiler, load
 from rl8x.execution.fingerprint import Fingerprint, fingerprint
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError, layout_of
-from rl8x.execution.traces import Description, LoopShape, describe, trace
+from rl8x.execution.traces import LoopShape, ProgramDescription, describe_program, trace
 
 MadeOf = Callable[[], Sequence[object]]
 """Returns the objects that decide what a function does."""
@@ -92,7 +92,7 @@ class CompiledProgram:
 
     def _describe(self, tensors: Sequence[Tensor]) -> _Described:
         graph, read = trace(self.function, tensors)
-        return _Described(describe(graph, [*tensors, *read]), read)
+        return _Described(describe_program(graph, [*tensors, *read]), read)
 
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
         """Return the traced graph as it is."""
@@ -172,7 +172,7 @@ class CompiledLoop(CompiledProgram):
         loop = self.loop
         graph, read = trace(self.function, loop.first(tensors))
         shape = LoopShape(len(tensors) - loop.num_items, loop.num_items, loop.ends)
-        return _Described(describe(graph, [*tensors, *read], shape), read)
+        return _Described(describe_program(graph, [*tensors, *read], shape), read)
 
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
         """Return a loop over the traced graph as it is."""
@@ -198,7 +198,7 @@ class _Ready(NamedTuple):
 class _Described(NamedTuple):
     """A program that is to be compiled for one layout, and what it reads beside its arguments."""
 
-    description: Description
+    description: ProgramDescription
     read: Sequence[Tensor]
 
 

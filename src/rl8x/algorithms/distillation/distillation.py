@@ -25,7 +25,7 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, AnyEnvConfig
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, labelled
-from rl8x.algorithms.distillation.losses import LOSS_METRICS, loss_of, minibatch_losses
+from rl8x.algorithms.distillation.losses import DISTILLATION_LOSS_METRICS, distillation_minibatch_losses, loss_of
 from rl8x.algorithms.distillation.teacher import Teacher, View, acting_weights
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
@@ -36,7 +36,7 @@ from rl8x.names import unknown_name
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
-from rl8x.spaces import critic_only, describe, without_parts
+from rl8x.spaces import critic_only, describe_space, without_parts
 
 BETA: Final = "coefficients/beta"
 PLAYED: Final = "monitors/teacher_share"
@@ -49,7 +49,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     2020, arXiv:2010.11251.
     """
 
-    metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
+    metrics: tuple[str, ...] = (*DISTILLATION_LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
     target_metric: ClassVar[str] = PLAYED
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.VALID, LABELS)
     made: ClassVar[tuple[str, ...]] = ()
@@ -68,7 +68,10 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         """
         config, space = self.config, self.env.single_observation_space
         if self.teacher.policy.action_space != self.env.single_action_space:
-            theirs, ours = describe(self.teacher.policy.action_space), describe(self.env.single_action_space)
+            theirs, ours = (
+                describe_space(self.teacher.policy.action_space),
+                describe_space(self.env.single_action_space),
+            )
             raise ValueError(f"the teacher acts in {theirs}; the environment takes {ours}.")
         built_in = config.model is None or (isinstance(config.model, str) and config.model in BUILTIN)
         return Student(
@@ -114,8 +117,8 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     @property
     def objective(self) -> Objective:
         """How far the student is from the labels."""
-        losses = functools.partial(minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
-        return Objective(losses, LOSS_METRICS, LOSS_METRICS[0])
+        losses = functools.partial(distillation_minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
+        return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Make nothing, as labels are made while collecting; measure the share of steps that the teacher played."""

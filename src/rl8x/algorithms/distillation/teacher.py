@@ -23,7 +23,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
-from rl8x.spaces import describe, space_from_plain, space_to_plain
+from rl8x.spaces import describe_space, space_from_plain, space_to_plain
 
 # What a policy has beside what acts: the units of values.
 _NOT_ACTING: Final = "value_moments."
@@ -208,8 +208,9 @@ class View:
             self.unwraps = True
         else:
             raise ValueError(
-                f"the teacher needs observations of {describe(teacher)}; the environment has {describe(env)}. Make it "
-                "show the teacher all of them, as observe_parameters='all' shows the parameters: `teacher_obs` keeps "
+                f"the teacher needs observations of {describe_space(teacher)}; the environment has "
+                f"{describe_space(env)}. Make it show the teacher all of them, as observe_parameters='all' shows "
+                "the parameters: `teacher_obs` keeps "
                 "them from the student."
             )
 

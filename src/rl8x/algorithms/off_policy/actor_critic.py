@@ -26,7 +26,7 @@ from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.return_scale import ReturnScale
-from rl8x.algorithms.off_policy.updates import Batch, Updater, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.functional import expectation, project
@@ -84,13 +84,13 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             self.critics.autocast = self.execution.autocast
         self.add_net("q", self.critics)
 
-    def make_cycle(self) -> list[Updater]:
+    def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return updates of which every `policy_delay`-th trains the policy too."""
         critics = self.make_updater(functools.partial(self.update, trains_policy=False), CRITIC_METRICS)
         return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
         """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn.
 
         Args:
@@ -104,7 +104,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
 
     # -- in an update
 
-    def critics_obs(self, batch: Batch, key: str) -> Any:
+    def critics_obs(self, batch: ReplayBatch, key: str) -> Any:
         """Return a batch's observations as the critics read them.
 
         Args:
@@ -133,7 +133,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         """
         return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
 
-    def bootstrapped(self, next_values: Tensor, batch: Batch) -> Tensor:
+    def bootstrapped(self, next_values: Tensor, batch: ReplayBatch) -> Tensor:
         """Return y = R + d V(s') of values of what followed; R is scaled where there is a `return_bound`.
 
         Args:
@@ -147,7 +147,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
         return returns + discounts * next_values
 
-    def critic_targets(self, outputs: Tensor, batch: Batch, bonus: Tensor | None = None) -> Tensor:
+    def critic_targets(self, outputs: Tensor, batch: ReplayBatch, bonus: Tensor | None = None) -> Tensor:
         """Return y = R + d (min_i Q_i'(s', a') + bonus), or its distribution where Q' is that of the smallest mean.
 
         Args:
@@ -168,7 +168,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         return project(probs, self.bootstrapped(after.expand_as(probs), batch), self.atoms)
 
     def learn_values(
-        self, q: Net, batch: Batch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
+        self, q: Net, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Move the critics towards their targets.
 

@@ -30,7 +30,7 @@ from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
-from rl8x.algorithms.off_policy.updates import Batch, Update, Updater, UpdateResult, block_size
+from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, Update, UpdateResult, block_size
 from rl8x.algorithms.optimizer import updates_not_finite
 from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed
@@ -52,7 +52,7 @@ _SECONDS_PER_UPDATE: Final = 1e-3
 _MULTIPLIED: Final = 8
 
 
-def observed(batch: Batch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
+def observed(batch: ReplayBatch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
     """Return a batch's observations as a policy's `forward` takes them: sequences of one step, `[1, batch_size, ...]`.
 
     Args:
@@ -64,7 +64,7 @@ def observed(batch: Batch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
     return obs, {}, torch.zeros((1, len(returns)), dtype=torch.bool, device=returns.device)
 
 
-def recorded_actions(batch: Batch) -> Any:
+def recorded_actions(batch: ReplayBatch) -> Any:
     """Return a batch's actions as a policy's `evaluate` takes them: sequences of one step, `[1, batch_size, ...]`."""
     return tree_map(lambda part: part.unsqueeze(0), unflatten_tree(keys.ACTIONS, batch))
 
@@ -128,7 +128,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Add what is trained, and its targets, to `nets`, by `add_net` and `nets.add_target`."""
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
         """Learn from one batch: a pure function of tensors, but that networks change in place.
 
         Args:
@@ -140,18 +140,18 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             The metrics that `update_metrics` names, and the errors of the rows where the algorithm knows them.
         """
 
-    def make_cycle(self) -> list[Updater]:
+    def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return what updates do, in turn: by default the same."""
         return [self.make_updater(self.update, self.update_metrics)]
 
-    def make_updater(self, update: Update, names: Sequence[str]) -> Updater:
+    def make_updater(self, update: Update, names: Sequence[str]) -> OffPolicyUpdater:
         """Return what runs an update.
 
         Args:
             update: The update.
             names: The metrics that it returns: the first ones of `update_metrics`, or all.
         """
-        return Updater(update, self.nets, names, self.execution, self._made_of())
+        return OffPolicyUpdater(update, self.nets, names, self.execution, self._made_of())
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
         """Draw what updates read beside their batches, such as noise and flags.
@@ -254,7 +254,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self._learned_from(index, torch.cat(errors) if errors else None)
         return [rows for rows, _ in results]
 
-    def _runs(self, first: int, count: int) -> Iterator[tuple[Updater, int]]:
+    def _runs(self, first: int, count: int) -> Iterator[tuple[OffPolicyUpdater, int]]:
         """Yield what makes the updates after `first`, and how many in a row."""
         turns = (self.cycle[i % len(self.cycle)] for i in range(first, first + count))
         for updater, each in itertools.groupby(turns):

@@ -16,7 +16,7 @@ from rl8x.execution import Execution, Program
 from rl8x.execution.programs import prepare
 from rl8x.trees import row_major
 
-Batch = Mapping[str, Tensor]
+ReplayBatch = Mapping[str, Tensor]
 """What one update reads, by flat names: rows of the replay `[batch_size, ...]`, and what the algorithm drew."""
 
 WEIGHTS: Final = "importance_weights"
@@ -26,7 +26,7 @@ WEIGHTS: Final = "importance_weights"
 _BLOCK_BYTES: Final = 2**26
 
 
-def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
+def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
     """Return the mean of the losses of a batch's rows, `[batch_size]`, under importance weights where it has such."""
     return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
 
@@ -48,11 +48,11 @@ class Update(Protocol):
     """Learns from one batch: a pure function of tensors, but that networks change in place."""
 
     @abstractmethod
-    def __call__(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
+    def __call__(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
         """Do one update."""
 
 
-class Updater:
+class OffPolicyUpdater:
     """Runs updates in blocks.
 
     Args:
@@ -73,7 +73,7 @@ class Updater:
         self._made_of = made_of
         self._items: tuple[str, ...] = ()
 
-    def run(self, items: Batch) -> tuple[Tensor, Tensor | None]:
+    def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
         """Do one update after the other.
 
         Args:
@@ -86,12 +86,12 @@ class Updater:
         rows, *errors = self._program(*arguments)
         return rows, errors[0] if errors else None
 
-    def prepare(self, items: Batch) -> None:
+    def prepare(self, items: ReplayBatch) -> None:
         """Have the program compiled for items laid out like these, without running it or waiting for it."""
         arguments = self._arguments(items)
         prepare(self._program, *arguments)
 
-    def _arguments(self, items: Batch) -> list[Tensor]:
+    def _arguments(self, items: ReplayBatch) -> list[Tensor]:
         self._items = tuple(items)
         # Columns of a replay are views of one tensor; what is compiled gets tensors of the usual strides.
         return [*self.nets.state, *self.nets.rates, *[row_major(item) for item in items.values()]]

@@ -19,8 +19,8 @@ from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import Batch, SequencePack
-from rl8x.algorithms.on_policy.update import Objective, Updater
+from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack
+from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
 from rl8x.algorithms.optimizer_rules import make_rule
@@ -87,7 +87,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
         self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
-        self.updater = Updater(
+        self.updater = OnPolicyUpdater(
             self.policy,
             config,
             self.objective,
@@ -282,7 +282,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         )
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average over the updates of a step what `Updater.run` returned of each."""
+        """Average over the updates of a step what `OnPolicyUpdater.run` returned of each."""
         return dict(zip((*self.objective.metrics, GRAD_NORM), rows.mean(0), strict=True))
 
     @functools.cached_property
@@ -304,7 +304,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
     def _fill_pack(self, made: Mapping[str, Tensor]) -> None:
         """Pack what the updates read; what was made of the rollout is `[horizon, num_envs]`, each."""
         horizon = self.config.horizon
-        packed: Batch = {
+        packed: SequenceBatch = {
             name: value[:horizon] for name, value in self.rollout.tensors.items() if is_part(name, *self.packed)
         }
         states = {name: self.rollout.states[name] for name in self.policy.initial_state(1)}

@@ -18,7 +18,7 @@ from rl8x import keys
 from rl8x.algorithms.memory_check import Space
 from rl8x.spaces import leaves
 
-Batch = dict[str, Tensor]
+SequenceBatch = dict[str, Tensor]
 Rows = Tensor | slice
 # More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
 MOST_PACKED: Final = 256
@@ -61,8 +61,8 @@ class SequencePack:
         self.wide = False
         self.width = 0
         self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
-        self._wide: Batch = {}
-        self._states: Batch = {}
+        self._wide: SequenceBatch = {}
+        self._states: SequenceBatch = {}
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """Copy a rollout in.
@@ -121,7 +121,7 @@ class SequencePack:
             taken += [tensor[sequences, :, copies] for tensor in self._wide.values()]
         return taken
 
-    def unpack(self, taken: list[Tensor]) -> tuple[Batch, Batch]:
+    def unpack(self, taken: list[Tensor]) -> tuple[SequenceBatch, SequenceBatch]:
         """Name what `take` gave.
 
         Returns:
@@ -137,7 +137,7 @@ class SequencePack:
             batch[name] = wide.transpose(0, 1)
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
-    def gather(self, rows: Rows) -> tuple[Batch, Batch]:
+    def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:
         """Take sequences by their numbers, `[batch]`, and name what they hold; returns what `unpack` does."""
         return self.unpack(self.take(rows))
 

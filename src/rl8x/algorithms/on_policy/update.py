@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import Batch, Rows, SequencePack, epoch
+from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
@@ -46,14 +46,14 @@ class Objective(NamedTuple):
         limit: See `limited`; None is no limit.
     """
 
-    losses: Callable[[Callable[..., Any], Batch, Batch, Tensor, Any], Tensor]
+    losses: Callable[[Callable[..., Any], SequenceBatch, SequenceBatch, Tensor, Any], Tensor]
     metrics: tuple[str, ...]
     total: str
     limited: str = ""
     limit: float | None = None
 
 
-class Updater:
+class OnPolicyUpdater:
     """Trains `num_sgd_iters` epochs, an optimizer step for each minibatch or accumulated epoch.
 
     Args:
@@ -330,7 +330,7 @@ class Updater:
     # The functions of tensors that are compiled
 
     def _losses(
-        self, views: Sequence[Tensor], coefficient: Tensor, scale: Tensor, batch: Batch, state: Batch
+        self, views: Sequence[Tensor], coefficient: Tensor, scale: Tensor, batch: SequenceBatch, state: SequenceBatch
     ) -> Tensor:
         """Return the scaled sums of the loss metrics under the weights given, `[num_metrics]`."""
         call: Callable[..., Any] = self.policy

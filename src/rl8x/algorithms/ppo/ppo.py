@@ -20,7 +20,7 @@ from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.algorithms.ppo.config import PPOConfig
-from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS, TOTAL, minibatch_losses
+from rl8x.algorithms.ppo.losses import KL_DIV, PPO_LOSS_METRICS, TOTAL, ppo_minibatch_losses
 from rl8x.envs import Env
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
 from rl8x.policy import Policy
@@ -28,7 +28,7 @@ from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic
 
 # Of what an update returns: the monitors that are measured before its step, between the losses and the gradient's norm.
-_MONITORS: Final = slice(LOSS_METRICS.index(KL_DIV), len(LOSS_METRICS))
+_MONITORS: Final = slice(PPO_LOSS_METRICS.index(KL_DIV), len(PPO_LOSS_METRICS))
 _REFUSED: Final = "monitors/refused_updates"
 
 # Steps in a row with most of the critic's samples silenced before a warning: the first ones are no sign yet.
@@ -42,7 +42,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     """
 
     metrics: tuple[str, ...] = (
-        *LOSS_METRICS,
+        *PPO_LOSS_METRICS,
         GRAD_NORM,
         EXPLAINED_VARIANCE,
         LR,
@@ -88,7 +88,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     def objective(self) -> Objective:
         """PPO's losses, whose updates end where the KL divergence is too large."""
         limit = self.config.target_kl_div
-        return Objective(minibatch_losses, LOSS_METRICS, TOTAL, KL_DIV, None if limit is None else 1.5 * limit)
+        return Objective(ppo_minibatch_losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, None if limit is None else 1.5 * limit)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         }
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average over the updates of a step what `Updater.run` returned of each.
+        """Average over the updates of a step what `OnPolicyUpdater.run` returned of each.
 
         Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
         step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
@@ -124,7 +124,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         counted = applied.unsqueeze(1).repeat(1, rows.shape[1])
         counted[:, _MONITORS] = measured.unsqueeze(1)
         means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
-        stats: dict[str, Number] = dict(zip((*LOSS_METRICS, GRAD_NORM), means, strict=True))
+        stats: dict[str, Number] = dict(zip((*PPO_LOSS_METRICS, GRAD_NORM), means, strict=True))
         if self.config.target_kl_div is not None:
             stats[_REFUSED] = self.config.updates_per_step - applied.sum()
         return stats
