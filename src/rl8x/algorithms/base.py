@@ -119,10 +119,10 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         seed = draw_seed(self.seed)
-        made, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
-        if made is not None:
-            made.shared_seed = part_seed(seed, "parameters", rank=0)
-        return algorithm(self, made, seed, factory)
+        made_env, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
+        if made_env is not None:
+            made_env.shared_seed = part_seed(seed, "parameters", rank=0)
+        return algorithm(self, made_env, seed, factory)
 
     @property
     def replaced(self) -> dict[str, Any]:

@@ -75,9 +75,9 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
         actions = recorded_actions(batch)
 
         def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            found = policy(obs, actions, state, starts)
-            total = -found.logp.mean()
-            return total, {"losses/bc": total, "monitors/entropy": found.entropy.mean()}
+            evaluation = policy(obs, actions, state, starts)
+            total = -evaluation.logp.mean()
+            return total, {"losses/bc": total, "monitors/entropy": evaluation.entropy.mean()}
 
-        found, norm = nets["policy"].minimise(loss)
-        return UpdateResult({**found, "monitors/grad_norm": norm})
+        metrics, norm = nets["policy"].minimise(loss)
+        return UpdateResult({**metrics, "monitors/grad_norm": norm})

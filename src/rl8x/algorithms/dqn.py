@@ -158,13 +158,13 @@ class QLearning(Learner[DQNConfig]):
         """
         q, target = nets["q"], nets["target"]
         after = observed(batch, keys.NEXT_OBS)
-        next_values, next_outputs = (found[0] for found in target(*after, True))  # [batch_size, num_actions, ...]
+        next_values, next_outputs = (sequence[0] for sequence in target(*after, True))  # [batch_size, num_actions, ...]
         best = (q(*after)[0] if self.config.double else next_values).argmax(-1)
         following = of_actions(next_outputs, best)
         actions = self.policy.indices(batch[keys.ACTIONS])
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            table, outputs = (found[0] for found in q(*observed(batch, keys.OBS), True))
+            table, outputs = (sequence[0] for sequence in q(*observed(batch, keys.OBS), True))
             taken = of_actions(outputs, actions)
             values = self.policy.means(taken)
             losses, td_targets = self.losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
@@ -174,12 +174,12 @@ class QLearning(Learner[DQNConfig]):
                 total = error + self.config.cql_coeff * (table.logsumexp(-1) - values).mean()
             return total, {"losses/q": error, "values": values, "td_targets": td_targets}
 
-        found, norm = q.minimise(loss)
+        measured, norm = q.minimise(loss)
         target.polyak_update(q, batch[TAU])
-        errors = (found["values"] - found["td_targets"]).abs()
+        errors = (measured["values"] - measured["td_targets"]).abs()
         metrics = {
-            "losses/q": found["losses/q"],
-            "monitors/q": found["values"].mean(),
+            "losses/q": measured["losses/q"],
+            "monitors/q": measured["values"].mean(),
             "monitors/td_error": errors.mean(),
             "monitors/grad_norm": norm,
         }

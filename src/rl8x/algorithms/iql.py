@@ -146,16 +146,16 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         best = action_values(target, seen, taken, self.action_space).amin(0)  # [batch_size]
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            found = policy(*inputs, actions)
-            advantages = best - found.values[0]
+            evaluation = policy(*inputs, actions)
+            advantages = best - evaluation.values[0]
             weights = (config.temperature * advantages.detach()).exp().clamp(max=config.max_weight)
             value_loss = expectile_loss(advantages, config.expectile).mean()
-            loss = -(weights * found.logp[0]).mean()
+            loss = -(weights * evaluation.logp[0]).mean()
             metrics = {"losses/policy": loss, "losses/value": value_loss}
             monitors = {"monitors/advantage": advantages.mean(), "monitors/weight": weights.mean()}
             return loss + value_loss, metrics | monitors
 
-        found, norm = policy.minimise(policy_loss)
+        policy_metrics, norm = policy.minimise(policy_loss)
         td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * policy(*observed(batch, keys.NEXT_OBS))[0]
 
         def q_loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -165,7 +165,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
 
         q_found, q_norm = critics.minimise(q_loss)
         target.polyak_update(critics, batch[TAU])
-        return UpdateResult({**found, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
+        return UpdateResult({**policy_metrics, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

@@ -197,5 +197,5 @@ def _shown(size: int) -> str:
 
 def _stored(space: Space | None) -> int:
     """Return the bytes of one element, as the rollout has it."""
-    found = [] if space is None else [leaf for _, leaf in leaves(space)]
-    return sum(math.prod(leaf.shape or ()) * np.dtype(leaf.dtype).itemsize for leaf in found if leaf.dtype is not None)
+    parts = [] if space is None else [leaf for _, leaf in leaves(space)]
+    return sum(math.prod(leaf.shape or ()) * np.dtype(leaf.dtype).itemsize for leaf in parts if leaf.dtype is not None)

@@ -151,8 +151,8 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             gamma=config.gamma,
             gae_lambda=config.q_lambda,
         )
-        made = {keys.RETURNS: returns, keys.ACTIONS: self.policy.indices(data[keys.ACTIONS])}
-        return made, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
+        targets = {keys.RETURNS: returns, keys.ACTIONS: self.policy.indices(data[keys.ACTIONS])}
+        return targets, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
 
     def coefficients(self) -> dict[str, Number]:
         """Return what a row says of coefficients beside the learning rate."""

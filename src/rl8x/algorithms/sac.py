@@ -270,15 +270,15 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             loss = -weighted_mean(values, batch)
             return loss, {"losses/policy": loss, "entropies": acted.entropies}
 
-        found, policy_norm = nets["policy"].minimise(policy_loss)
-        gaps = found["entropies"] - self._target_entropies(batch)
+        measured, policy_norm = nets["policy"].minimise(policy_loss)
+        gaps = measured["entropies"] - self._target_entropies(batch)
         alpha_loss = (alpha * gaps).mean()
         if "alpha" in nets:
             nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}))
         return {
-            "losses/policy": found["losses/policy"],
+            "losses/policy": measured["losses/policy"],
             "losses/alpha": alpha_loss,
-            "monitors/entropy": found["entropies"].mean(),
+            "monitors/entropy": measured["entropies"].mean(),
             "coefficients/alpha": alpha,
             "monitors/policy_grad_norm": policy_norm,
         }

@@ -75,9 +75,9 @@ class CompiledProgram:
             return self._compile_here(tensors)
         described = self._described.pop(layout_of(tensors), None)
         if described is None:
-            found = self._found(tensors)
-            if found is not None:
-                return found
+            ready = self._found(tensors)
+            if ready is not None:
+                return ready
             described = self._describe(tensors)
         library = compiler().library(described.description.to_json())
         self._note(described, tensors)
@@ -118,8 +118,8 @@ class CompiledProgram:
             return None
         mark, note = noted
         read = [mark.tensors[place] for place in note["read"]]
-        found = _Ready(load(compiler().artifacts.library(note["program"])), read)
-        return found if self._agrees(found, tensors) else None
+        ready = _Ready(load(compiler().artifacts.library(note["program"])), read)
+        return ready if self._agrees(ready, tensors) else None
 
     def _note(self, described: _Described, tensors: Sequence[Tensor]) -> None:
         """Have later processes find a program without tracing, where what it reads is found without it."""

@@ -124,10 +124,10 @@ def _build(
 
 def _source(wrapper_code: str, kernel_code: str, description: ProgramDescription, results: Sequence[Tensor]) -> str:
     """Put Inductor's kernels and the calls of them, which it wrote for its own runtime, together with ours."""
-    found = _CALLS.search(wrapper_code)
-    if found is None:
+    calls_match = _CALLS.search(wrapper_code)
+    if calls_match is None:
         raise RuntimeError(f"torch {torch.__version__} writes programs in another form than is known")
-    calls = _OF_ITS_RUNTIME.sub("", found[1].replace("this->device_idx_", "0"))
+    calls = _OF_ITS_RUNTIME.sub("", calls_match[1].replace("this->device_idx_", "0"))
     if re.search(r"^ *(const )?int64_t int_array", calls, re.M):
         raise RuntimeError("shapes in it depend on values")
     operators = re.findall(r"aoti_torch_\w+\(", calls)

@@ -71,10 +71,10 @@ class ProgramDescription:
     @classmethod
     def from_json(cls, text: str) -> ProgramDescription:
         """Read what `to_json` wrote."""
-        found = json.loads(text)
-        loop = found.pop("loop")
-        found["inputs"] = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in found["inputs"])
-        return cls(**found, loop=None if loop is None else LoopShape(**loop))
+        fields = json.loads(text)
+        loop = fields.pop("loop")
+        fields["inputs"] = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in fields["inputs"])
+        return cls(**fields, loop=None if loop is None else LoopShape(**loop))
 
 
 def describe_program(

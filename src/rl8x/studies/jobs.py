@@ -100,14 +100,14 @@ def do_jobs(
                 if not _is_loss(error):
                     raise
                 losses += 1
-                what = f"a worker was lost ({' '.join(described(error).split())[:120]})"
+                loss = f"a worker was lost ({' '.join(described(error).split())[:120]})"
                 if losses == _LOSSES:
                     key = next(iter(left))
                     del left[key]
-                    yield {"key": key, "error": f"{what}, {losses} times in a row: is there enough memory?"}
+                    yield {"key": key, "error": f"{loss}, {losses} times in a row: is there enough memory?"}
                     losses = 0
                 else:
-                    say(f"{what}; {len(left)} trainings go on from where they were saved")
+                    say(f"{loss}; {len(left)} trainings go on from where they were saved")
 
 
 def _in_parallel(

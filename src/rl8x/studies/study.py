@@ -235,19 +235,19 @@ class Study:
         if not self.config.searches:
             yield self._trainings
             return
-        found = search.open_search(self.folder, self.config)
+        optuna_study = search.open_search(self.folder, self.config)
         per_trial = len(self.config.train) * len(self.config.seeds)
         # What failed is tried again, though the search has the value of the others of its trial.
-        yield [each for each in search.trials_of(found, self.config, ended=True) if not self._is_finished(each)]
-        while trials := search.next_trials(found, self.config, max(1, jobs // per_trial)):
+        yield [each for each in search.trials_of(optuna_study, self.config, ended=True) if not self._is_finished(each)]
+        while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial)):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
                 results = [result for each in trainings if (result := read_result(self._folder_of(each))) is not None]
                 values = [float(result["means"]["test/returns/mean"]) for result in results]
                 pruned = any(result["pruned"] for result in results)
                 assert trainings[0].trial is not None
-                search.tell(found, trainings[0].trial, values, pruned=pruned)
-        self._trainings = search.trials_of(found, self.config)
+                search.tell(optuna_study, trainings[0].trial, values, pruned=pruned)
+        self._trainings = search.trials_of(optuna_study, self.config)
 
     def _train(
         self, trainings: list[Training], parent: ParentRun, key: str, shown: StudyProgress, options: dict[str, Any]
@@ -352,15 +352,15 @@ class Study:
     @property
     def supports(self) -> dict[str, Support]:
         """The smallest and largest value of each parameter that each training configuration drew in the end."""
-        found: dict[str, Support] = {}
+        supports: dict[str, Support] = {}
         for training in self._finished():
             result = read_result(self._folder_of(training))
             assert result is not None
-            hull = found.setdefault(training.training, {})
+            hull = supports.setdefault(training.training, {})
             for name, (low, high) in result["support"].items():
                 before = hull.get(name, [low, high])
                 hull[name] = [min(low, before[0]), max(high, before[1])]
-        return found
+        return supports
 
     def report(self, **options: Any) -> Any:
         """Write the study's report, as `rl8x report` does: tables, figures, and a page.

@@ -154,7 +154,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         student, own = self.policy, self.env.own_observation_space
         rest = without_parts(self.env.single_observation_space, student.hidden)
         is_wrapped = isinstance(rest, spaces.Dict) and list(rest.spaces) == [keys.OBS] and rest[keys.OBS] == own
-        made = Policy(
+        policy = Policy(
             own if is_wrapped else rest,
             student.action_space,
             model=type(student.model),
@@ -163,12 +163,12 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             distribution_config=student.arguments["distribution"],
             normalize_observations=student.obs_moments is not None,
         )
-        made.model.load_state_dict(student.model.state_dict())
-        made.distribution.load_state_dict(student.distribution.state_dict())
-        if student.obs_moments is not None and made.obs_moments is not None:
-            for name, moments in made.obs_moments.items():
+        policy.model.load_state_dict(student.model.state_dict())
+        policy.distribution.load_state_dict(student.distribution.state_dict())
+        if student.obs_moments is not None and policy.obs_moments is not None:
+            for name, moments in policy.obs_moments.items():
                 moments.load_state_dict(student.obs_moments[keys.OBS if is_wrapped else name].state_dict())
-        return made.to(self.device)
+        return policy.to(self.device)
 
     @property
     def params(self) -> dict[str, Any]:

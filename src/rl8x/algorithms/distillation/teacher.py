@@ -177,12 +177,12 @@ def acting_weights(policy: Policy) -> dict[str, Tensor]:
 
 def digest(weights: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of weights, in hexadecimal digits."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 class View:

@@ -198,10 +198,10 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             total = error if penalty is None else error + penalty(q, values)
             return total, {"losses/q": error, "values": values}
 
-        found, norm = q.minimise(loss)
-        values = found["values"]
+        measured, norm = q.minimise(loss)
+        values = measured["values"]
         errors = (values - (td_targets @ self.atoms if categorical else td_targets)).abs().mean(0)
-        metrics = {"losses/q": found["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
+        metrics = {"losses/q": measured["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
         return {**metrics, "monitors/q_grad_norm": norm}, errors
 
 

@@ -84,7 +84,7 @@ class Net:
         optimizer = self.trained.optimizer
         with torch.enable_grad():
             weights = self.weights.detach().requires_grad_()
-            value, found = loss(functools.partial(self.trained.under, optimizer.split(weights)))
+            value, measured = loss(functools.partial(self.trained.under, optimizer.split(weights)))
             (gradient,) = torch.autograd.grad(value, weights)
         gradient = mean_over_ranks(gradient)
         norm = clip_and_apply(
@@ -94,7 +94,7 @@ class Net:
             self.lr,
             max_grad_norm=self.trained.max_grad_norm,
         )
-        return {name: each.detach() for name, each in found.items()}, norm
+        return {name: each.detach() for name, each in measured.items()}, norm
 
     def polyak_update(self, net: Net, tau: Tensor | float) -> None:
         """Move the share `tau`, a number or 0-d, of the way to the weights of another network of the same kind."""

@@ -297,8 +297,8 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
     def _prepare(self) -> Tensor:
         """Make the targets and pack what the updates read; return what `targets` measures, 0-d."""
         rollout, horizon = self.rollout, self.config.horizon
-        made, measured = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
-        self._fill_pack(made)
+        targets, measured = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
+        self._fill_pack(targets)
         return measured
 
     def _fill_pack(self, made: Mapping[str, Tensor]) -> None:
