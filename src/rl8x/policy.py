@@ -160,7 +160,7 @@ class Policy(Portable):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     def check_model(self, seq_len: int = 1) -> None:
@@ -231,7 +231,7 @@ class Policy(Portable):
         """Return the features of one observation a copy, and the state after it.
 
         Args:
-            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of such.
+            obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of such.
             state: As in `act`.
             starts: As in `act`.
 

@@ -115,7 +115,7 @@ class DQNConfig(
 
 
 class QLearning(Learner[DQNConfig]):
-    """What DQN learns from a batch, whether its rows come from a replay or from a data set."""
+    """The update of DQN, for rows of a replay or of a data set."""
 
     update_metrics: ClassVar[tuple[str, ...]] = ("losses/q", "monitors/q", "monitors/td_error", "monitors/grad_norm")
 
@@ -145,7 +145,7 @@ class QLearning(Learner[DQNConfig]):
         self.nets.add_target("target", of="q")
 
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Move Q(s, a) towards what was seen and what the target network expects after it.
+        """Move Q(s, a) towards the n-step return plus the target network's value of the next state.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
             L = mean of w huber(Q(s, a) - y) + cql_coeff mean of (log sum_b exp Q(s, b) - Q(s, a))
@@ -271,6 +271,6 @@ def quantile_loss(quantiles: Tensor, td_targets: Tensor, huber_delta: float | No
 
 
 def of_actions(table: Tensor, actions: Tensor) -> Tensor:
-    """Return what a table `[batch_size, num_actions, ...]` has for an action of each row, `[batch_size, ...]`."""
+    """Select the entry of each row's action from a table `[batch_size, num_actions, ...]`: `[batch_size, ...]`."""
     index = actions.reshape(-1, *[1] * (table.dim() - 1)).expand(-1, 1, *table.shape[2:])
     return table.gather(1, index).squeeze(1)

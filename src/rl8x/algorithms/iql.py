@@ -130,7 +130,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         self.nets.add_target("target", of="q")
 
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
-        """Move V to an expectile of Q', the policy to actions that are better than V, and Q to what was seen.
+        """Move V to an expectile of Q', the policy to actions that are better than V, and Q to its TD targets.
 
             A    = min_i Q'_i(s, a) - V(s)
             L_V  = mean of |expectile - 1[A < 0]| A^2

@@ -1,4 +1,4 @@
-"""What an algorithm with an environment has: horizons, resets, and evaluation in the training environment."""
+"""Algorithms with an environment: horizons, resets, and evaluation in the training environment."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return Stats.merge(stats, Stats(parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())))
 
     def _move_parameters(self, rollout: Rollout, ended: Tensor) -> None:
-        """Have parameters that go by returns move, by where an episode ended, `[horizon, num_envs]`."""
+        """Update the parameters that go by returns, given where an episode ended, `[horizon, num_envs]`."""
         if self.env.moves_by_returns:
             horizon = self.config.horizon
             self.env.update_parameters_from_episodes(
@@ -160,7 +160,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return pool(rows, counts)
 
     def observe_rollout(self, rollout: Rollout) -> None:
-        """Have the observation normaliser learn from a horizon, where there is one.
+        """Update the observation normaliser, if there is one, by a horizon.
 
         Args:
             rollout: What was collected, `[horizon + 1, num_envs, ...]`.
@@ -176,14 +176,14 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return self.resets.is_due(self.counters[keys.COLLECTS])
 
     def follow(self, row: Mapping[str, float]) -> None:
-        """Have the `env_config` of the next collect go by a row of metrics; its counters are known without one."""
+        """Take over a row of metrics, by which the `env_config` of the next collect goes; counters are always known."""
         self._row = row
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Move the environment's parameters to where counters and metrics say, and reset it where that is due.
 
         Args:
-            env_config: As `collect` takes it.
+            env_config: Values for the environment's parameters, or a function that returns them; see `collect`.
 
         Returns:
             Whether it was reset.
@@ -235,7 +235,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             )
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Go on as a new rank: with episodes of its own, in environments as the other rank's are configured."""
+        """Begin as a new rank: with episodes of its own, under the environment's configuration of the other rank."""
         super().join(state)
         env_state = state["collector"]["env"]
         # After an evaluation in the training environment it is the next one.
@@ -273,7 +273,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What a run records at its end, by the name of a tag."""
+        """Tags that a run records at its end, by name."""
         mode = self.execution.mode if self.collector.stepper.runs_env else f"{self.execution.mode}, environment eager"
         tags = {**super().tags, "rl8x.execution": mode}
         # Some simulators show at their first ended episode that they keep it to themselves.
@@ -285,7 +285,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
 
 def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
-    """Return what a factory gives the environment's class, by name, but what has a param of its own."""
+    """Return a factory's arguments for the environment's class, by name, without those that are params already."""
     if not isinstance(factory, functools.partial):
         return {}
     signature = inspect.signature(factory.func)

@@ -71,12 +71,12 @@ class OnlineConfig(AlgorithmConfig):
         """Make the environment that is asked for, or take the instance that was given.
 
         Args:
-            env: As `build` takes it.
+            env: The environment, in any form that `build` accepts.
             seed: Seeds the environment.
-            env_kwargs: As `build` takes them.
+            env_kwargs: Keyword arguments for the environment's constructor.
 
         Returns:
-            The environment, and what makes another such with other copies and another seed; None for an instance.
+            The environment, and a factory of others with other copies and another seed; None for an instance.
 
         Raises:
             ValueError: If an instance has another number of copies or lives on another device than the config says, or

@@ -34,7 +34,7 @@ def clip_and_apply(
     """Clip a gradient to an L2 norm and move the weights by a rule; in place, and free of copies to the host.
 
     Args:
-        rule: How a gradient moves weights.
+        rule: The update rule.
         state: The weights, `[size]`, and the rule's moments.
         gradient: `[size]`.
         lr: Learning rate, 0-d.
@@ -113,7 +113,7 @@ class FlatWeights:
 
     @torch.no_grad()
     def joined(self, parts: Iterable[Tensor]) -> Tensor:
-        """Return tensors in the shapes of the weights as a new vector; what is between them is 0."""
+        """Return tensors in the shapes of the weights as a new vector, with zeros as padding between them."""
         first = self.views[0]
         vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
         for place, part in zip(self.split(vector), parts, strict=True):
@@ -126,7 +126,7 @@ class FlatOptimizer(FlatWeights):
 
     Args:
         weights: What to optimise, by name; each tensor becomes a view of one vector, and its gradient of another.
-        rule: How a gradient moves weights.
+        rule: The update rule.
         lr: First learning rate.
 
     Attributes:

@@ -19,7 +19,7 @@ STEP: Final = "step"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
-    """How a gradient moves weights. `weight_decay` is the weight of an L2 penalty."""
+    """The update rule of an optimizer. `weight_decay` is the weight of an L2 penalty."""
 
     weight_decay: float = 0.0
 

@@ -112,7 +112,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     @property
     def slot(self) -> Slot:
-        """What a slot holds: the value of the best action too."""
+        """The tensors of a rollout's slot: the value of the best action too."""
         return best_values
 
     @property
@@ -155,12 +155,12 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
         return targets, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
 
     def coefficients(self) -> dict[str, Number]:
-        """Return what a row says of coefficients beside the learning rate."""
+        """Return the coefficients beside the learning rate, by the names of metrics."""
         return {_EPSILON: self.policy.distribution.epsilon.clone()}
 
 
 def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Name what is stored of a step, each `[num_envs, ...]`; `values` are those of the best actions."""
+    """Return the tensors of a step to store, by name, each `[num_envs, ...]`; `values` are of the best actions."""
     return experience(cursor, act, step) | {keys.VALUES: act.values}
 
 

@@ -87,7 +87,7 @@ class Temperature(nn.Module):
 
 
 class Acted(NamedTuple):
-    """What a policy does at some observations.
+    """Actions of a policy at some observations.
 
     Attributes:
         actions: Sampled ones, `[..., batch_size, *action]`, through which gradients flow; of discrete ones none.
@@ -162,7 +162,7 @@ class FlashSACConfig(
 
 
 class SoftActorCritic(ActorCritic[SACConfig]):
-    """What SAC learns from a batch, whether its rows come from a replay or from a data set."""
+    """The update of SAC, for rows of a replay or of a data set."""
 
     update_metrics: ClassVar[tuple[str, ...]] = (
         *CRITIC_METRICS,
@@ -261,7 +261,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _learn_policy(
         self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None
     ) -> dict[str, Tensor]:
-        """Do the policy's and the temperature's part of `update`; return what is measured, by the names of metrics."""
+        """Do the policy's and the temperature's part of `update`; return its metrics by name."""
         q, obs = nets["q"], self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -310,7 +310,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return self.critic_targets(outputs, batch, bonus)
 
     def _acted(self, params: Any, noise: Tensor | None) -> Acted:
-        """Return what a policy does, given the parameters of its distributions.
+        """Return the actions of a policy, given the parameters of its distributions.
 
         Args:
             params: Of the action distributions.

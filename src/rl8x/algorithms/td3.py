@@ -118,7 +118,7 @@ class FastTD3Config(
 
 
 class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
-    """What TD3 learns from a batch, whether its rows come from a replay or from a data set."""
+    """The update of TD3, for rows of a replay or of a data set."""
 
     update_metrics: ClassVar[tuple[str, ...]] = (*CRITIC_METRICS, "losses/policy", "monitors/policy_grad_norm")
 
@@ -148,7 +148,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         return {**super().draw(first, count), NOISE: noise}
 
     def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
-        """Move the critics towards what was seen and expected after it, the policy up the first critic's values.
+        """Move the critics towards their TD targets, and the policy up the first critic's values.
 
             a' = clip(mu'(s') + clip(noise))
             y  = R + d (min_i Q_i'(s', a') - critic_bc_coeff |a' - data's a'|^2)
@@ -170,7 +170,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         return UpdateResult(metrics, errors)
 
     def _learn_policy(self, nets: Mapping[str, Net], batch: ReplayBatch) -> dict[str, Tensor]:
-        """Do the policy's part of `update`; return what is measured, by the names of metrics."""
+        """Do the policy's part of `update`; return its metrics by name."""
         obs = self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Distillation: a student that acts on what it may see learns what a teacher would do where the student goes.
+"""Distillation: a student that sees less learns a teacher's actions in the states that the student visits.
 
 The student plays, alone or mixed with the teacher, the teacher labels each observation, and the student learns the
 labels: DAgger. What the teacher sees and the student does not, such as the environment's parameters, the student has to
@@ -56,7 +56,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def teacher(self) -> Teacher:
-        """What labels."""
+        """The teacher, which labels observations."""
         teacher: Teacher = self.config.teacher
         return teacher
 
@@ -93,7 +93,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @functools.cached_property
     def guided(self) -> Guided:
-        """What acts while collecting."""
+        """The student that acts while collecting, with the teacher beside it."""
         teacher, samples = self.teacher.policy.to(self.device), self.config.sample_actions
         view = View(self.env.single_observation_space, teacher.observation_space)
         samples = self.loss != "mse" if samples is None else samples
@@ -111,12 +111,12 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def slot(self) -> Slot:
-        """What a slot holds: the teacher's label and whether it played too."""
+        """The tensors of a rollout's slot: the teacher's label, and whether it played, too."""
         return labelled
 
     @property
     def objective(self) -> Objective:
-        """How far the student is from the labels."""
+        """The distance of the student from the labels."""
         losses = functools.partial(distillation_minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
         return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
 
@@ -126,7 +126,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return {}, plays.mean() if valid is None else (plays * valid).sum() / valid.sum().clamp(min=1)
 
     def coefficients(self) -> dict[str, Number]:
-        """Return what a row says of coefficients beside the learning rate."""
+        """Return the coefficients beside the learning rate, by the names of metrics."""
         return {BETA: self.guided.beta.clone()}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
@@ -209,7 +209,7 @@ def distill(
     Args:
         teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, or a policy or its file.
         student_config: The hyperparameters; its `teacher` is replaced.
-        env: What the student trains in, as `build` takes it; None: made as the teacher's training environment was, of
+        env: The student's environment, in any form that `build` accepts; None: another of the teacher's training, of
             which the student sees all but `teacher_obs`.
         env_kwargs: Keyword arguments for the environment's constructor.
 

@@ -1,4 +1,4 @@
-"""How far a student is from its teacher's labels."""
+"""The losses between a student and its teacher's labels."""
 
 from __future__ import annotations
 

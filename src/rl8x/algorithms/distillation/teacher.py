@@ -171,7 +171,7 @@ def _built(description: Mapping[str, Any]) -> Policy:
 
 
 def acting_weights(policy: Policy) -> dict[str, Tensor]:
-    """Return what a policy acts by: its weights and moments by name, without those of its values' units."""
+    """Return the weights and moments by which a policy acts, by name, without those of its values' units."""
     return {name: value for name, value in policy.state_dict().items() if not name.startswith(_NOT_ACTING)}
 
 
@@ -215,7 +215,7 @@ class View:
             )
 
     def __call__(self, obs: Any) -> Any:
-        """Return what the teacher sees of observations `[num_envs, *obs]`."""
+        """Return the teacher's part of observations `[num_envs, *obs]`."""
         if self.unwraps:
             return obs[keys.OBS]
         return obs if self.parts is None else {name: obs[name] for name in self.parts}

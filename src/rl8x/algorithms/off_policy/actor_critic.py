@@ -1,4 +1,4 @@
-"""A policy that critics Q(s, a) train: what SAC and TD3 share.
+"""The common base of SAC and TD3: a policy that is trained by critics Q(s, a).
 
 An algorithm says which actions follow, from which the critics' targets are made, and what the policy's loss is. Here
 are the critics' construction, targets and losses, whose values are means or categorical distributions.
@@ -42,7 +42,7 @@ SCALE: Final = "return_scale"
 
 
 class ActorCritic(Learner[ActorCriticConfigT]):
-    """What is learned from a batch, whether its rows come from a replay or from a data set.
+    """The update of an actor-critic, for rows of a replay or of a data set.
 
     Attributes:
         critics: The module of the network "q".
@@ -94,12 +94,12 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn.
 
         Args:
-            nets: As `Learner.update` has them.
-            batch: As `Learner.update` has it, `[batch_size, ...]` each.
-            trains_policy: Whether it is.
+            nets: The networks by name.
+            batch: Rows of the replay and drawn noise by name, `[batch_size, ...]` each.
+            trains_policy: Whether it is the policy's turn.
 
         Returns:
-            As `Learner.update` does.
+            Metrics, and the errors of the rows.
         """
 
     # -- in an update
@@ -248,12 +248,12 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
             self.return_scale.cut()
 
     def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes, and how large returns were."""
+        """Return the state that updates change, and the scale of returns."""
         scale = {} if self.return_scale is None else {"return_scale": self.return_scale.state_dict()}
         return super().learned_state() | scale
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; the replay stays.
+        """Restore a `learned_state` or `state_dict`; the replay stays.
 
         Raises:
             ValueError: If the state has a scale of returns and this algorithm none, or the other way round.

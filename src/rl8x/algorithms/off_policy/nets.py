@@ -139,7 +139,7 @@ class Nets:
 
     @property
     def state(self) -> list[Tensor]:
-        """What an update changes in place: vectors of weights and moments, `[size]`, and the steps taken, `[1]`."""
+        """The tensors that an update changes in place: weights and moments, `[size]`, and the steps taken, `[1]`."""
         trained = [tensor for each in self.trained.values() for tensor in each.optimizer.state]
         return trained + [weights for _, weights in self.targets.values()]
 
@@ -161,7 +161,7 @@ class Nets:
     # -- what is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights that are not the policy's, what optimizers keep, and targets, all by weights' names."""
+        """Return the weights that are not the policy's, the optimizers' states, and targets, all by weights' names."""
         targets = {}
         for name, (followed, weights) in self.targets.items():
             optimizer = self.trained[followed].optimizer
@@ -173,7 +173,7 @@ class Nets:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state_dict` returned, in place; the policy has been loaded.
+        """Restore a `state_dict` in place, after the policy has been loaded.
 
         Raises:
             ValueError: If it is of other networks; nothing is changed then.

@@ -123,7 +123,7 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on; of the data set only what identifies it."""
+        """Return all that the next step depends on; of the data set only its digest."""
         return {**super().state_dict(), "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: Any) -> None:

@@ -17,7 +17,7 @@ from rl8x.execution.programs import prepare
 from rl8x.trees import row_major
 
 ReplayBatch = Mapping[str, Tensor]
-"""What one update reads, by flat names: rows of the replay `[batch_size, ...]`, and what the algorithm drew."""
+"""The inputs of one update, by flat names: rows of the replay `[batch_size, ...]`, and drawn noise."""
 
 WEIGHTS: Final = "importance_weights"
 """Of an update's batch: what makes up for drawing rows by priorities, `[batch_size]`; missing where they are not."""
@@ -32,11 +32,11 @@ def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
 
 
 class UpdateResult(NamedTuple):
-    """What an update gives.
+    """The result of an update.
 
     Attributes:
-        metrics: What it measured, 0-d each, by name.
-        errors: How wrong its values were, `[batch_size]`, at least 0: the priorities of the rows; None where the
+        metrics: Its metrics, 0-d each, by name.
+        errors: Absolute errors of its values, `[batch_size]`: the priorities of the rows; None where the
             algorithm knows none.
     """
 
@@ -87,7 +87,7 @@ class OffPolicyUpdater:
         return rows, errors[0] if errors else None
 
     def prepare(self, items: ReplayBatch) -> None:
-        """Have the program compiled for items laid out like these, without running it or waiting for it."""
+        """Start compiling the program for items laid out like these, without running it or waiting for it."""
         arguments = self._arguments(items)
         prepare(self._program, *arguments)
 
@@ -110,7 +110,7 @@ class OffPolicyUpdater:
 
     @torch.no_grad()
     def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
-        """Do one update: what is compiled."""
+        """Do one update; this is compiled."""
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
         nets = self.nets.bind(state, rates)
@@ -120,7 +120,7 @@ class OffPolicyUpdater:
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
-    """Return how many updates are one program; what is left over is done one by one, so that two are compiled.
+    """Return the number of updates in one program; the remainder is done one by one, so that two are compiled.
 
     Args:
         updates: Updates of a step on average.

@@ -1,4 +1,4 @@
-"""What algorithms that learn from rollouts share: collecting one, and epochs of minibatches of it."""
+"""The base of algorithms that learn from rollouts: collecting one, and epochs of minibatches of it."""
 
 from rl8x.algorithms.on_policy.algorithm import OnPolicyAlgorithm
 from rl8x.algorithms.on_policy.config import OnPolicyConfig

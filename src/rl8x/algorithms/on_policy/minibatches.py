@@ -28,7 +28,7 @@ _PACKED_NUMBERS: Final = 4 + 3
 
 
 def packed_bytes(observation: Space | None, action: Space | None) -> int:
-    """Return what packing takes for one transition; spaces that are not known yet count as nothing."""
+    """Return the bytes that packing takes for one transition; unknown spaces count as 0."""
     widths: list[int] = [
         math.prod(leaf.shape or ()) for space in (observation, action) if space for _, leaf in leaves(space)
     ]
@@ -103,7 +103,7 @@ class SequencePack:
         return torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
     def take(self, rows: Rows) -> list[Tensor]:
-        """Take sequences by their numbers, as they are packed: what a compiled program gets as its arguments.
+        """Take sequences by their numbers, as they are packed: the arguments of a compiled program.
 
         Args:
             rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
@@ -122,7 +122,7 @@ class SequencePack:
         return taken
 
     def unpack(self, taken: list[Tensor]) -> tuple[SequenceBatch, SequenceBatch]:
-        """Name what `take` gave.
+        """Return the tensors of `take` by name.
 
         Returns:
             The tensors, each `[seq_len, batch, ...]` in its own dtype, and the states, each `[batch, *]`.
@@ -138,7 +138,7 @@ class SequencePack:
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
     def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:
-        """Take sequences by their numbers, `[batch]`, and name what they hold; returns what `unpack` does."""
+        """Take sequences by their numbers, `[batch]`; return their tensors by name, as `unpack` does."""
         return self.unpack(self.take(rows))
 
 

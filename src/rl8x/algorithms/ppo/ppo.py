@@ -81,7 +81,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def slot(self) -> Slot:
-        """What a slot holds: log-probabilities and values too."""
+        """The tensors of a rollout's slot: log-probabilities and values too."""
         return actor_critic
 
     @property
@@ -108,14 +108,14 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return self.entropy_schedule(now)
 
     def coefficients(self) -> dict[str, Number]:
-        """Return what a row says of coefficients beside the learning rate."""
+        """Return the coefficients beside the learning rate, by the names of metrics."""
         return {
             "coefficients/entropy": self.coefficient(self.counters[self.clock]),
             "coefficients/vf": self.config.vf_coeff,
         }
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average over the updates of a step what `OnPolicyUpdater.run` returned of each.
+        """Average the results of `OnPolicyUpdater.run` over the updates of a step.
 
         Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
         step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
@@ -181,11 +181,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     # -- saving
 
     def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes: weights, optimizer, running moments, and the order of minibatches."""
+        """Return the state that updates change: weights, optimizer, running moments, and the order of minibatches."""
         return {**super().learned_state(), "return_moments": self.return_moments.state_dict()}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; what is collected but not learned from is lost."""
+        """Restore a `learned_state` or `state_dict`; experience that was not learned from yet is lost."""
         super().load_learned_state(state)
         self.return_moments.load_state_dict(state["return_moments"])
 
