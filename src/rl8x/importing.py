@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 Trust: TypeAlias = bool | Collection[str]
@@ -102,10 +103,11 @@ def check_trust(name: str, module: str, trust: Trust) -> None:
 
 
 def check_gymnasium_id(name: str, trust: Trust) -> None:
-    """Refuse a Gymnasium id that would import a module whose code is not trusted; see `check_trust`."""
+    """Refuse a Gymnasium id that names a module that there is not, or whose code is not trusted; see `check_trust`."""
     module, colon, _ = name.partition(":")
     if colon:
         check_trust(name, module, trust)
+        _import_module(module, name)  # as Gymnasium will
 
 
 def _trusts(name: str, trust: Trust) -> bool:
@@ -124,16 +126,20 @@ def import_named(path: str, *, trust: Trust = False) -> Any:
         raise ValueError(f"a dotted path looks like package.module.Name; got {shown}.")
     module_name, _, name = path.rpartition(".")
     check_trust(path, module_name, trust)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"cannot import {path!r}: {reason}. Is it installed, or in the working directory?") from None
+    module = _import_module(module_name, path)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, dir(module), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"module {module_name!r} has no {name!r}.{hint}")
     return getattr(module, name)
+
+
+def _import_module(name: str, path: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"cannot import {path!r}: {reason}. Is it installed, or in the working directory?") from None
 
 
 def import_class(path: str, kinds: tuple[type, ...], *, trust: Trust = False) -> Any:

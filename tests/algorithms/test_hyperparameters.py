@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Optional
 
+import numpy as np
 import pytest
 
 from rl8x.algorithms import (
@@ -121,3 +122,11 @@ def test_the_help_of_a_model_names_all_that_are_built_in(config, recurrent):
     for name in BUILTIN:
         remembers = name in ("lstm", "gru", "attention")
         assert (f"'{name}'" in told) == (recurrent or not remembers), name
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = PPOConfig(num_envs=np.int64(4), lr=np.float32(0.5), shuffle_minibatches=np.bool_(False))
+    assert config == PPOConfig(num_envs=4, lr=0.5, shuffle_minibatches=False)
+    assert [type(each) for each in (config.num_envs, config.lr, config.shuffle_minibatches)] == [int, float, bool]
+    with pytest.raises(TypeError, match=r"`num_envs` must be a whole number; got 4\.5"):
+        PPOConfig(num_envs=np.float64(4.5))

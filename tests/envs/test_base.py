@@ -356,6 +356,7 @@ def test_drawn_columns_do_not_touch_the_noise_of_resets():
         ({"length": [0.5, 0.5, 0.5]}, r"has 3 values for 2 copies \(`num_envs`\)"),
         ({"length": "long"}, "got 'long'"),
         ({"length": None}, "got None"),
+        ({"length": True}, "must be a number, .*; got True"),
         ({"length": Uniform(0.1, 50)}, "reaches from 0.1 to 50"),
         ({"length": {"unifrom": [0.1, 0.2]}}, "Did you mean 'uniform'"),
         ({"length": {"uniform": [0.2, 0.1]}}, "must not exceed"),
@@ -503,9 +504,12 @@ def test_a_time_limit_of_nothing_is_refused_before_copies_are_made():
         (CartPole(4), torch.tensor(1), r"actions must be shaped \[4\]; got \[\]"),
         (Pendulum(3), torch.zeros(3), r"actions must be shaped \[3, 1\]; got \[3\]"),
         (CartPole(1), {"push": torch.tensor([1])}, r"actions must be shaped \[1\]; got a dict"),
+        (CartPole(2), torch.tensor([0, 7]), r"CartPole: actions must be elements of Discrete\(2\); got 7"),
+        (CartPole(2), np.array([1, -1]), r"must be elements of Discrete\(2\); got -1"),
+        (DiscreteDummy(1), torch.tensor([np.nan]), r"must be elements of Discrete\(2\); got nan"),
     ],
 )
-def test_actions_that_would_be_broadcast_are_refused(env, actions, message):
+def test_actions_that_are_not_one_of_the_space_for_each_copy_are_refused(env, actions, message):
     env.reset(seed=0)
     with pytest.raises(ValueError, match=message):
         env.step(actions)

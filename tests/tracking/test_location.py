@@ -50,7 +50,7 @@ def test_sqlite_becomes_absolute(tmp_path):
     location = locate("sqlite:///sub/x.db?timeout=5")
     assert location.uri == f"sqlite:///{tmp_path}/sub/x.db?timeout=5"
     assert location.artifact_root is None  # MLflow's own default
-    assert locate("sqlite:///mlruns/mlflow.db") == locate()
+    assert locate("sqlite:///mlruns/mlflow.db") == locate("SQLite:///mlruns/mlflow.db") == locate()
     for bad in ("sqlite://", "sqlite:///", "sqlite:///:memory:"):
         with pytest.raises(TrackingError, match="must name a file"):
             locate(bad)

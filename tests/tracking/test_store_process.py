@@ -10,8 +10,10 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking import MLflowTracker, sync
 from rl8x.tracking import store_process as module
@@ -26,7 +28,12 @@ SPEC = RunSpec("a" * 32, "apart", None, "mine", 1000)
 
 @pytest.fixture
 def store(mlruns):
+    """A store whose process is a fork of this one, which has imported MLflow once for all of them."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
     store = StoreProcess(locate())
+    with mock.patch.object(subprocess, "Popen", ForkedPython):
+        store.source_tags()  # begins it, before this process has connections to the database that it would share
     yield store
     store.close()
 

@@ -261,7 +261,8 @@ def test_what_cannot_be_compiled_stays_eager_with_one_warning(when, monkeypatch)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = trained(build(), 9, tracker)
-    told = [str(each.message) for each in caught if "not possible" in str(each.message)]
+    # One about the environment may come before, where no earlier process has noted its programs in the cache.
+    told = [str(each.message) for each in caught if str(each.message).startswith("execution='compile' is not possible")]
     assert len(told) == 1
     assert "no compiler found. execution='eager' always is. Running eagerly." in told[0]
     assert tracker.tags["rl8x.execution"] == "eager"

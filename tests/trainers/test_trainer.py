@@ -581,11 +581,3 @@ def test_what_keeps_no_runs_is_told():
     algorithm = PPOConfig(num_envs=2, horizon=2, device="cpu").build(CartPole)
     with pytest.raises(TypeError, match=r"`tracker` must keep runs, .* got 'mlruns'"):
         Trainer(algorithm, tracker="mlruns")
-
-
-def test_a_number_that_a_schedule_replaces_is_told_of():
-    with pytest.warns(RuntimeWarning, match="`lr` = 0.5 has no effect: `lr_schedule` replaces it"):
-        make(lr=0.5, lr_schedule=[[0, 1e-3], [64, 1e-4]])
-    with warnings.catch_warnings(action="error"):
-        make(lr_schedule=[[0, 1e-3], [64, 1e-4]])
-        make(lr=0.5)

@@ -54,7 +54,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
     )
     device: str = option("auto", "Where environment, policy and update live; 'auto' is CUDA where there is one.")
     num_threads: int | None = option(
-        None, "CPU threads that torch uses in this process. None leaves torch's own choice.", low=1
+        None, "CPU threads that torch uses in this process. None leaves torch's own choice.", low=1, high=1024
     )
     execution: Mode = option(
         "auto",
@@ -123,15 +123,6 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         if made_env is not None:
             made_env.shared_seed = part_seed(seed, "parameters", rank=0)
         return algorithm(self, made_env, seed, factory)
-
-    @property
-    def replaced(self) -> dict[str, Any]:
-        """Numbers that were given and that a schedule replaces, by name."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, f"{field.name}_schedule", None) is not None and getattr(self, field.name) != field.default
-        }
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from rl8x.distributed import ranks
@@ -57,6 +58,9 @@ def check_options(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         declared = field.metadata
+        if isinstance(value, np.generic):  # np.int64(64) of an array's product
+            value = value.item()
+            object.__setattr__(config, field.name, value)
         if not declared or (value is None and _may_be_none(field)):
             continue
         if value is None:

@@ -196,14 +196,17 @@ class FieldType(click.ParamType[Any]):
         """Read one value."""
         if not isinstance(value, str):
             return value
+        if not value.strip():  # --lr=$LR, where the variable is not set
+            self.fail("it is empty. Leave the option out for its default.", param, ctx)
         if self.optional and value.lower() in ("none", "null"):
             return _NONE
         if self.text:
             return value
         try:
-            return parse_value(value)
+            read = parse_value(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        return _NONE if read is None else read
 
 
 # A None that was given, next to click's own for an option that was not.

@@ -10,7 +10,7 @@ import gymnasium.spaces as spaces
 import torch
 from torch import Tensor
 
-from rl8x.spaces import named_parts
+from rl8x.spaces import describe, named_parts
 
 
 def whole_number(number: Any, owner: str, name: str) -> int:
@@ -76,7 +76,8 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
         name: What it calls the actions.
 
     Raises:
-        ValueError: If a tensor is not `[num_envs, *action]`, or is missing.
+        ValueError: If a tensor is not `[num_envs, *action]`, or is missing, or has a number that is no action. That is
+            looked for on the CPU alone: elsewhere it would have to wait for the device.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = actions if isinstance(actions, dict) else {}
@@ -89,5 +90,16 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
         got = list(actions.shape) if isinstance(actions, Tensor) else f"a {type(actions).__name__}"
         raise ValueError(f"{owner}: {name} must be shaped {need}; got {got}.")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        _check_elements(actions, space, f"{owner}: {name}")
         return actions if actions.is_floating_point() else actions.long()
     return actions.float() if actions.dtype == torch.float64 else actions
+
+
+def _check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscrete, owner: str) -> None:
+    if actions.device.type != "cpu":
+        return
+    first = torch.as_tensor(space.start)
+    number = torch.as_tensor(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    wrong = ~((actions >= first) & (actions < first + number))
+    if wrong.any():
+        raise ValueError(f"{owner} must be elements of {describe(space)}; got {actions[wrong][0].item()}.")

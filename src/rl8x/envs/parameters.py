@@ -283,7 +283,7 @@ def _resolve_value(
 def _numbers(value: object, num_envs: int, copies: str) -> Tensor:
     """Return a number or `num_envs` numbers as a float64 tensor on the CPU."""
     need = f"must be a number, {num_envs} numbers (one a copy) or a distribution"
-    if isinstance(value, str) or value is None:
+    if isinstance(value, str | bool) or value is None:
         raise ValueError(f"{need}; got {value!r}.")
     try:
         # In float64 from the start: the plain form of 0.6 shall be 0.6, not its nearest float32.

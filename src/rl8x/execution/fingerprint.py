@@ -58,6 +58,14 @@ _TORCH_FUNCTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("torch.special", torch.special),
     ("torch.linalg", torch.linalg),
 )
+# What of rl8x is called by what is traced.
+_COMPUTES: Final = tuple(
+    f"rl8x.{name}"
+    for name in (
+        *("algorithms", "distributions", "envs", "functional", "models", "nn", "policy", "portable", "q_values"),
+        *("randomization", "replay", "rollouts", "spaces", "trees"),
+    )
+)
 _MADE_OF_FUNCTIONS: Final = (
     staticmethod,
     classmethod,
@@ -253,7 +261,7 @@ class _Walk:
 
 def _patched() -> Iterator[tuple[str, str, Any]]:
     """Yield where a function is not what its module defines: the namespace, the name, and what is there."""
-    own = [(name, module) for name, module in sorted(sys.modules.items()) if _top(name) == "rl8x"]
+    own = [(name, each) for name, each in sorted(sys.modules.items()) if name.startswith(_COMPUTES)]
     for space, names in (*_TORCH_FUNCTIONS, *own):
         for name, value in list(vars(names).items()):
             kind = type(value)

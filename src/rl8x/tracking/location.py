@@ -164,7 +164,7 @@ def _unreadable(uri: str) -> TrackingError:
 
 def _sqlite_location(uri: str) -> Location:
     driver, _, rest = uri.partition("://")
-    path, _, query = rest.partition("?")
+    driver, (path, _, query) = driver.lower(), rest.partition("?")
     name = path[1:]
     if not path.startswith("/") or name in ("", ":memory:"):
         example = "sqlite:///mlruns/mlflow.db"

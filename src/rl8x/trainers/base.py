@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
@@ -120,13 +119,6 @@ class TrainerBase(Generic[AlgorithmT]):
             "on_non_finite": on_non_finite,
             "log_models": log_models,
         }
-        for name, value in algorithm.config.replaced.items() if ranks().is_first else ():
-            warnings.warn(
-                f"`{name}` = {value!r} has no effect: `{name}_schedule` replaces it. Give that other numbers, or "
-                f"{name}_schedule=None.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
         if ranks().is_first:
             self.tracker = default_tracker() if tracker is None else tracker
             if log_models:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from rl8x import keys
-from rl8x.algorithms.base import AlgorithmConfig, GenericAlgorithmBase, qualified_name
+from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
@@ -88,9 +88,9 @@ def prepare(
     try:
         options, run = dict(metadata["trainer"]), metadata["run"]
         options["tracker"] = _tracker(run, folder.absolute(), trust=trust) if tracker is None else tracker
+        _check_overrides(overrides, metadata["build"]["config"])
         if algorithm is None:
             algorithm = build_algorithm(metadata["build"], overrides, trust=trust)
-        _check_overrides(overrides, metadata["build"]["config"], algorithm.config)
         options["algorithm"], tags = algorithm, _tags(checkpoint, algorithm, overrides)
         if checkpoints is ...:
             checkpoints = Checkpoints(folder, **(metadata["checkpoints"] or {}))
@@ -111,8 +111,8 @@ def prepare(
     return checkpoint, Origin(known, tags, metadata["counters"][keys.STEPS], named, auto, overrides, trust), options
 
 
-def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any], config: AlgorithmConfig) -> None:
-    """Refuse overrides that would change nothing."""
+def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse overrides of what a checkpoint has."""
     if overrides.get("seed", saved.get("seed")) != saved.get("seed"):
         raise CheckpointError(
             f"a run goes on with its random numbers, and another `seed` ({overrides['seed']!r}) would change nothing: "
@@ -121,11 +121,6 @@ def _check_overrides(overrides: Mapping[str, Any], saved: Mapping[str, Any], con
     if overrides.get("num_envs", saved.get("num_envs")) != saved.get("num_envs"):
         raise CheckpointError(
             f"a run goes on in the {saved['num_envs']} copies that it had; got `num_envs` = {overrides['num_envs']}"
-        )
-    for name in config.replaced.keys() & overrides.keys():
-        raise CheckpointError(
-            f"`{name}` would change nothing, as `{name}_schedule` replaces it: override that, or give "
-            f"{name}_schedule=None too"
         )
 
 
