@@ -62,8 +62,8 @@ _TORCH_FUNCTIONS: Final[tuple[tuple[str, Any], ...]] = (
 _COMPUTES: Final = tuple(
     f"rl8x.{name}"
     for name in (
-        *("algorithms", "distributions", "envs", "functional", "models", "nn", "policy", "portable", "q_values"),
-        *("randomization", "replay", "rollouts", "spaces", "trees"),
+        *("algorithms", "distributions", "envs", "functional", "models", "nn", "obs_moments", "policy", "portable"),
+        *("q_values", "randomization", "replay", "rollouts", "spaces", "trees"),
     )
 )
 _MADE_OF_FUNCTIONS: Final = (
