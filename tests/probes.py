@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 
 from rl8x.envs import Env
 from rl8x.execution.compiled import CompiledProgram
-from rl8x.execution.traces import describe, trace
+from rl8x.execution.traces import describe_program, trace
 
 ONE = Box(-1.0, 1.0, (1,), dtype=np.float32)
 
@@ -178,7 +178,7 @@ def noise_of(distribution, shape, generator=None, device="cpu"):
 def described(function, *tensors):
     """Return what is compiled of a function: its description, and what it reads beside its arguments."""
     graph, read = trace(function, tensors)
-    return describe(graph, [*tensors, *read]), read
+    return describe_program(graph, [*tensors, *read]), read
 
 
 def traced_only(monkeypatch):

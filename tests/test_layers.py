@@ -40,7 +40,8 @@ LAYERS: list[dict[str, set[str]]] = [
     },
     {
         "portable": set(),
-        "policy": {"portable"},
+        "obs_moments": set(),
+        "policy": {"obs_moments", "portable"},
         "q_values": {"policy", "portable"},
         "export": {"policy", "portable"},
         "replay": set(),

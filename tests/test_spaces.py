@@ -8,7 +8,7 @@ from gymnasium import spaces
 from rl8x.spaces import (
     AsymmetricDict,
     check_supported,
-    describe,
+    describe_space,
     leaves,
     map_spaces,
     named_parts,
@@ -28,10 +28,10 @@ def test_dtypes():
 
 
 def test_descriptions():
-    assert describe(spaces.Box(-1, 1, (3,), np.float32)) == "Box([3], float32)"
-    assert describe(spaces.Discrete(3, start=1)) == "Discrete(3, start=1)"
-    assert describe(NESTED) == "Dict(a: Discrete(2), b: Dict(c: Box([], float32)))"
-    assert describe(7) == "7"
+    assert describe_space(spaces.Box(-1, 1, (3,), np.float32)) == "Box([3], float32)"
+    assert describe_space(spaces.Discrete(3, start=1)) == "Discrete(3, start=1)"
+    assert describe_space(NESTED) == "Dict(a: Discrete(2), b: Dict(c: Box([], float32)))"
+    assert describe_space(7) == "7"
 
 
 def test_unsupported_spaces_are_named():
@@ -59,7 +59,7 @@ def test_the_parts_of_a_tuple_are_named_by_their_place():
     swapped = map_spaces(space, lambda part: spaces.Discrete(9))
     nine = spaces.Discrete(9)
     assert swapped == spaces.Dict({"a": nine, "b": spaces.Tuple([nine, nine])})
-    assert describe(space) == "Dict(a: Discrete(5), b: Tuple(Discrete(2), MultiBinary([3], int8)))"
+    assert describe_space(space) == "Dict(a: Discrete(5), b: Tuple(Discrete(2), MultiBinary([3], int8)))"
     with pytest.raises(ValueError, match="got None"):
         check_supported(None, "space")
 

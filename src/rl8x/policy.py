@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
 import gymnasium.spaces as spaces
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl8x.distributions import Distribution, make_distribution
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
-from rl8x.models import BUILTIN, Model, State, make_model, model_class
+from rl8x.models import BUILTIN, Model, State, make_model
+from rl8x.models.registry import config_with_critic_obs
 from rl8x.models.validation import check_model
 from rl8x.names import resolved_arguments
+from rl8x.obs_moments import make_obs_moments, moments_of_part, normalize_obs, update_obs_moments
 from rl8x.portable import Portable, to_rows
-from rl8x.spaces import check_mask, critic_only, leaves, without_parts
-from rl8x.trees import Tree, flatten_tree, tree_map, unflatten_tree
+from rl8x.spaces import check_mask, critic_only, without_parts
+from rl8x.trees import Tree, tree_map
 
 
 class Act(NamedTuple):
-    """What acting on one observation a copy gives.
+    """The actions of one step, with their log-probabilities, the values, and the model's next state.
 
     Attributes:
         actions: Sampled or most likely actions, `[num_envs, *action]` or a dict of such, before any clipping.
@@ -35,7 +34,7 @@ class Act(NamedTuple):
         values: Estimated values of the observations, in units of rewards, `[num_envs]`; zeros when acting
             deterministically.
         state: The model's state after the observation, each `[num_envs, *]`.
-        labels: What a teacher says of the observation, `[num_envs, *]` tensors by name; None without one.
+        labels: The teacher's targets for the observation, `[num_envs, *]` tensors by name; None without a teacher.
     """
 
     actions: Any
@@ -57,7 +56,7 @@ class Evaluation(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What the model gives for stored sequences.
+    """The outputs of the model for stored sequences.
 
     Attributes:
         features: The features of the action distribution, `[seq_len, batch, num_features]`.
@@ -125,9 +124,9 @@ class Policy(Portable):
         model_space = without_parts(self.inputs_space, self.hidden)
         if isinstance(observation_space, spaces.Dict) and self.masked:
             check_mask(observation_space[ACTION_MASK], action_space, ACTION_MASK)
-        kept = [name for name in critic_only(observation_space) if name not in self.hidden]
-        if kept:
-            model_config = _for_critic(kept, model, model_space, model_config or {})
+        for_critic = [name for name in critic_only(observation_space) if name not in self.hidden]
+        if for_critic:
+            model_config = config_with_critic_obs(for_critic, model, model_space, model_config or {})
         self.model = make_model(model, model_space, self.distribution.num_features, model_config)
         # The arguments of both, defaults too; of a model that came as an instance they are not known.
         self.arguments = {
@@ -138,12 +137,12 @@ class Policy(Portable):
         }
         critic_obs = self.arguments["model"].get("critic_obs", ())
         self.unseen = tuple(name for name in _names(self.inputs_space) if name in {*self.hidden, *critic_obs})
-        self.obs_moments = _moments(self.inputs_space) if normalize_observations else None
+        self.obs_moments = make_obs_moments(self.inputs_space) if normalize_observations else None
         self.value_moments = RunningMoments() if normalize_values else None
 
     @property
     def form(self) -> tuple[type[Portable], dict[str, Any]]:
-        """This class, and its arguments beside the spaces; of a model that was given as an instance, that."""
+        """The class and the constructor's arguments, beside the spaces, that make this policy again."""
         model = {"model": type(self.model), "model_config": self.arguments["model"]}
         return Policy, {
             **(model if self.model_is_made else {"model": self.model}),
@@ -161,7 +160,7 @@ class Policy(Portable):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     def check_model(self, seq_len: int = 1) -> None:
@@ -171,7 +170,7 @@ class Policy(Portable):
             seq_len: Steps of the sequences that it is trained on.
 
         Raises:
-            ValueError: If what it gives is not what it must.
+            ValueError: If its outputs have other shapes or types than a model's.
         """
         if type(self.model) not in BUILTIN.values():
             space = copy.deepcopy(self.observation_space)
@@ -181,7 +180,7 @@ class Policy(Portable):
             check_model(self.model, obs, torch.zeros((seq_len, 2), dtype=torch.bool, device=self.device))
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the state of a model that has seen nothing; empty when feedforward.
+        """Return the model's initial state; empty when feedforward.
 
         Args:
             num_envs: Copies of the environment.
@@ -192,12 +191,12 @@ class Policy(Portable):
         return self.model.initial_state(num_envs)
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draw what sampling a whole horizon of actions needs.
+        """Draw the noise that sampling a horizon of actions takes.
 
         Args:
             horizon: Steps of each copy.
             num_envs: Copies of the environment.
-            generator: What it is drawn with, on the policy's device.
+            generator: The random generator, on the policy's device.
 
         Returns:
             Float32, `[horizon, num_envs, num_noise]`.
@@ -232,7 +231,7 @@ class Policy(Portable):
         """Return the features of one observation a copy, and the state after it.
 
         Args:
-            obs: Observations as `model_inputs` gives them, `[num_envs, *obs]` or a dict of such.
+            obs: Normalised observations without an action mask, `[num_envs, *obs]` or a dict of such.
             state: As in `act`.
             starts: As in `act`.
 
@@ -252,7 +251,7 @@ class Policy(Portable):
             starts: As in `act`.
 
         Returns:
-            What `distribution.from_features` gives, values `[num_envs]`, and the state, each `[num_envs, *]`.
+            The parameters by `distribution.from_features`, values `[num_envs]`, and the state, each `[num_envs, *]`.
         """
         obs, mask = self.model_inputs(obs)
         features, values, state = self._run(_one_step(obs), state, starts.unsqueeze(0))
@@ -279,7 +278,7 @@ class Policy(Portable):
     forward = evaluate
 
     def predict(self, obs: Tree, state: State, starts: Tensor) -> Prediction:
-        """Return what the model gives for stored sequences.
+        """Compute features and values of stored sequences.
 
         Args:
             obs: As in `evaluate`.
@@ -310,7 +309,7 @@ class Policy(Portable):
         return self._denormalized(values[0].float())
 
     def _estimates(self, features: Tensor, values: Tensor, mask: Any) -> Tensor:
-        """Return the values of observations `[...]`, in the units of the rewards, for what the model gave of them."""
+        """Return the values of observations `[...]`, in the units of the rewards, from the model's outputs."""
         return self._denormalized(values)
 
     def _denormalized(self, values: Tensor) -> Tensor:
@@ -324,7 +323,7 @@ class Policy(Portable):
         return features.float(), values.float(), state
 
     def _seen(self, obs: Any) -> Any:
-        """Leave out what is hidden from the model."""
+        """Return observations without the parts that are hidden from the model."""
         return {name: part for name, part in obs.items() if name not in self.hidden} if self.hidden else obs
 
     def env_actions(self, actions: Any) -> Any:
@@ -334,7 +333,7 @@ class Policy(Portable):
             actions: `[num_envs, *action]`, or a dict of such.
 
         Returns:
-            What the environment gets, `[num_envs, *action]`, or a dict of such.
+            The clipped actions, `[num_envs, *action]`, or a dict of such.
         """
         return self.distribution.env_actions(actions)
 
@@ -349,9 +348,8 @@ class Policy(Portable):
         Raises:
             ValueError: If the shapes do not fit.
         """
-        for name, part in flatten_tree("", obs).items():
-            if (moments := self.moments_of(name)) is not None:
-                moments.update(part, valid, shared=shared)
+        if self.obs_moments is not None:
+            update_obs_moments(self.obs_moments, obs, valid, shared=shared)
 
     def model_inputs(self, obs: Any) -> tuple[Any, Any]:
         """Take the action mask out of observations and normalise the rest.
@@ -360,21 +358,16 @@ class Policy(Portable):
             obs: Observations, `[..., *obs]` or a dict of such.
 
         Returns:
-            What the model sees, hidden parts included, and True where an action is legal, `[..., num_actions]`, bool;
-            None without a mask.
+            Normalised observations, hidden parts included, and True where an action is legal, `[..., num_actions]`,
+            bool; None without a mask.
         """
         mask = None
         if self.masked:
             mask = tree_map(lambda legal: legal.bool(), obs[ACTION_MASK])
             obs = {name: part for name, part in obs.items() if name != ACTION_MASK}
         if self.obs_moments is not None:
-            flat = flatten_tree("", obs)
-            obs = unflatten_tree("", {name: self._normalized(name, part) for name, part in flat.items()})
+            obs = normalize_obs(self.obs_moments, obs)
         return obs, mask
-
-    def _normalized(self, name: str, part: Tensor) -> Tensor:
-        moments = self.moments_of(name)
-        return part if moments is None else moments.normalize(part, 10.0)
 
     def moments_of(self, name: str) -> RunningMoments | None:
         """Return the moments of a part of observations.
@@ -385,23 +378,11 @@ class Policy(Portable):
         Returns:
             Its moments; None where it is not normalised.
         """
-        path = _module_name(name.removeprefix("/"))
-        if self.obs_moments is None or path not in self.obs_moments:
-            return None
-        moments = self.obs_moments[path]
-        assert isinstance(moments, RunningMoments)
-        return moments
-
-
-@functools.cache
-def _module_name(path: str) -> str:
-    """Name the moments of a part; torch refuses dots in the names of modules, empty ones, and its own attributes'."""
-    name = path.replace(".", ":") or "observation"
-    return f"{name}:" if hasattr(nn.ModuleDict(), name) else name
+        return None if self.obs_moments is None else moments_of_part(self.obs_moments, name)
 
 
 def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[Any]]:
-    """Say whether an observation carries an action mask, and return the space of what the model sees."""
+    """Return whether an observation has an action mask, and its space without that mask."""
     if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
         return False, space
     rest = {name: part for name, part in space.spaces.items() if name != ACTION_MASK}
@@ -412,38 +393,6 @@ def _without_mask(space: gymnasium.Space[Any]) -> tuple[bool, gymnasium.Space[An
 
 def _names(space: gymnasium.Space[Any]) -> tuple[str, ...]:
     return tuple(space.spaces) if isinstance(space, spaces.Dict) else ()
-
-
-def _for_critic(
-    names: Sequence[str], model: Any, space: gymnasium.Space[Any], model_config: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a model's arguments with parts of the observation for the critic alone, and actor and critic apart.
-
-    Raises:
-        ValueError: If the model is an instance, or of a class that does not know of such parts.
-    """
-    listed = ", ".join(map(repr, names))
-    cls = model_class(model, space) if not isinstance(model, Model) else None
-    if cls is None or not {"critic_obs", "shared"} <= inspect.signature(cls).parameters.keys():
-        raise ValueError(
-            f"the environment shows {listed} to the critic alone (observe_parameters='critic'), which "
-            f"{type(model).__name__ if cls is None else cls.__name__} cannot: give a model with the arguments "
-            "`critic_obs` and `shared` by name or class, or use observe_parameters='all'."
-        )
-    given = model_config.get("critic_obs", ())
-    if isinstance(given, str):
-        return dict(model_config)  # which is refused where it is read
-    return {"shared": False, **model_config, "critic_obs": [*given, *(name for name in names if name not in given)]}
-
-
-def _moments(space: gymnasium.Space[Any]) -> nn.ModuleDict:
-    """Make running moments for every float `Box` of an observation, by its path."""
-    floats = {
-        _module_name("/".join(path)): leaf.shape
-        for path, leaf in leaves(space)
-        if isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
-    }
-    return nn.ModuleDict({name: RunningMoments(shape) for name, shape in floats.items()})
 
 
 def _one_step(obs: Any) -> Any:

@@ -26,7 +26,7 @@ from rl8x.distributions import Distribution
 from rl8x.importing import NOT_PLAIN, Trust, dotted_path, from_plain, import_class, to_plain
 from rl8x.models import Model, State
 from rl8x.spaces import (
-    describe,
+    describe_space,
     element_of,
     leaves,
     named_parts,
@@ -335,7 +335,7 @@ def to_rows(space: gymnasium.Space[Any], obs: Any, device: torch.device | None =
             known = part if isinstance(part, Mapping) else dict(enumerate(part)) if isinstance(part, tuple) else {}
             part = known.get(key, known.get(int(key) if key.isdecimal() else key))
             if part is None:
-                raise ValueError(f"the observation has no `{name}`; it must be of {describe(leaf)}.")
+                raise ValueError(f"the observation has no `{name}`; it must be of {describe_space(leaf)}.")
         array = part if isinstance(part, Tensor) else np.asarray(part)
         if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
             raise ValueError(f"`{name}` must be numbers; got {part!r:.60}.")

@@ -17,7 +17,7 @@ from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_mean
 from rl8x.policy import Policy
 from rl8x.portable import Portable
-from rl8x.spaces import critic_only, describe
+from rl8x.spaces import critic_only, describe_space
 from rl8x.trees import Tree, tree_map
 
 
@@ -231,4 +231,4 @@ def check_discrete(name: str, space: gymnasium.Space[Any], others: str) -> None:
         ValueError: If it is another.
     """
     if not isinstance(space, gymnasium.spaces.Discrete):
-        raise ValueError(f"{name} needs a Discrete action space; got {describe(space)}. Use {others}.")
+        raise ValueError(f"{name} needs a Discrete action space; got {describe_space(space)}. Use {others}.")

@@ -105,16 +105,16 @@ def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
     """
     name = np.dtype(space.dtype).name if space.dtype is not None else "none"
     if name not in _DTYPES:
-        raise ValueError(f"{describe(space)} has no dtype for a tensor; needs one of {', '.join(_DTYPES)}.")
+        raise ValueError(f"{describe_space(space)} has no dtype for a tensor; needs one of {', '.join(_DTYPES)}.")
     return _DTYPES[name]
 
 
-def describe(space: object) -> str:
+def describe_space(space: object) -> str:
     """Name a space in a few characters, for example `Box([4], float32)` or `Discrete(2)`."""
     if isinstance(space, spaces.Dict):
-        return "Dict(" + ", ".join(f"{key}: {describe(value)}" for key, value in space.spaces.items()) + ")"
+        return "Dict(" + ", ".join(f"{key}: {describe_space(value)}" for key, value in space.spaces.items()) + ")"
     if isinstance(space, spaces.Tuple):
-        return "Tuple(" + ", ".join(map(describe, space.spaces)) + ")"
+        return "Tuple(" + ", ".join(map(describe_space, space.spaces)) + ")"
     if isinstance(space, spaces.Discrete):
         return f"Discrete({space.n})" if space.start == 0 else f"Discrete({space.n}, start={space.start})"
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
@@ -135,12 +135,12 @@ def check_supported(space: object, name: str) -> None:
                 raise ValueError(f"{name} must have texts without '/' as keys; got {key!r}. Rename that part.")
             check_supported(part, f"{name}[{key!r}]" if isinstance(space, spaces.Dict) else f"{name}[{key}]")
         if not len(space.spaces):
-            raise ValueError(f"{name} must have at least one part; got {describe(space)}.")
+            raise ValueError(f"{name} must have at least one part; got {describe_space(space)}.")
     elif isinstance(space, SUPPORTED):
         torch_dtype(space)
     else:
         kinds = ", ".join(cls.__name__ for cls in SUPPORTED)
-        raise ValueError(f"{name} must be a gymnasium.spaces.{{{kinds}}}; got {describe(space)}.")
+        raise ValueError(f"{name} must be a gymnasium.spaces.{{{kinds}}}; got {describe_space(space)}.")
 
 
 def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -> None:
@@ -156,7 +156,7 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
         parts = dict(named_parts(actions))
         if not isinstance(mask, spaces.Dict | spaces.Tuple):
             some = ", ".join(parts)
-            raise ValueError(f"{name!r} must be a Dict with masks for some of {some}; got {describe(mask)}.")
+            raise ValueError(f"{name!r} must be a Dict with masks for some of {some}; got {describe_space(mask)}.")
         for key, part in named_parts(mask):
             if key not in parts:
                 raise ValueError(f"no part {key!r} of the action space in {name!r}. There are {', '.join(parts)}.")
@@ -169,9 +169,9 @@ def check_mask(mask: spaces.Space[Any], actions: spaces.Space[Any], name: str) -
     elif isinstance(actions, spaces.MultiBinary):
         width = math.prod(actions.shape)
     else:
-        raise ValueError(f"{name!r} needs discrete actions; got {describe(actions)}.")
+        raise ValueError(f"{name!r} needs discrete actions; got {describe_space(actions)}.")
     if mask.shape != (width,):
-        raise ValueError(f"{name!r} must be shaped [{width}], one flag an action; got {describe(mask)}.")
+        raise ValueError(f"{name!r} must be shaped [{width}], one flag an action; got {describe_space(mask)}.")
 
 
 def only_legal(actions: Any, mask: Any, space: spaces.Space[Any]) -> Any:
@@ -312,12 +312,12 @@ def as_elements(name: str, space: spaces.Space[Any], rows: Mapping[str, Tensor])
     for path, leaf in leaves(space):
         part = "/".join((name, *path))
         if part not in rows:
-            raise ValueError(f"a data set for {describe(space)} needs `{part}`; there are {', '.join(rows)}.")
+            raise ValueError(f"a data set for {describe_space(space)} needs `{part}`; there are {', '.join(rows)}.")
         tensor = rows[part]
         shape, is_float = tuple(leaf.shape or ()), isinstance(leaf, spaces.Box) and torch_dtype(leaf).is_floating_point
         if tuple(tensor.shape[1:]) != shape or tensor.is_floating_point() != is_float:
             kind = f"{tensor.dtype} {list(tensor.shape[1:])}"
-            raise ValueError(f"`{part}` must be elements of {describe(leaf)}; got {kind} in each row.")
+            raise ValueError(f"`{part}` must be elements of {describe_space(leaf)}; got {kind} in each row.")
         found[part] = tensor if is_float else _whole_numbers(part, leaf, tensor)
     return found
 
@@ -339,5 +339,5 @@ def _whole_numbers(part: str, leaf: spaces.Space[Any], tensor: Tensor) -> Tensor
     for least, most, first, last in zip(*ends, *bounds, strict=True):
         if least < first or most > last:
             allowed, found = f"from {int(first)} to {int(last)}", f"{int(least)} to {int(most)}"
-            raise ValueError(f"`{part}` must be {allowed}, as {describe(leaf)} says; got {found}.")
+            raise ValueError(f"`{part}` must be {allowed}, as {describe_space(leaf)} says; got {found}.")
     return tensor.to(torch_dtype(leaf)) if isinstance(leaf, spaces.Box) else tensor

@@ -29,7 +29,7 @@ from rl8x.envs.pictures import CopyState, copy_of, numbers_of, on_host
 from rl8x.film_files import WRITERS, check_format
 from rl8x.policy import Policy
 from rl8x.rollouts.playing import Moment, play_episodes
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 _MAX_FPS: Final = 30.0  # above it frames are left out
 _LAST_S: Final = 1.0  # for which the last frame of an episode is shown
@@ -142,8 +142,10 @@ def film(
         ("observations", policy.observation_space, env.single_observation_space),
         ("actions", policy.action_space, env.single_action_space),
     ):
-        if describe(own) != describe(given):
-            raise ValueError(f"the policy is for {name} of {describe(own)}; the environment has {describe(given)}.")
+        if describe_space(own) != describe_space(given):
+            raise ValueError(
+                f"the policy is for {name} of {describe_space(own)}; the environment has {describe_space(given)}."
+            )
     rate = float(fps or env.metadata.get("render_fps") or _MAX_FPS)
     every = max(1, math.ceil(rate / _MAX_FPS))
     ends: list[Moment] = []

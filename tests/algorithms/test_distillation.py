@@ -15,7 +15,7 @@ from tests.probes import Probe, Remember, traced_only
 from rl8x import MemoryTracker, NullTracker, Trainer, distill, load_algorithm
 from rl8x.algorithms import DistillationConfig, DQNConfig, PPOConfig, SACConfig
 from rl8x.algorithms.distillation.guided import Student
-from rl8x.algorithms.distillation.losses import minibatch_losses
+from rl8x.algorithms.distillation.losses import distillation_minibatch_losses
 from rl8x.algorithms.distillation.teacher import Teacher, View
 from rl8x.checkpoint import CheckpointError
 from rl8x.cli.main import main
@@ -184,7 +184,7 @@ def test_losses_equal_a_plain_formulation(loss):
         likelihood = torch.distributions.Normal(params.mean, params.log_std.exp()).log_prob(taught_mean)
         expected = -likelihood.sum(-1) if loss == "nll" else (mean - taught_mean).pow(2).mean(-1)
     options = {"distribution": distribution, "loss": loss}
-    sums = minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
+    sums = distillation_minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
     entropy = torch.distributions.Normal(params.mean, params.log_std.exp()).entropy().sum(-1)
     distance = (mean - taught_mean).abs().mean(-1)
     torch.testing.assert_close(sums, torch.stack([each[valid].sum() for each in (expected, entropy, distance)]))
@@ -196,7 +196,7 @@ def test_cross_entropy_with_the_teachers_choice():
     batch = {"obs": logits, "starts": torch.ones(1, 2), "labels": torch.tensor([[1, 0]])}
     options = {"distribution": distribution, "loss": "nll"}
     params = distribution.from_features(logits)
-    sums = minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
+    sums = distillation_minibatch_losses(lambda *_: params, batch, {}, torch.zeros(()), config(), **options)
     expected = torch.nn.functional.cross_entropy(logits[0], torch.tensor([1, 0]), reduction="sum")
     torch.testing.assert_close(sums[0], expected)
     assert sums[2] == 1.0  # the second row's most likely action is another

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from rl8x.algorithms.optimizer import FlatOptimizer, make_rule
+from rl8x.algorithms.optimizer import FlatOptimizer
+from rl8x.algorithms.optimizer_rules import make_rule
 
 CASES = [
     ("adam", {}, torch.optim.Adam, {}),

@@ -13,7 +13,7 @@ from tests import probes
 
 from rl8x import keys
 from rl8x.algorithms import PQNConfig
-from rl8x.algorithms.pqn import LOSS_METRICS
+from rl8x.algorithms.pqn import PQN_LOSS_METRICS
 from rl8x.checkpoint.tree import decode, encode
 from rl8x.cli.main import main
 from rl8x.config.algorithms import algorithm_config_class
@@ -286,7 +286,7 @@ def test_rows_have_the_metrics_that_are_announced():
     algorithm.collect()
     row = dict(algorithm.step())
     assert set(algorithm.metrics) == {name for name in row if not name.startswith("finite/")}
-    assert set(LOSS_METRICS) < set(algorithm.metrics)
+    assert set(PQN_LOSS_METRICS) < set(algorithm.metrics)
     assert algorithm.params["model.layer_norm"] is True
     with pytest.raises(RuntimeError, match="collect"):
         algorithm.step()

@@ -86,7 +86,7 @@ def test_programs_know_kinds_and_not_numbers():
         for group in env._config.groups:
             for tensor in group.state.values():
                 tensor.copy_(torch.zeros_like(tensor))
-        env.follow_row({"env/steps": 70})
+        env.update_parameters_from_metrics({"env/steps": 70})
         assert env.program_key == key
 
 
@@ -97,7 +97,7 @@ def walk(env, steps):
         ended = (found.terminated | found.truncated)[None]
         if env.moves_by_returns:
             sources = {label: source[None] for label, source in found.sources.items()}
-            env.move_parameters(ended, found.episode_returns[None], {}, sources, is_reset=False)
+            env.update_parameters_from_episodes(ended, found.episode_returns[None], {}, sources, is_reset=False)
         seen.append(found.obs)
     return torch.stack(seen)
 
@@ -110,7 +110,7 @@ def test_snapshots_and_copies_go_on_alike_and_share_nothing(config):
     if config is None:
         env.steer_config({"length": Uniform(0.3, 0.6)})
     env.reset(config=config)
-    env.follow_row({"env/steps": 50})
+    env.update_parameters_from_metrics({"env/steps": 50})
     walk(env, 60)
     state = env.state_dict()
     twin, again = copy.deepcopy(env), CartPole(5, seed=9, time_limit=11)
@@ -147,7 +147,7 @@ def test_an_evaluation_moves_nothing_and_a_configuration_that_comes_back_goes_on
     assert env.parameter_support()["gravity"] == pytest.approx((9.8, 9.8))
 
     other = CartPole(64, seed=2)
-    other.imitate_config(env.next_config, env)
+    other.configure_for_evaluation(env.next_config, env)
     other.reset()
     values = other.carry["parameters"]["length"]
     assert low - 1e-6 <= values.min() < low + 0.3 * (high - low)
@@ -231,5 +231,5 @@ def test_the_range_of_a_choice_that_moves_is_what_can_be_drawn():
     ends = (Choice([3.0, 9.8, 20.0], [1, 1, 0]), Choice([3.0, 9.8, 20.0], [0, 1, 1]))
     env.reset(config={"gravity": Scheduled([(0, ends[0]), (100, ends[1])])})
     for at, expected in ((0, (3.0, 9.8)), (50, (3.0, 20.0)), (100, (9.8, 20.0))):
-        env.follow_row({"env/steps": at})
+        env.update_parameters_from_metrics({"env/steps": at})
         assert env.parameter_ranges()["gravity"] == env.parameter_support()["gravity"] == expected

@@ -267,7 +267,7 @@ def test_what_several_processes_ask_for_is_compiled_once(tmp_path, monkeypatch):
         path.write_bytes(b"library")
 
     monkeypatch.setattr(compiler_process, "lower", lower)
-    monkeypatch.setattr(compiler_process.Description, "from_json", staticmethod(lambda text: text))
+    monkeypatch.setattr(compiler_process.ProgramDescription, "from_json", staticmethod(lambda text: text))
     artifacts, answers = Artifacts(tmp_path), []
     request = {"key": "ab" * 16, "program": "a program"}
     ask = lambda: answers.append(compiler_process._answer(artifacts, request))  # noqa: E731

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from rl8x.execution.compiler import compiler, load
 from rl8x.execution.loops import Loop
-from rl8x.execution.traces import LoopShape, describe, trace
+from rl8x.execution.traces import LoopShape, describe_program, trace
 
 
 def numbers(*shape):
@@ -102,12 +102,12 @@ def programs():
     made = {}
     for name, (function, tensors) in FUNCTIONS.items():
         graph, read = trace(function, tensors)
-        made[name] = describe(graph, [*tensors, *read]).to_json(), read
+        made[name] = describe_program(graph, [*tensors, *read]).to_json(), read
     for name, ends in (("loop", False), ("ending loop", True)):
         state, items = [numbers(2, 3), numbers(2, 3), numbers(4, 3)], numbers(COUNT, 2, 4)
         graph, read = trace(step, [*state, items[0]])
         assert not read
-        made[name] = describe(graph, [*state, items], LoopShape(3, 1, ends)).to_json(), []
+        made[name] = describe_program(graph, [*state, items], LoopShape(3, 1, ends)).to_json(), []
     for text, _ in made.values():
         compiler().request(text)
     return {name: (load(compiler().library(text)), read) for name, (text, read) in made.items()}

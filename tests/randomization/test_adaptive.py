@@ -9,7 +9,7 @@ GENERATOR = torch.Generator()
 
 def group_of(**members):
     (group,) = make_groups(members)
-    group.place(torch.device("cpu"))
+    group.allocate_state(torch.device("cpu"))
     return group
 
 
@@ -38,11 +38,11 @@ def test_draws_are_at_an_end_in_the_share_of_copies_and_in_the_range_elsewhere()
     closed, marked = group.draw(noise)
     assert marked.equal(torch.where(sources == 2, -1, sources))
     assert all(closed[name].equal(values[name]) for name in "ab")  # it is played at the end all the same
-    group.evaluate(True)
+    group.set_evaluating(True)
     evaluated, marked = group.draw(noise)
     assert (marked == -1).all()
     assert [name for name in "ab" if (evaluated[name] == group.state["low"]["ab".index(name)]).sum() > 5] == []
-    group.evaluate(False)
+    group.set_evaluating(False)
     assert group.draw(noise)[1].equal(torch.where(sources == 2, -1, sources))
 
 
@@ -90,7 +90,7 @@ def test_ranges_move_as_those_of_a_plain_formulation(seed):
         ended = torch.rand(shape, generator=generator) < 0.4
         sources = torch.randint(-1, 4, shape, generator=generator)
         pending = torch.where(torch.rand(5, generator=generator) < 0.7, -1, sources[-1])
-        group.update(Episodes(scores, ended, sources, pending), GENERATOR)
+        group.update_from_episodes(Episodes(scores, ended, sources, pending), GENERATOR)
         plain.update(scores.tolist(), ended.tolist(), sources.tolist(), pending.tolist())
         found = torch.stack([group.state["low"], group.state["high"]], 1)
         torch.testing.assert_close(found, torch.tensor(plain.ranges, dtype=torch.float64))
@@ -123,7 +123,7 @@ def test_short_episodes_do_not_count_more_than_long_ones():
             left = torch.where(ended, success * 19, left - 1)
         scores, ended, sources = (torch.stack(each) for each in zip(*slots, strict=True))
         naive.append(scores[ended & (sources >= 0)])
-        group.update(Episodes(scores, ended, sources, source), GENERATOR)
+        group.update_from_episodes(Episodes(scores, ended, sources, source), GENERATOR)
         full = (group.state["count"] == 0) & (before[1] > 0)
         for end in full.nonzero().flatten().tolist():
             last = ended & (sources == end)
@@ -140,9 +140,9 @@ def test_a_reset_that_takes_away_what_was_waited_for_opens_the_buffer_again():
     group = two()
     ones, none = torch.ones(1, 4), torch.full((4,), -1)
     waiting = Episodes(ones, torch.tensor([[True, True, False, False]]), torch.zeros(1, 4, dtype=torch.int64), none)
-    group.update(waiting._replace(pending=torch.tensor([-1, -1, 0, 0])), GENERATOR)
+    group.update_from_episodes(waiting._replace(pending=torch.tensor([-1, -1, 0, 0])), GENERATOR)
     assert not group.state["open"][0]
-    group.update(waiting._replace(ended=torch.zeros(1, 4, dtype=torch.bool), pending=none), GENERATOR)
+    group.update_from_episodes(waiting._replace(ended=torch.zeros(1, 4, dtype=torch.bool), pending=none), GENERATOR)
     assert group.state["open"][0]
     assert group.state["count"][0] == 2
 

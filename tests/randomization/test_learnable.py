@@ -11,7 +11,7 @@ SMALL = {"threshold": 1.0, "levels": 3, "candidates": 5, "episodes": 2}
 
 def group_of(seed=0, **members):
     (group,) = make_groups(members)
-    group.place(torch.device("cpu"))
+    group.allocate_state(torch.device("cpu"))
     group.begin(torch.Generator().manual_seed(seed))
     return group
 
@@ -29,7 +29,9 @@ def test_learnability_is_unbiased(p, episodes):
         for name in ("count", "total", "squares"):
             group.state[name].zero_()
         pending = torch.tensor([7])  # the round goes on
-        group.update(Episodes(scores, torch.ones(episodes, 1, dtype=torch.bool), sources, pending), torch.Generator())
+        group.update_from_episodes(
+            Episodes(scores, torch.ones(episodes, 1, dtype=torch.bool), sources, pending), torch.Generator()
+        )
         weight = math.comb(episodes, successes) * p**successes * (1 - p) ** (episodes - successes)
         expected += weight * float(group.learnability()[4])
     assert expected == pytest.approx(p * (1 - p), abs=1e-6)
@@ -55,7 +57,7 @@ def test_draws_are_kept_levels_by_their_learnability_and_candidates_alike():
     for i, name in enumerate("ab"):  # one level has all its values
         assert values[name].equal(group.state["values"][sources, i])
         assert values[name].stride() == (1,)
-    group.evaluate(True)
+    group.set_evaluating(True)
     values, sources = group.draw(noise)
     assert (sources == -1).all()
     assert values["a"].equal(noise[:, 0])  # fresh draws from the base
@@ -93,7 +95,7 @@ def test_rounds_are_those_of_a_plain_formulation(bounded):
         pending = torch.where(waits, drawn[1], -1)
         following = torch.Generator().manual_seed(0)
         following.set_state(noise.get_state())
-        group.update(Episodes(scores, ended, sources, pending), noise)
+        group.update_from_episodes(Episodes(scores, ended, sources, pending), noise)
         for t, i in (ended & (sources >= 0)).nonzero().tolist():
             score = float(scores[t, i])
             episodes[sources[t, i]].append(score / 4 if bounded else float(score >= 2))
@@ -126,7 +128,7 @@ def test_what_is_kept_are_the_levels_that_are_solved_sometimes():
         chance = ((0.8 - values["x"]) / 0.2).clamp(0, 1)  # 1 below 0.6, 0 above 0.8
         scores = (torch.rand(64, generator=generator) < chance).float()[None]
         ended = torch.ones(1, 64, dtype=torch.bool)
-        group.update(Episodes(scores, ended, sources[None], torch.full((64,), -1)), generator)
+        group.update_from_episodes(Episodes(scores, ended, sources[None], torch.full((64,), -1)), generator)
     kept = group.state["values"][:16, 0]
     assert ((kept > 0.6) & (kept < 0.8)).sum() >= 14
     assert group.ranges()["x"] == (kept.min(), kept.max())
@@ -137,7 +139,7 @@ def test_where_nothing_is_learnable_all_kept_levels_are_as_likely():
     group = group_of(x=Learnable(Uniform(0, 1), **SMALL))
     sources = torch.arange(8).repeat(4, 1)
     solved = Episodes(torch.ones(4, 8), torch.ones(4, 8, dtype=torch.bool), sources, torch.full((8,), -1))
-    group.update(solved, torch.Generator())
+    group.update_from_episodes(solved, torch.Generator())
     torch.testing.assert_close(group.state["edges"], torch.tensor([1 / 3, 2 / 3, 1.0]))
 
 

@@ -140,7 +140,7 @@ def test_bad_input_is_one_line(make, message):
 
 def group_of(drawn):
     (group,) = make_groups({"x": drawn})
-    group.place(torch.device("cpu"))
+    group.allocate_state(torch.device("cpu"))
     return group
 
 
@@ -152,7 +152,7 @@ def test_a_schedule_follows_its_metric_and_what_it_does_not_know_changes_nothing
     seen = []
     for row in ({}, {"m": 4}, {"other": 9.0}, {"m": float("nan")}, {"m": 8.0}, {"m": 2.0}):
         for group in (both, forward):
-            group.follow(row)
+            group.update_from_metrics(row)
         drawn = [group.draw(torch.zeros(3, 1))[0]["x"].tolist() for group in (both, forward)]
         seen.append([values[0] for values in drawn])
     expected = [[0, 0], [0.4, 0.4], [0.4, 0.4], [0.4, 0.4], [0.8, 0.8], [0.2, 0.8]]
@@ -160,5 +160,5 @@ def test_a_schedule_follows_its_metric_and_what_it_does_not_know_changes_nothing
     assert both.state["numbers"].data_ptr() == address
     again = group_of(Scheduled([(0, 0.0), (10, 1.0)], by="m", goes_back=False))
     again.load_state_dict(forward.state_dict())
-    again.follow({"m": 7.0})
+    again.update_from_metrics({"m": 7.0})
     assert again.ranges() == {"x": (0.8, 0.8)}

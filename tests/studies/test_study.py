@@ -566,7 +566,7 @@ def test_a_study_under_torchrun_is_refused_once_and_ends_all_ranks(monkeypatch, 
             return [value] * 4
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rl8x.studies.study.ranks", lambda: Four(rank, 4, rank))
+    monkeypatch.setattr("rl8x.studies.jobs.ranks", lambda: Four(rank, 4, rank))
     monkeypatch.setattr(signal, "signal", lambda *which: ignored.append(which))
     with pytest.raises(SystemExit) as ended:
         make().run()

@@ -107,11 +107,11 @@ def test_evaluations_change_nothing_in_training(name):
     trained = [{n: v for n, v in row.items() if not n.startswith("eval/")} for _, row in rows(with_them)]
     assert [row for row in trained if row] == [row for _, row in rows(without)]
     env = trainer.algorithm.env
-    before = {key: {n: t.clone() for n, t in group.state.items()} for key, group in env._movers.items()}
+    before = {key: {n: t.clone() for n, t in group.state.items()} for key, group in env._known_groups.items()}
     trainer.eval(env_config={"length": 0.3})
     trainer.eval(env_config=env.config)
     for key, state in before.items():
-        assert all(env._movers[key].state[n].equal(tensor) for n, tensor in state.items())
+        assert all(env._known_groups[key].state[n].equal(tensor) for n, tensor in state.items())
     with pytest.raises(ValueError, match=r"`env_config\['gravity'\]` moves with training, and an evaluation moves"):
         trainer.eval(env_config={"gravity": Scheduled([(0, 9.0)])})
     with pytest.raises(ValueError, match=r"`eval_env_config\['\w+'\]` moves with training"):

@@ -6,7 +6,8 @@ from rl8x.algorithms.distillation import Distillation, DistillationConfig, disti
 from rl8x.algorithms.dqn import DQN, DQNConfig
 from rl8x.algorithms.iql import IQL, IQLConfig
 from rl8x.algorithms.off_policy import OfflineAlgorithm, OffPolicyAlgorithm, OffPolicyConfig
-from rl8x.algorithms.online import OnlineAlgorithm, OnlineConfig
+from rl8x.algorithms.online import OnlineAlgorithm
+from rl8x.algorithms.online_config import OnlineConfig
 from rl8x.algorithms.ppo import PPO, PPOConfig
 from rl8x.algorithms.pqn import PQN, PQNConfig
 from rl8x.algorithms.sac import SAC, FastSACConfig, FlashSACConfig, SACConfig

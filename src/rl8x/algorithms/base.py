@@ -1,4 +1,4 @@
-"""What a trainer needs of an algorithm, with or without an environment, and what every algorithm shares."""
+"""The base of all algorithms, with or without an environment: the interface that trainers use."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
         seed = draw_seed(self.seed)
-        made, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
-        if made is not None:
-            made.shared_seed = part_seed(seed, "parameters", rank=0)
-        return algorithm(self, made, seed, factory)
+        made_env, factory = self.make_env(env, part_seed(seed, "env"), env_kwargs)
+        if made_env is not None:
+            made_env.shared_seed = part_seed(seed, "parameters", rank=0)
+        return algorithm(self, made_env, seed, factory)
 
     @property
     def algorithm_class(self) -> type[GenericAlgorithmBase[Any]] | None:
-        """What is built; a config may have several."""
+        """The class of algorithm that this config builds; a config may have several."""
         return self.algorithm
 
     def without_effect(self) -> dict[str, str]:
@@ -145,12 +145,12 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
         return Schedule.make(getattr(self, name) if schedule is None else schedule, name=f"{name}_schedule")
 
     def make_env(self, env: Any, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env | None, EnvFactory | None]:
-        """Return the environment to train in and what makes another such; without environments both are None.
+        """Return the environment to train in and a factory of others like it; both are None without an environment.
 
         Args:
-            env: As `build` takes it.
+            env: The environment, in any form that `build` accepts.
             seed: Seeds the environment.
-            env_kwargs: As `build` takes them.
+            env_kwargs: Keyword arguments for the environment's constructor.
 
         Raises:
             TypeError: If one is given to an algorithm that takes none.
@@ -161,7 +161,7 @@ class AlgorithmConfig(ABC):  # noqa: B024 - its subclasses are what is built
 
 
 class GenericAlgorithmBase(ABC, Generic[ConfigT]):
-    """Learns with `step()`, from what `collect()` gathers where there is an environment.
+    """An algorithm, which learns with `step()`, from the experience of `collect()` where there is an environment.
 
     A subclass names its config, which then builds it: `class Mine(GenericAlgorithmBase[MyConfig], config=MyConfig)`.
 
@@ -169,14 +169,14 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         config: The hyperparameters.
         env: The environment that is trained in; None where there is none.
         seed: The seed in use, also where the config leaves it open.
-        env_factory: Makes another such environment; None where an instance was given.
+        env_factory: Makes another environment of the same kind; None where an instance was given.
 
     Attributes:
         clock: The counter that metrics are plotted against and schedules go by.
         counters: Running totals, by metric name (`keys.COUNTERS`).
         device: Where environment, policy and update live.
         execution: How the programs run.
-        metrics: What a row of `step()` has, by the names under which it is logged.
+        metrics: Names of the metrics in a row of `step()`, as they are logged.
         policy: The policy that is trained.
         state_reset_every: The policy's state is reset every so many steps of a horizon; 0 is never.
     """
@@ -184,13 +184,13 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     clock: ClassVar[str] = keys.UPDATES
     metrics: tuple[str, ...] = ()
     of_rank: ClassVar[tuple[str, ...]] = ()
-    """What of `learned_state` each rank has for itself, such as generators; all else is the same on all ranks."""
+    """The parts of `learned_state` that differ between ranks, such as generators; the others are the same on all."""
 
     policy: Policy
     state_reset_every: int = 0
 
     def __init_subclass__(cls, *, config: type[AlgorithmConfig] | None = None, **options: Any) -> None:
-        """Have a config class build this class."""
+        """Register this class as the one that a config builds."""
         super().__init_subclass__(**options)
         if config is not None:
             config.algorithm = cls
@@ -207,7 +207,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         self.counters: dict[str, int] = dict.fromkeys(keys.COUNTERS, 0)
 
     def follow(self, row: Mapping[str, float]) -> None:
-        """Know a trainer's latest row of metrics in the next collect.
+        """Take over the trainer's latest row of metrics, for the `env_config` of the next collect.
 
         Args:
             row: Metrics by name.
@@ -217,7 +217,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
         """Gather experience with the present policy; without an environment there is none.
 
         Args:
-            env_config: As `OnlineAlgorithm.collect` takes it.
+            env_config: Values for the environment's parameters, or a function that returns them.
 
         Returns:
             Its statistics, by the names of metrics.
@@ -249,7 +249,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes, such as weights, optimizer and running moments, without copying it.
+        """Return the state that updates change, such as weights, optimizer and running moments, without copying it.
 
         The trainer clones it before each step where a step with non-finite numbers is to be taken back. Experience,
         such as a replay buffer, belongs to `state_dict` alone.
@@ -289,7 +289,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     # -- numbers that are not finite
 
     def discard_experience(self) -> None:
-        """Gather anew, because what was gathered is not finite."""
+        """Discard the experience gathered so far, because it is not finite."""
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:
         """Say where in the last experience numbers are not finite, by quantity; see `rollouts.statistics`."""
@@ -320,11 +320,11 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What a run records at its end, by the name of a tag: the mode in force may be another than at its start."""
+        """Tags that a run records at its end, by name; the execution mode may differ from that at its start."""
         return {"rl8x.execution": self.execution.mode}
 
     def watch(self, row: Mapping[str, float]) -> None:
-        """Look at a step's row of statistics, now that it is on the host, for what deserves a warning.
+        """Warn where a step's row of statistics deserves it; the row is on the host by then.
 
         Args:
             row: Metrics by name.

@@ -17,7 +17,7 @@ from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.learner import observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
 from rl8x.spaces import critic_only
@@ -66,7 +66,7 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
         """Train the policy."""
         self.add_net("policy", self.policy)
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
         """Make the batch's actions more likely.
 
         L = -mean of log pi(a | s)
@@ -75,9 +75,9 @@ class BC(OfflineAlgorithm[BCConfig], config=BCConfig):
         actions = recorded_actions(batch)
 
         def loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            found = policy(obs, actions, state, starts)
-            total = -found.logp.mean()
-            return total, {"losses/bc": total, "monitors/entropy": found.entropy.mean()}
+            evaluation = policy(obs, actions, state, starts)
+            total = -evaluation.logp.mean()
+            return total, {"losses/bc": total, "monitors/entropy": evaluation.entropy.mean()}
 
-        found, norm = nets["policy"].minimise(loss)
-        return UpdateResult({**found, "monitors/grad_norm": norm})
+        metrics, norm = nets["policy"].minimise(loss)
+        return UpdateResult({**metrics, "monitors/grad_norm": norm})

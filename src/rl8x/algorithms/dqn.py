@@ -25,7 +25,7 @@ from rl8x.algorithms.off_policy.learner import TAU, Learner, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult, weighted_mean
 from rl8x.envs import Env
 from rl8x.functional import project
 from rl8x.q_values import QPolicy, check_discrete
@@ -119,7 +119,7 @@ class DQNConfig(
 
 
 class QLearning(Learner[DQNConfig]):
-    """What DQN learns from a batch, whether its rows come from a replay or from a data set."""
+    """The update of DQN, for rows of a replay or of a data set."""
 
     update_metrics: ClassVar[tuple[str, ...]] = ("losses/q", "monitors/q", "monitors/td_error", "monitors/grad_norm")
 
@@ -148,8 +148,8 @@ class QLearning(Learner[DQNConfig]):
         self.add_net("q", self.policy)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
-        """Move Q(s, a) towards what was seen and what the target network expects after it.
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
+        """Move Q(s, a) towards the n-step return plus the target network's value of the next state.
 
             y = R + d Q'(s', a'),    a' = argmax_a Q(s', a) with `double`, else argmax_a Q'(s', a)
             L = mean of w huber(Q(s, a) - y) + cql_coeff mean of (log sum_b exp Q(s, b) - Q(s, a))
@@ -162,13 +162,13 @@ class QLearning(Learner[DQNConfig]):
         """
         q, target = nets["q"], nets["target"]
         after = observed(batch, keys.NEXT_OBS)
-        next_values, next_outputs = (found[0] for found in target(*after, True))  # [batch_size, num_actions, ...]
+        next_values, next_outputs = (sequence[0] for sequence in target(*after, True))  # [batch_size, num_actions, ...]
         best = (q(*after)[0] if self.config.double else next_values).argmax(-1)
         following = of_actions(next_outputs, best)
         actions = self.policy.indices(batch[keys.ACTIONS])
 
         def loss(q: Callable[..., Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            table, outputs = (found[0] for found in q(*observed(batch, keys.OBS), True))
+            table, outputs = (sequence[0] for sequence in q(*observed(batch, keys.OBS), True))
             taken = of_actions(outputs, actions)
             values = self.policy.means(taken)
             losses, td_targets = self.losses(taken, following, batch[keys.RETURNS], batch[keys.DISCOUNTS])
@@ -178,12 +178,12 @@ class QLearning(Learner[DQNConfig]):
                 total = error + self.config.cql_coeff * (table.logsumexp(-1) - values).mean()
             return total, {"losses/q": error, "values": values, "td_targets": td_targets}
 
-        found, norm = q.minimise(loss)
+        measured, norm = q.minimise(loss)
         target.polyak_update(q, batch[TAU])
-        errors = (found["values"] - found["td_targets"]).abs()
+        errors = (measured["values"] - measured["td_targets"]).abs()
         metrics = {
-            "losses/q": found["losses/q"],
-            "monitors/q": found["values"].mean(),
+            "losses/q": measured["losses/q"],
+            "monitors/q": measured["values"].mean(),
             "monitors/td_error": errors.mean(),
             "monitors/grad_norm": norm,
         }
@@ -275,6 +275,6 @@ def quantile_loss(quantiles: Tensor, td_targets: Tensor, huber_delta: float | No
 
 
 def of_actions(table: Tensor, actions: Tensor) -> Tensor:
-    """Return what a table `[batch_size, num_actions, ...]` has for an action of each row, `[batch_size, ...]`."""
+    """Select the entry of each row's action from a table `[batch_size, num_actions, ...]`: `[batch_size, ...]`."""
     index = actions.reshape(-1, *[1] * (table.dim() - 1)).expand(-1, 1, *table.shape[2:])
     return table.gather(1, index).squeeze(1)

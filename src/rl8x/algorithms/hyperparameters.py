@@ -1,4 +1,4 @@
-"""How hyperparameters are declared: once, with default, legal range and explanation, in a frozen dataclass."""
+"""Declarations of hyperparameters: once, with default, legal range and explanation, in a frozen dataclass."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ from rl8x.algorithms.off_policy.critics import Critics, action_values
 from rl8x.algorithms.off_policy.learner import TAU, observed, recorded_actions
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
 from rl8x.distributions import Distribution
 from rl8x.policy import Policy
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 from rl8x.trees import unflatten_tree
 
 
@@ -97,7 +97,9 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
             ValueError: If they are neither in a `Box` nor in a `Discrete` space.
         """
         if not isinstance(self.action_space, gymnasium.spaces.Box | gymnasium.spaces.Discrete):
-            raise ValueError(f"IQL needs a Box or Discrete action space; got {describe(self.action_space)}. Use BC.")
+            raise ValueError(
+                f"IQL needs a Box or Discrete action space; got {describe_space(self.action_space)}. Use BC."
+            )
 
     def make_policy(self) -> Policy:
         """Return the policy; its model's values are V."""
@@ -127,8 +129,8 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         self.add_net("q", critics)
         self.nets.add_target("target", of="q")
 
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
-        """Move V to an expectile of Q', the policy to actions that are better than V, and Q to what was seen.
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
+        """Move V to an expectile of Q', the policy to actions that are better than V, and Q to its TD targets.
 
             A    = min_i Q'_i(s, a) - V(s)
             L_V  = mean of |expectile - 1[A < 0]| A^2
@@ -144,16 +146,16 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
         best = action_values(target, seen, taken, self.action_space).amin(0)  # [batch_size]
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-            found = policy(*inputs, actions)
-            advantages = best - found.values[0]
+            evaluation = policy(*inputs, actions)
+            advantages = best - evaluation.values[0]
             weights = (config.temperature * advantages.detach()).exp().clamp(max=config.max_weight)
             value_loss = expectile_loss(advantages, config.expectile).mean()
-            loss = -(weights * found.logp[0]).mean()
+            loss = -(weights * evaluation.logp[0]).mean()
             metrics = {"losses/policy": loss, "losses/value": value_loss}
             monitors = {"monitors/advantage": advantages.mean(), "monitors/weight": weights.mean()}
             return loss + value_loss, metrics | monitors
 
-        found, norm = policy.minimise(policy_loss)
+        policy_metrics, norm = policy.minimise(policy_loss)
         td_targets = batch[keys.RETURNS] + batch[keys.DISCOUNTS] * policy(*observed(batch, keys.NEXT_OBS))[0]
 
         def q_loss(q: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -163,7 +165,7 @@ class IQL(OfflineAlgorithm[IQLConfig], config=IQLConfig):
 
         q_found, q_norm = critics.minimise(q_loss)
         target.polyak_update(critics, batch[TAU])
-        return UpdateResult({**found, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
+        return UpdateResult({**policy_metrics, **q_found, "monitors/grad_norm": norm, "monitors/q_grad_norm": q_norm})
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether a run fits into memory: a lower bound of what it needs, compared with what there is before any is taken.
+"""Check that a run fits into memory: a lower bound of its needs, compared with the memory available at the start.
 
 Where memory runs out on the CPU the system ends the process without a word. Only what is certain to be there at one
 time is counted, so that nothing is refused that fits; measured peaks are 1.5 times as much where networks are small,
@@ -110,17 +110,17 @@ def check_dataset(transitions: int, device: torch.device, need: int) -> None:
 
 
 def row_bytes(observation: Space, action: Space) -> int:
-    """Return what a replay stores of one transition: two observations, the action, return and discount (float32)."""
+    """Return the bytes of one transition in a replay: two observations, the action, return and discount (float32)."""
     return 2 * _stored(observation) + _stored(action) + 2 * 4
 
 
 def slot_bytes(observation: Space | None, action: Space | None) -> int:
-    """Return what every rollout stores of one step of one copy; spaces that are not known yet count as nothing."""
+    """Return the bytes of one step of one copy in a rollout; unknown spaces count as 0."""
     return _SLOT + _stored(observation) + _stored(action)
 
 
 def activation_bytes(policy: Policy) -> int:
-    """Return what the widest layer gives for one copy; 0 where the model is not of rl8x, and may do as it likes."""
+    """Return the bytes of the widest layer's output for one copy; 0 where the model is not of rl8x."""
     if not type(policy.model).__module__.startswith("rl8x."):
         return 0
     widths = [module.out_features for module in policy.model.modules() if isinstance(module, nn.Linear)]
@@ -197,5 +197,5 @@ def _shown(size: int) -> str:
 
 def _stored(space: Space | None) -> int:
     """Return the bytes of one element, as the rollout has it."""
-    found = [] if space is None else [leaf for _, leaf in leaves(space)]
-    return sum(math.prod(leaf.shape or ()) * np.dtype(leaf.dtype).itemsize for leaf in found if leaf.dtype is not None)
+    parts = [] if space is None else [leaf for _, leaf in leaves(space)]
+    return sum(math.prod(leaf.shape or ()) * np.dtype(leaf.dtype).itemsize for leaf in parts if leaf.dtype is not None)

@@ -1,4 +1,4 @@
-"""What an algorithm with an environment has: horizons, resets, and evaluation in the training environment."""
+"""Algorithms with an environment: horizons, resets, and evaluation in the training environment."""
 
 from __future__ import annotations
 
@@ -6,29 +6,24 @@ import dataclasses
 import functools
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-import gymnasium
-import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AlgorithmConfig, AnyEnvConfig, EnvFactory, GenericAlgorithmBase, flatten_params
-from rl8x.algorithms.hyperparameters import option, resolve_device
-from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
+from rl8x.algorithms.base import AnyEnvConfig, EnvFactory, GenericAlgorithmBase, flatten_params
+from rl8x.algorithms.online_config import OnlineConfig
 from rl8x.distributed import ranks
-from rl8x.envs import Env, GymnasiumEnv, env_maker
+from rl8x.envs import Env
 from rl8x.envs.parameters import shown_value
-from rl8x.envs.vectorised import is_vectorised
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, pool
 from rl8x.trees import tree_map
 
 OnlineConfigT = TypeVar("OnlineConfigT", bound="OnlineConfig")
-EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,90 +53,6 @@ class ResetSchedule:
     def until_due(self, collects: int) -> int:
         """Return how many more collects there are before one that begins with a reset; 0 where there is one only."""
         return 0 if self.once else -collects % self.every
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OnlineConfig(AlgorithmConfig):
-    """Hyperparameters of every algorithm that has an environment.
-
-    Raises:
-        ValueError: If `horizons_per_env_reset` is 0, and as `AlgorithmConfig` does.
-    """
-
-    num_envs: int = option(8192, "Copies of the environment, stepped together.", low=1)
-    horizon: int = option(32, "Steps taken by each copy in one collect.", low=1)
-    horizons_per_env_reset: int | None = option(
-        None,
-        "k > 0 resets the environment before every k-th collect, k < 0 once at the first. "
-        "None: 1 for tasks that never end, -1 for episodic ones.",
-    )
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without an environment."""
-        if self.horizons_per_env_reset == 0:
-            raise ValueError(
-                "`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0."
-            )
-        super().__post_init__()
-
-    def build(self, env: EnvLike, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:  # type: ignore[override] # no None
-        """Make the environment, check that it fits, and return the algorithm.
-
-        Args:
-            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
-                vector environments.
-            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
-
-        Raises:
-            TypeError: If what was given makes no environment.
-            ValueError: If config, environment and model do not fit together, or there is too little memory.
-        """
-        return super().build(env, **env_kwargs)
-
-    def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
-        """Return a lower bound of the memory that the experience of one collect takes, in bytes.
-
-        Args:
-            observation: Space of one copy's observation; None where it is not known yet.
-            action: Space of one copy's action, likewise.
-        """
-        return self.num_envs * (self.horizon + 1) * slot_bytes(observation, action)
-
-    def make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
-        """Make the environment that is asked for, or take the instance that was given.
-
-        Args:
-            env: As `build` takes it.
-            seed: Seeds the environment.
-            env_kwargs: As `build` takes them.
-
-        Returns:
-            The environment, and what makes another such with other copies and another seed; None for an instance.
-
-        Raises:
-            ValueError: If an instance has another number of copies or lives on another device than the config says, or
-                there is too little memory.
-            TypeError: If what was given makes no environment.
-        """
-        device = resolve_device(self.device)
-        if not isinstance(env, Env) and is_vectorised(env):
-            env = GymnasiumEnv(env, device=device, seed=seed)
-        if isinstance(env, Env):
-            _check_instance(self, env, device, env_kwargs)
-            _check_memory(self, env, device)
-            return env, None
-        maker = env_maker(env, trust=True)  # a name that a file gave does not come here
-        factory = functools.partial(maker, **env_kwargs)
-        _check_memory(self, maker, device)
-        _check_call(env, factory)
-        made = factory(self.num_envs, device=device, seed=seed)
-        if not isinstance(made, Env):
-            raise TypeError(
-                f"{env!r} must make an rl8x Env; it made {type(made).__name__}. Let GymnasiumEnv make the "
-                "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
-            )
-        _check_memory(self, made, device)
-        return made, factory
 
 
 class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
@@ -215,10 +126,10 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return Stats.merge(stats, Stats(parameter_stats(self.env.drawn_parameters, self.env.parameter_ranges())))
 
     def _move_parameters(self, rollout: Rollout, ended: Tensor) -> None:
-        """Have parameters that go by returns move, by where an episode ended, `[horizon, num_envs]`."""
+        """Update the parameters that go by returns, given where an episode ended, `[horizon, num_envs]`."""
         if self.env.moves_by_returns:
             horizon = self.config.horizon
-            self.env.move_parameters(
+            self.env.update_parameters_from_episodes(
                 ended,
                 rollout[keys.EPISODE_RETURNS][:horizon],
                 rollout.metrics(),
@@ -249,7 +160,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return pool(rows, counts)
 
     def observe_rollout(self, rollout: Rollout) -> None:
-        """Have the observation normaliser learn from a horizon, where there is one.
+        """Update the observation normaliser, if there is one, by a horizon.
 
         Args:
             rollout: What was collected, `[horizon + 1, num_envs, ...]`.
@@ -265,14 +176,14 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return self.resets.is_due(self.counters[keys.COLLECTS])
 
     def follow(self, row: Mapping[str, float]) -> None:
-        """Have the `env_config` of the next collect go by a row of metrics; its counters are known without one."""
+        """Take over a row of metrics, by which the `env_config` of the next collect goes; counters are always known."""
         self._row = row
 
     def reset_if_due(self, env_config: AnyEnvConfig | None) -> bool:
         """Move the environment's parameters to where counters and metrics say, and reset it where that is due.
 
         Args:
-            env_config: As `collect` takes it.
+            env_config: Values for the environment's parameters, or a function that returns them; see `collect`.
 
         Returns:
             Whether it was reset.
@@ -287,7 +198,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             self.env.steer_config(env_config(known))
         elif is_due:
             self.env.configure(env_config)
-        self.env.follow_row(known)
+        self.env.update_parameters_from_metrics(known)
         if is_due:
             self._check_moves()
             self.collector.reset()
@@ -324,7 +235,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
             )
 
     def join(self, state: Mapping[str, Any]) -> None:
-        """Go on as a new rank: with episodes of its own, in environments as the other rank's are configured."""
+        """Begin as a new rank: with episodes of its own, under the environment's configuration of the other rank."""
         super().join(state)
         env_state = state["collector"]["env"]
         # After an evaluation in the training environment it is the next one.
@@ -362,7 +273,7 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What a run records at its end, by the name of a tag."""
+        """Tags that a run records at its end, by name."""
         mode = self.execution.mode if self.collector.stepper.runs_env else f"{self.execution.mode}, environment eager"
         tags = {**super().tags, "rl8x.execution": mode}
         # Some simulators show at their first ended episode that they keep it to themselves.
@@ -373,47 +284,8 @@ class OnlineAlgorithm(GenericAlgorithmBase[OnlineConfigT]):
         return tags
 
 
-def _check_memory(config: OnlineConfig, env: Any, device: torch.device) -> None:
-    """Refuse what will not fit as early as can be: a class may know its spaces, other makers do not."""
-    found = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
-    observation, action = (space if isinstance(space, gymnasium.Space) else None for space in found)
-    check_training(config.num_envs, config.horizon, device, config.rollout_bytes(observation, action))
-
-
-def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:
-    if env_kwargs:
-        names = ", ".join(env_kwargs)
-        raise TypeError(
-            f"Arguments for the environment's constructor ({names}) need a class or a name, not an instance."
-        )
-    if env.num_envs != config.num_envs:
-        raise ValueError(
-            f"`num_envs` is {config.num_envs}, but the environment given has {env.num_envs} copies. Make them equal."
-        )
-    if env.device.type != device.type:
-        raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
-
-
-def _check_call(env: EnvLike, factory: EnvFactory) -> None:
-    """Refuse a function that cannot be called as factories are.
-
-    Raises:
-        TypeError: If it cannot; a class says by itself what it lacks.
-    """
-    if isinstance(env, str) or inspect.isclass(env):
-        return
-    try:
-        inspect.signature(factory).bind(1, device=None, seed=0)
-    except TypeError as error:
-        raise TypeError(
-            f"{env!r} is called with the number of copies, `device=` and `seed=`, to make environments for training "
-            f"and evaluations: {error}. Let it pass them on: lambda num_envs, **options: MyEnv(num_envs, **options); "
-            "or functools.partial(rl8x.envs.GymnasiumEnv, make_one) for a Gymnasium environment."
-        ) from None
-
-
 def _factory_arguments(factory: EnvFactory | None) -> dict[str, Any]:
-    """Return what a factory gives the environment's class, by name, but what has a param of its own."""
+    """Return a factory's arguments for the environment's class, by name, without those that are params already."""
     if not isinstance(factory, functools.partial):
         return {}
     signature = inspect.signature(factory.func)

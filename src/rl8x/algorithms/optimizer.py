@@ -1,4 +1,4 @@
-"""Optimizers of one flat vector of weights.
+"""Weights as one flat vector, and what optimises it by a rule (`optimizer_rules.py`).
 
 A policy of eight small tensors costs an optimizer eight times the overhead of one. All weights of a policy are laid out
 in one vector, the gradients in another, and every module keeps views of them: clipping is one norm, and a step is a
@@ -9,189 +9,17 @@ What is saved is in the layout of `torch.optim`, for each weight by its name, so
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl8x.algorithms.hyperparameters import check_names_in
-from rl8x.execution.adam import advance, apply_adam
+from rl8x.algorithms.optimizer_rules import STEP, Rule
 from rl8x.rollouts.statistics import any_not_finite
 
 # A cache line of float32; a view that begins in the middle of one is slower to multiply with.
 _ALIGNMENT = 16
-
-STEP: Final = "step"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rule(ABC):
-    """How a gradient moves weights. `weight_decay` is the weight of an L2 penalty."""
-
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: At the first that is out of its range.
-        """
-        _check_number("weight_decay", self.weight_decay)
-
-    def options(self) -> dict[str, Any]:
-        """Return the options by the names of `torch.optim`."""
-        return dataclasses.asdict(self)
-
-    @abstractmethod
-    def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return what it keeps beside weights `[size]`, as it is before the first step, by the names of `torch.optim`.
-
-        Each is `[size]`, but for `step`, the steps taken so far, `[1]`.
-        """
-
-    @abstractmethod
-    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Move the weights and the moments in place.
-
-        Args:
-            weights: `[size]`.
-            gradient: `[size]`.
-            moments: In the order of `moments()`.
-            lr: Learning rate, 0-d; 0 leaves the weights, not the moments, as they are.
-        """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Adam(Rule):
-    """Adaptive moments.
-
-        m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,  c1 = 1 - b1^t,  c2 = 1 - b2^t
-        w = w - lr m / c1 / (sqrt(v / c2) + eps)
-
-    Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; decoupled weight decay: Loshchilov and Hutter 2019,
-    arXiv:1711.05101, algorithm 2.
-    """
-
-    betas: Sequence[float] = (0.9, 0.999)
-    eps: float = 1e-8
-    decoupled: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the options; `betas` are in [0, 1)."""
-        super().__post_init__()
-        _check_number("eps", self.eps)
-        if isinstance(self.betas, str) or not isinstance(self.betas, Sequence) or len(self.betas) != 2:
-            raise ValueError(f"`optimizer_config`: `betas` must be two numbers; got {self.betas!r}.")
-        for beta in self.betas:
-            _check_number("betas", beta, below=1.0)
-
-    def options(self) -> dict[str, Any]:
-        """Return the options by the names of `torch.optim`."""
-        options = super().options()
-        return options | {"decoupled_weight_decay": options.pop("decoupled")}
-
-    def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the running means of gradients and of their squares, `[size]`, and the steps taken so far, `[1]`."""
-        vectors = {name: torch.zeros_like(weights) for name in ("exp_avg", "exp_avg_sq")}
-        return vectors | {STEP: weights.new_zeros(1)}
-
-    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Move the weights, `[size]`, by the rule above."""
-        options = {name: getattr(self, name) for name in ("betas", "eps", "weight_decay", "decoupled")}
-        apply_adam(weights, gradient, moments, lr, **options)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RAdam(Adam):
-    """Adam with steps that grow as the second moment becomes known; until then the first moment alone moves weights.
-
-        rho = 2 / (1 - b2) - 1,  rho_t = rho - 2 t b2^t / c2
-        r   = sqrt((rho_t - 4) (rho_t - 2) rho / ((rho - 4) (rho - 2) rho_t))
-        w   = w - lr m / c1 r sqrt(c2) / (sqrt(v) + eps)   where rho_t > 5
-              w - lr m / c1                                before
-
-    Source: Liu et al. 2020, arXiv:1908.03265, algorithm 2, with the threshold of `torch.optim`.
-    """
-
-    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Move the weights, `[size]`, by the rule above."""
-        first, second, step = moments
-        beta1, beta2 = self.betas
-        if self.weight_decay and self.decoupled:
-            weights.mul_(1.0 - lr * self.weight_decay)
-        elif self.weight_decay:
-            gradient = gradient + self.weight_decay * weights
-        step.add_(1.0)
-        first_total, second_total = advance(gradient, first, second, step, beta1, beta2)
-        rho = 2.0 / (1.0 - beta2) - 1.0
-        rho_t = rho - 2.0 * step * (1.0 - second_total) / second_total
-        # rho_t stays below rho, which no small b2 may make a division by 0.
-        share = rho / ((rho - 4.0) * (rho - 2.0)) if rho > 5.0 else 0.0
-        ratio = (rho_t - 4.0) * (rho_t - 2.0) * share / rho_t
-        rectified = ratio.clamp(min=0.0).sqrt() * second_total.sqrt() / (second.sqrt() + self.eps)
-        weights.sub_(first * torch.where(rho_t > 5.0, rectified, 1.0) * (lr / first_total))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SGD(Rule):
-    """Gradient descent with momentum.
-
-    b = momentum b + g,  w = w - lr b  (with `nesterov`: w - lr (g + momentum b))
-    """
-
-    momentum: float = 0.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        super().__post_init__()
-        _check_number("momentum", self.momentum)
-
-    def options(self) -> dict[str, Any]:
-        """Return the options by the names of `torch.optim`."""
-        return super().options() | {"dampening": 0.0}
-
-    def moments(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the running sum of gradients, `[size]`, where there is momentum."""
-        return {"momentum_buffer": torch.zeros_like(weights)} if self.momentum else {}
-
-    def apply(self, weights: Tensor, gradient: Tensor, moments: Sequence[Tensor], lr: Tensor) -> None:
-        """Move the weights, `[size]`, by the rule above."""
-        if self.weight_decay:
-            gradient = gradient + self.weight_decay * weights
-        direction = gradient
-        for velocity in moments:
-            velocity.mul_(self.momentum).add_(gradient)
-            direction = gradient + self.momentum * velocity if self.nesterov else velocity
-        weights.sub_(direction * lr)
-
-
-def _check_number(name: str, number: object, below: float = math.inf) -> None:
-    """Refuse what is no number in [0, below)."""
-    is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    if not is_number or not 0.0 <= number < below:  # type: ignore[operator] # mypy does not join the two
-        limit = f" and less than {below:g}" if below < math.inf else ""
-        raise ValueError(f"`optimizer_config`: `{name}` must be finite, at least 0{limit}; got {number!r}.")
-
-
-OPTIMIZERS: dict[str, type[Rule]] = {"adam": Adam, "adamw": Adam, "radam": RAdam, "sgd": SGD}
-
-
-def make_rule(name: str, config: Mapping[str, Any]) -> Rule:
-    """Make the rule of a built-in optimizer.
-
-    Raises:
-        ValueError: If `config` has an option that it does not know, or one out of its range.
-    """
-    legal = [field.name for field in dataclasses.fields(OPTIMIZERS[name]) if field.name != "decoupled"]
-    check_names_in(config, legal, f"`optimizer_config` of {name}")
-    if name == "adamw":
-        return Adam(**{"weight_decay": 0.01, **config}, decoupled=True)
-    return OPTIMIZERS[name](**config)
 
 
 def clip_and_apply(
@@ -206,7 +34,7 @@ def clip_and_apply(
     """Clip a gradient to an L2 norm and move the weights by a rule; in place, and free of copies to the host.
 
     Args:
-        rule: How a gradient moves weights.
+        rule: The update rule.
         state: The weights, `[size]`, and the rule's moments.
         gradient: `[size]`.
         lr: Learning rate, 0-d.
@@ -230,12 +58,12 @@ def clip_and_apply(
 
 @torch.no_grad()
 def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Look at a step's updates; returns by the name of a metric whether something is not finite, 0-d, bool.
+    """Return whether losses, gradients or weights of a step's updates are not finite, 0-d bool by metric.
 
     After the first bad update all numbers are bad, so that only the first is looked at.
 
     Args:
-        rows: What each update measured, `[updates, numbers]`.
+        rows: The metrics of each update, `[updates, numbers]`.
         norms: Which of the numbers are norms of gradients; the others are losses and such.
         weights: All weights after the updates, as vectors.
     """
@@ -243,8 +71,8 @@ def updates_not_finite(rows: Tensor, norms: Sequence[bool], weights: Iterable[Te
     first = bad.any(1).to(torch.float32).argmax()
     # Indexing with a 0-d tensor would copy it to the host.
     worst = bad.index_select(0, first.reshape(1)).squeeze(0).unbind(0)
-    of_gradients = [each for each, is_norm in zip(worst, norms, strict=True) if is_norm]
-    of_losses = [each for each, is_norm in zip(worst, norms, strict=True) if not is_norm]
+    of_gradients = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if is_norm]
+    of_losses = [is_bad for is_bad, is_norm in zip(worst, norms, strict=True) if not is_norm]
     return {
         "finite/losses": torch.stack(of_losses).any(),
         "finite/gradients": torch.stack(of_gradients).any(),
@@ -285,7 +113,7 @@ class FlatWeights:
 
     @torch.no_grad()
     def joined(self, parts: Iterable[Tensor]) -> Tensor:
-        """Return tensors in the shapes of the weights as a new vector; what is between them is 0."""
+        """Return tensors in the shapes of the weights as a new vector, with zeros as padding between them."""
         first = self.views[0]
         vector = torch.zeros(sum(self.sizes), dtype=first.dtype, device=first.device)
         for place, part in zip(self.split(vector), parts, strict=True):
@@ -298,7 +126,7 @@ class FlatOptimizer(FlatWeights):
 
     Args:
         weights: What to optimise, by name; each tensor becomes a view of one vector, and its gradient of another.
-        rule: How a gradient moves weights.
+        rule: The update rule.
         lr: First learning rate.
 
     Attributes:
@@ -318,7 +146,7 @@ class FlatOptimizer(FlatWeights):
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """What a step changes: the weights and the rule's moments."""
+        """The tensors that a step changes: the weights and the rule's moments."""
         return self.weights, *self.moments.values()
 
     @torch.no_grad()
@@ -347,8 +175,8 @@ class FlatOptimizer(FlatWeights):
         """
         state: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for kind, moment in self.moments.items():
-            kept = moment.clone() if copies else moment
-            parts = [kept[0].clone() for _ in self.views] if kind == STEP else self.split(kept)
+            vector = moment.clone() if copies else moment
+            parts = [vector[0].clone() for _ in self.views] if kind == STEP else self.split(vector)
             for name, part in zip(self.names, parts, strict=True):
                 state[name][kind] = part
         group = {"lr": float(self.lr), **self.rule.options(), "params": list(self.names)}
@@ -358,8 +186,8 @@ class FlatOptimizer(FlatWeights):
         """Restore moments and learning rate in place, so that captured pointers stay valid.
 
         Args:
-            state: As `state_dict` returned it, or an optimizer of `torch.optim` over the same weights: by name where it
-                has names, else in the same order. The rule's options stay those that it was made with.
+            state: A `state_dict` of this class, or of an optimizer of `torch.optim` over the same weights: by name
+                where it has names, else in the same order. The rule's options stay those that it was made with.
 
         Raises:
             ValueError: If the state is another optimizer's, or of other weights.
@@ -378,7 +206,7 @@ class FlatOptimizer(FlatWeights):
         self.weights.copy_(self.joined(self.views))
 
     def _matched(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what a state has of each weight, in order; nothing of those that have not taken a step."""
+        """Return the saved moments of each weight, in order; empty for those that have not taken a step."""
         if not {"state", "param_groups"} <= state.keys():
             raise ValueError(
                 f"An optimizer's state has `state` and `param_groups`; got {', '.join(map(repr, state)) or 'nothing'}."
@@ -395,17 +223,17 @@ class FlatOptimizer(FlatWeights):
                 f"The saved optimizer {which} {name!r}; it is of {len(names)} weights and this one of "
                 f"{len(self.names)}. Use the model that it was saved with."
             )
-        kept = {
+        by_name = {
             name: {kind: value for kind, value in state["state"].get(key, {}).items() if value is not None}
             for name, key in zip(names, ids, strict=True)
         }
-        found = [kept[name] for name in self.names]
-        self._check(found)
-        return found
+        saved = [by_name[name] for name in self.names]
+        self._check(saved)
+        return saved
 
-    def _check(self, found: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse what another optimizer keeps, or keeps of weights of other shapes."""
-        for name, view, parts in zip(self.names, self.views, found, strict=True):
+    def _check(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse the moments of another kind of optimizer, or of weights of other shapes."""
+        for name, view, parts in zip(self.names, self.views, saved, strict=True):
             if parts and parts.keys() != self.moments.keys():
                 raise ValueError(
                     f"The saved optimizer keeps {', '.join(sorted(parts))} of a weight, this one "
@@ -417,7 +245,7 @@ class FlatOptimizer(FlatWeights):
                         f"The saved optimizer's {kind} of {name!r} has the shape {list(value.shape)}, the weight "
                         f"{list(view.shape)}. Use the model that it was saved with."
                     )
-        steps = {float(parts[STEP]) for parts in found if STEP in parts}
+        steps = {float(parts[STEP]) for parts in saved if STEP in parts}
         if len(steps) > 1:
             few, many = min(steps), max(steps)
             raise ValueError(

@@ -20,7 +20,7 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import option
-from rl8x.algorithms.on_policy import Batch, Objective, OnPolicyAlgorithm, OnPolicyConfig
+from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.categorical import pick
 from rl8x.envs import Env
@@ -33,7 +33,7 @@ from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Cursor, Slot, experience
 from rl8x.trees import unflatten_tree
 
-LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
+PQN_LOSS_METRICS: Final = ("losses/q", "monitors/q_values", "monitors/td_error")
 _EPSILON: Final = "coefficients/epsilon"
 
 
@@ -88,7 +88,7 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
     Source: Gallici et al. 2024, arXiv:2407.04811, algorithm 1.
     """
 
-    metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
+    metrics: tuple[str, ...] = (*PQN_LOSS_METRICS, GRAD_NORM, EXPLAINED_VARIANCE, LR, _EPSILON)
     policy: QPolicy
 
     def __init__(self, config: PQNConfig, env: Env, seed: int, env_factory: EnvFactory | None = None) -> None:
@@ -112,13 +112,13 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
 
     @property
     def slot(self) -> Slot:
-        """What a slot holds: the value of the best action too."""
+        """The tensors of a rollout's slot: the value of the best action too."""
         return best_values
 
     @property
     def objective(self) -> Objective:
         """The squared error of the values of the actions taken."""
-        return Objective(minibatch_losses, LOSS_METRICS, LOSS_METRICS[0])
+        return Objective(pqn_minibatch_losses, PQN_LOSS_METRICS, PQN_LOSS_METRICS[0])
 
     @property
     def params(self) -> dict[str, Any]:
@@ -151,20 +151,22 @@ class PQN(OnPolicyAlgorithm[PQNConfig], config=PQNConfig):
             gamma=config.gamma,
             gae_lambda=config.q_lambda,
         )
-        made = {keys.RETURNS: returns, keys.ACTIONS: self.policy.indices(data[keys.ACTIONS])}
-        return made, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
+        targets = {keys.RETURNS: returns, keys.ACTIONS: self.policy.indices(data[keys.ACTIONS])}
+        return targets, explained_variance(data[keys.VALUES], returns, data.get(keys.VALID))
 
     def coefficients(self) -> dict[str, Number]:
-        """Return what a row says of coefficients beside the learning rate."""
+        """Return the coefficients beside the learning rate, by the names of metrics."""
         return {_EPSILON: self.policy.distribution.epsilon.clone()}
 
 
 def best_values(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Name what is stored of a step, each `[num_envs, ...]`; `values` are those of the best actions."""
+    """Return the tensors of a step to store, by name, each `[num_envs, ...]`; `values` are of the best actions."""
     return experience(cursor, act, step) | {keys.VALUES: act.values}
 
 
-def minibatch_losses(policy: Callable[..., Tensor], batch: Batch, state: Batch, _: Tensor, config: PQNConfig) -> Tensor:
+def pqn_minibatch_losses(
+    policy: Callable[..., Tensor], batch: SequenceBatch, state: SequenceBatch, _: Tensor, config: PQNConfig
+) -> Tensor:
     """Sum the loss and its monitors over a minibatch.
 
         L = 1/2 (Q(s_t, a_t) - R_t)^2
@@ -176,7 +178,7 @@ def minibatch_losses(policy: Callable[..., Tensor], batch: Batch, state: Batch, 
         config: The hyperparameters, none of which is needed here.
 
     Returns:
-        Sums in the order of `LOSS_METRICS`, `[3]`.
+        Sums in the order of `PQN_LOSS_METRICS`, `[3]`.
     """
     q = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
     taken = pick(q, batch[keys.ACTIONS])

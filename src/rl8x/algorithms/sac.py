@@ -23,7 +23,7 @@ from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions import Categorical, SquashedNormal
 from rl8x.trees import tree_map, unflatten_tree
 
@@ -93,7 +93,7 @@ class Temperature(nn.Module):
 
 
 class Acted(NamedTuple):
-    """What a policy does at some observations.
+    """Actions of a policy at some observations.
 
     Attributes:
         actions: Sampled ones, `[..., batch_size, *action]`, through which gradients flow; of discrete ones none.
@@ -168,7 +168,7 @@ class FlashSACConfig(
 
 
 class SoftActorCritic(ActorCritic[SACConfig]):
-    """What SAC learns from a batch, whether its rows come from a replay or from a data set."""
+    """The update of SAC, for rows of a replay or of a data set."""
 
     update_metrics: ClassVar[tuple[str, ...]] = (
         *CRITIC_METRICS,
@@ -242,7 +242,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
     def _work(self) -> int:
         return super()._work + self.batch_size * self._num_tried * len(self.nets.trained["q"].optimizer.weights)
 
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
         """Move critics towards soft values, the policy towards actions of high ones, and the temperature.
 
             V(s)  = E_a[min_i Q_i(s, a) - alpha log pi(a | s)],    a ~ pi(s); with the targets' Q' it is V'
@@ -265,9 +265,9 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return UpdateResult(metrics, errors)
 
     def _learn_policy(
-        self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None
+        self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None
     ) -> dict[str, Tensor]:
-        """Do the policy's and the temperature's part of `update`; return what is measured, by the names of metrics."""
+        """Do the policy's and the temperature's part of `update`; return its metrics by name."""
         q, obs = nets["q"], self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -276,20 +276,20 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             loss = -weighted_mean(values, batch)
             return loss, {"losses/policy": loss, "entropies": acted.entropies}
 
-        found, policy_norm = nets["policy"].minimise(policy_loss)
-        gaps = found["entropies"] - self._target_entropies(batch)
+        measured, policy_norm = nets["policy"].minimise(policy_loss)
+        gaps = measured["entropies"] - self._target_entropies(batch)
         alpha_loss = (alpha * gaps).mean()
         if "alpha" in nets:
             nets["alpha"].minimise(lambda log_alpha: ((log_alpha().exp() * gaps).mean(), {}))
         return {
-            "losses/policy": found["losses/policy"],
+            "losses/policy": measured["losses/policy"],
             "losses/alpha": alpha_loss,
-            "monitors/entropy": found["entropies"].mean(),
+            "monitors/entropy": measured["entropies"].mean(),
             "coefficients/alpha": alpha,
             "monitors/policy_grad_norm": policy_norm,
         }
 
-    def _target_entropies(self, batch: Batch) -> Tensor | float:
+    def _target_entropies(self, batch: ReplayBatch) -> Tensor | float:
         """Return the entropy that the temperature keeps, of each row, `[batch_size]`, where a mask leaves it less.
 
         Without that, no policy could have the entropy, and the temperature would grow without end.
@@ -307,7 +307,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
             return alpha
         return torch.full((), self.config.alpha, device=self.device)
 
-    def _td_targets(self, nets: Mapping[str, Net], batch: Batch, alpha: Tensor, noise: Tensor | None) -> Tensor:
+    def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch, alpha: Tensor, noise: Tensor | None) -> Tensor:
         """Return y, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         acted = self._acted(nets["policy"](*observed(batch, keys.NEXT_OBS)), noise)
         outputs, bonus = nets["target"](self.critics_obs(batch, keys.NEXT_OBS), *acted.actions), alpha * acted.entropies
@@ -316,7 +316,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         return self.critic_targets(outputs, batch, bonus)
 
     def _acted(self, params: Any, noise: Tensor | None) -> Acted:
-        """Return what a policy does, given the parameters of its distributions.
+        """Return the actions of a policy, given the parameters of its distributions.
 
         Args:
             params: Of the action distributions.
@@ -332,7 +332,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
         # An action that is never taken has a finite, huge logarithm, of which alpha times may be infinite.
         return Acted((), probs, -(probs * torch.where(probs > 0, params.log_probs, 0.0)).sum(-1))
 
-    def _conservatism(self, nets: Mapping[str, Net], batch: Batch) -> Callable[..., Tensor]:
+    def _conservatism(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Callable[..., Tensor]:
         """Return what lowers the values of actions that the data do not have, of critics and their values Q_i(s, a).
 
             cql_coeff sum_i mean of (log integral exp Q_i(s, b) db - Q_i(s, a))
@@ -361,7 +361,7 @@ class SoftActorCritic(ActorCritic[SACConfig]):
 
         return lambda q, values: config.cql_coeff * (log_sums(q) - values).mean(-1).sum()
 
-    def _cql_actions(self, nets: Mapping[str, Net], batch: Batch) -> tuple[Tensor, Tensor]:
+    def _cql_actions(self, nets: Mapping[str, Net], batch: ReplayBatch) -> tuple[Tensor, Tensor]:
         """Return actions for the batch's observations, and minus the logarithms of the densities they are drawn from.
 
         They are uniform ones, the policy's, and the policy's at the next observations: `[3 cql_samples, batch_size,

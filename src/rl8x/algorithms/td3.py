@@ -22,7 +22,7 @@ from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.learner import TAU, observed
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.offline import OfflineAlgorithm
-from rl8x.algorithms.off_policy.updates import Batch, UpdateResult
+from rl8x.algorithms.off_policy.updates import ReplayBatch, UpdateResult
 from rl8x.distributed import mean_over_ranks
 from rl8x.distributions import NoisyDeterministic
 
@@ -118,7 +118,7 @@ class FastTD3Config(
 
 
 class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
-    """What TD3 learns from a batch, whether its rows come from a replay or from a data set."""
+    """The update of TD3, for rows of a replay or of a data set."""
 
     update_metrics: ClassVar[tuple[str, ...]] = (*CRITIC_METRICS, "losses/policy", "monitors/policy_grad_norm")
 
@@ -147,8 +147,8 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         noise = noise.clamp_(-config.target_noise_clip, config.target_noise_clip).mul_(half_range)
         return {**super().draw(first, count), NOISE: noise}
 
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
-        """Move the critics towards what was seen and expected after it, the policy up the first critic's values.
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
+        """Move the critics towards their TD targets, and the policy up the first critic's values.
 
             a' = clip(mu'(s') + clip(noise))
             y  = R + d (min_i Q_i'(s', a') - critic_bc_coeff |a' - data's a'|^2)
@@ -169,8 +169,8 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
             nets[f"target_{name}"].polyak_update(nets[name], batch[TAU])
         return UpdateResult(metrics, errors)
 
-    def _learn_policy(self, nets: Mapping[str, Net], batch: Batch) -> dict[str, Tensor]:
-        """Do the policy's part of `update`; return what is measured, by the names of metrics."""
+    def _learn_policy(self, nets: Mapping[str, Net], batch: ReplayBatch) -> dict[str, Tensor]:
+        """Do the policy's part of `update`; return its metrics by name."""
         obs = self.critics_obs(batch, keys.OBS)
 
         def policy_loss(policy: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -188,7 +188,7 @@ class TwinDelayedPolicyGradient(ActorCritic[TD3Config]):
         acted, norm = nets["policy"].minimise(policy_loss)
         return {**acted, "monitors/policy_grad_norm": norm}
 
-    def _td_targets(self, nets: Mapping[str, Net], batch: Batch) -> Tensor:
+    def _td_targets(self, nets: Mapping[str, Net], batch: ReplayBatch) -> Tensor:
         """Return y of `update`, `[batch_size]`, or the probabilities of the atoms for it, `[batch_size, num_atoms]`."""
         means = nets["target_policy"](*observed(batch, keys.NEXT_OBS)).mean
         actions = self._distribution.env_actions(means + batch[NOISE])

@@ -13,7 +13,7 @@ from torch.nn import functional
 from rl8x.distributions.base import Distribution
 from rl8x.distributions.categorical import LARGEST_UNIFORM
 from rl8x.nn.masking import masked_logits
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 
 class BernoulliParams(NamedTuple):
@@ -37,7 +37,7 @@ class Bernoulli(Distribution):
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.MultiBinary):
-            raise TypeError(f"Bernoulli needs a MultiBinary action space; got {describe(space)}.")
+            raise TypeError(f"Bernoulli needs a MultiBinary action space; got {describe_space(space)}.")
         self.action_shape = tuple(space.shape)
         self.num_features = self.num_noise = math.prod(self.action_shape)
 

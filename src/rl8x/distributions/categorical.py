@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl8x.distributions.base import Distribution
 from rl8x.nn.masking import masked_logits
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 LARGEST_UNIFORM: Final = 1.0 - 2.0**-24
 _UNROLLED_CHOICES: Final = 16
@@ -78,7 +78,7 @@ class Categorical(Choices):
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise TypeError(f"Categorical needs a Discrete action space; got {describe(space)}.")
+            raise TypeError(f"Categorical needs a Discrete action space; got {describe_space(space)}.")
         self.num_features = int(space.n)
         self.num_noise = 1
         self.start = int(space.start)
@@ -120,7 +120,7 @@ class MultiCategorical(Choices):
     def __init__(self, space: gymnasium.Space[Any]) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.MultiDiscrete):
-            raise TypeError(f"MultiCategorical needs a MultiDiscrete action space; got {describe(space)}.")
+            raise TypeError(f"MultiCategorical needs a MultiDiscrete action space; got {describe_space(space)}.")
         sizes = torch.as_tensor(space.nvec, dtype=torch.int64).flatten()
         self.action_shape = tuple(space.nvec.shape)
         self.num_features = int(sizes.sum())

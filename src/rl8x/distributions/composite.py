@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rl8x.distributions.base import Actions, Distribution
 from rl8x.distributions.registry import make_distribution
 from rl8x.names import unknown_name
-from rl8x.spaces import describe, named_parts
+from rl8x.spaces import describe_space, named_parts
 
 CompositeParams = dict[str, Any]
 """What each part's `from_features` gave, by the part's key."""
@@ -41,10 +41,10 @@ class Composite(Distribution):
     def __init__(self, space: gymnasium.Space[Any], **parts: Mapping[str, Any]) -> None:
         super().__init__(space)
         if not isinstance(space, spaces.Dict | spaces.Tuple):
-            raise TypeError(f"Composite needs a Dict or Tuple action space; got {describe(space)}.")
+            raise TypeError(f"Composite needs a Dict or Tuple action space; got {describe_space(space)}.")
         named = dict(named_parts(space))
         if not named:
-            raise ValueError(f"Composite needs an action space of at least one part; got {describe(space)}.")
+            raise ValueError(f"Composite needs an action space of at least one part; got {describe_space(space)}.")
         for key, options in parts.items():
             if key not in named:
                 raise ValueError(unknown_name("part", key, named, " of the action space in `distribution_config`"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl8x.distributions.categorical import Categorical
 from rl8x.nn.masking import masked_logits
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 
 class EpsilonGreedyParams(NamedTuple):
@@ -49,7 +49,7 @@ class EpsilonGreedy(Categorical):
 
     def __init__(self, space: gymnasium.Space[Any], *, epsilon: float = 0.0) -> None:
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise TypeError(f"EpsilonGreedy needs a Discrete action space; got {describe(space)}.")
+            raise TypeError(f"EpsilonGreedy needs a Discrete action space; got {describe_space(space)}.")
         super().__init__(space)
         self.register_buffer("epsilon", torch.zeros((), dtype=torch.float32))
         self.set_epsilon(epsilon)

@@ -12,7 +12,7 @@ from torch.special import log_ndtr, ndtr
 
 from rl8x.distributions.base import Distribution
 from rl8x.distributions.normal import Normal, NormalParams, normal_logp
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 _HALF_LOG_2PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
 
@@ -58,7 +58,8 @@ class NoisyDeterministic(Normal):
         low, high = self.action_low.double(), self.action_high.double()
         if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
             raise ValueError(
-                f"NoisyDeterministic needs a Box with finite bounds, low < high; got {describe(space)}. Use Normal."
+                f"NoisyDeterministic needs a Box with finite bounds, low < high; got {describe_space(space)}. "
+                "Use Normal."
             )
         least = noise_std if noise_std_min is None else noise_std_min
         if not 0.0 < least <= noise_std < math.inf:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.distributions.base import Distribution
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -59,9 +59,11 @@ class Normal(Distribution):
     ) -> None:
         super().__init__(space)
         if not isinstance(space, gymnasium.spaces.Box):
-            raise TypeError(f"{type(self).__name__} needs a Box action space; got {describe(space)}.")
+            raise TypeError(f"{type(self).__name__} needs a Box action space; got {describe_space(space)}.")
         if not np.issubdtype(space.dtype, np.floating):
-            raise TypeError(f"{type(self).__name__} needs a Box of floating-point numbers; got {describe(space)}.")
+            raise TypeError(
+                f"{type(self).__name__} needs a Box of floating-point numbers; got {describe_space(space)}."
+            )
         if std not in ("free", "state"):
             raise ValueError(f"`std` must be 'free' or 'state'; got {std!r}.")
         low, high = _checked_bounds(log_std_bounds)

@@ -10,7 +10,7 @@ import gymnasium
 
 from rl8x.distributions.base import Distribution
 from rl8x.names import check_arguments, unknown_name
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 BUILTIN: Final[dict[str, type[Distribution]]] = {}
 """The built-in distributions by name; the package fills it, since one of them makes its parts by this table."""
@@ -52,5 +52,5 @@ def _default_name(action_space: gymnasium.Space[Any]) -> str:
         if isinstance(action_space, distribution.default_for):
             return name
     legal = ", ".join(kind.__name__ for distribution in BUILTIN.values() for kind in distribution.default_for)
-    given = describe(action_space)
+    given = describe_space(action_space)
     raise ValueError(f"no built-in distribution for the action space {given}; there are for {legal}. Pass your own.")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl8x.distributions.normal import HALF_LOG_2PI, Normal, NormalParams, normal_logp
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 _LARGEST_TANH = 1.0 - 2.0**-24
 _NODES = 21
@@ -64,7 +64,7 @@ class SquashedNormal(Normal):
         low, high = (torch.as_tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
         if not bool((low.isfinite() & high.isfinite() & (low < high)).all()):
             raise ValueError(
-                f"SquashedNormal needs a Box with finite bounds, low < high; got {describe(space)}. Use Normal."
+                f"SquashedNormal needs a Box with finite bounds, low < high; got {describe_space(space)}. Use Normal."
             )
         constants = {"action_middle": (low + high) / 2, "action_half_range": (high - low) / 2}
         constants["nodes"] = torch.linspace(-_REACH, _REACH, _NODES, dtype=torch.float64)

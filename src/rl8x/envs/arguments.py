@@ -10,7 +10,7 @@ import gymnasium.spaces as spaces
 import torch
 from torch import Tensor
 
-from rl8x.spaces import describe, named_parts
+from rl8x.spaces import describe_space, named_parts
 
 
 def whole_number(number: Any, owner: str, name: str) -> int:
@@ -102,4 +102,4 @@ def _check_elements(actions: Tensor, space: spaces.Discrete | spaces.MultiDiscre
     number = torch.as_tensor(space.n if isinstance(space, spaces.Discrete) else space.nvec)
     wrong = ~((actions >= first) & (actions < first + number))
     if wrong.any():
-        raise ValueError(f"{owner} must be elements of {describe(space)}; got {actions[wrong][0].item()}.")
+        raise ValueError(f"{owner} must be elements of {describe_space(space)}; got {actions[wrong][0].item()}.")

@@ -29,7 +29,7 @@ from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
 from rl8x.envs.parameters import EnvConfig, ResolvedConfig
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
-from rl8x.envs.setting import Batch, Copies, Setting
+from rl8x.envs.setting import BatchedSetting, PerCopySetting, Setting
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.envs.vectorised import (
     Source,
@@ -100,7 +100,9 @@ class GymnasiumEnv(SimulatorEnv):
             options = {"device": device, "time_limit": time_limit, "vectorization": vectorization, "metrics": metrics}
             self._made_from = env, {**options, "parameters": parameters, **kwargs}
         self._kwargs = dict(kwargs)
-        copies = Copies(self._setters, num_envs or 0, processes=vectorization == "async") if self._setters else None
+        copies = (
+            PerCopySetting(self._setters, num_envs or 0, processes=vectorization == "async") if self._setters else None
+        )
         self.vector_env = vectorised(env, num_envs, time_limit, vectorization, kwargs, copies)
         self._vectorization = vectorization if self._made_from else type(env).__name__
         self._source = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
@@ -139,7 +141,7 @@ class GymnasiumEnv(SimulatorEnv):
             **set_by,
         }
 
-    def _settle(self, copies: Copies | None) -> Setting | None:
+    def _settle(self, copies: PerCopySetting | None) -> Setting | None:
         """Find where parameters are set: in copies that are environments of their own, or in what steps all of them."""
         if copies is None:
             return None
@@ -150,13 +152,13 @@ class GymnasiumEnv(SimulatorEnv):
                 "Give the id or function that makes a copy, with vectorization='async'."
             )
         if isinstance(inner, SyncVectorEnv) and self._made_from is None:
-            copies = Copies(self._setters, self.vector_env.num_envs, processes=False)
+            copies = PerCopySetting(self._setters, self.vector_env.num_envs, processes=False)
         if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
             copies.adopt(self.vector_env)
             return copies
         advice = "Set what has a row for each copy, or let GymnasiumEnv make the copies ('sync' or 'async')."
         resets_itself = self.autoreset_mode == AutoresetMode.SAME_STEP
-        return Batch(self._setters, inner, resets_itself=resets_itself, advice=advice)
+        return BatchedSetting(self._setters, inner, resets_itself=resets_itself, advice=advice)
 
     def _resolve(
         self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False

@@ -72,13 +72,13 @@ class Events:
 
     def parameters(self, simulation: Any) -> dict[str, Parameter]:
         """Return defaults, read from the compiled model, and bounds."""
-        found = {}
+        declared = {}
         for name, setter in self.setters.items():
             try:
-                found[name] = setter.parameter(setter.read(simulation))
+                declared[name] = setter.parameter(setter.read(simulation))
             except ValueError as error:
                 raise ValueError(f"MjlabEnv: parameters[{name!r}] {error}") from None
-        return found
+        return declared
 
     def begin(self, copies: Tensor, parameters: Mapping[str, Tensor]) -> None:
         """Say which copies are reset next, `[count]`, and with which values, `[num_envs]` each."""

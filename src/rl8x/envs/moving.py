@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl8x.distributed import ranks
 from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
-from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group
+from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, ParameterGroup
 from rl8x.randomization.scheduled import PerCopy
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class MovesParameters:
     """The same on all ranks: of what all draw alike."""
     carry: Carry | None
     generator: torch.Generator
-    _movers: dict[str, Group]
+    _known_groups: dict[str, ParameterGroup]
     _no_noise: Tensor
     _config: ResolvedConfig
     _next_config: ResolvedConfig | None
@@ -82,7 +82,7 @@ class MovesParameters:
             self._next_config = self._with_known_groups(self._resolve(config))
 
     def adopt_next_config(self) -> None:
-        """Put what `configure` was given last into force, as `reset` does; a `restart` must follow."""
+        """Put the `env_config` that `configure` was given last into force, as `reset` does; a `restart` must follow."""
         if self._next_config is not None:
             self._config, self._next_config = self._next_config, None
 
@@ -105,9 +105,9 @@ class MovesParameters:
             return resolved
         groups = []
         for group in resolved.groups:
-            known = self._movers.setdefault(group.key, group)
-            known.place(self.generator.device)
-            known.renew(group)
+            known = self._known_groups.setdefault(group.key, group)
+            known.allocate_state(self.generator.device)
+            known.update_from_config(group)
             groups.append(known)
         return ResolvedConfig(resolved.given, resolved.fixed, resolved.drawn, tuple(groups), resolved.steered)
 
@@ -128,13 +128,13 @@ class MovesParameters:
                     "under which parameters they were played. Use Scheduled, or a distribution that stands still."
                 )
 
-    def known_group(self, key: str) -> Group | None:
+    def known_group(self, key: str) -> ParameterGroup | None:
         """Return a group that some configuration here had, as it stands; None where none had.
 
         Args:
             key: The group's key.
         """
-        return self._movers.get(key)
+        return self._known_groups.get(key)
 
     @property
     def is_steered(self) -> bool:
@@ -142,31 +142,31 @@ class MovesParameters:
         return self._config.steered
 
     def begin_moving(self) -> None:
-        """Draw what groups begin with, where they have not begun: on several ranks the same, without a message.
+        """Draw the initial state of groups that have none yet: the same on all ranks, without communication.
 
-        Without one, since a single rank may be at it, such as with an environment for a film.
+        A single rank may call it, such as for the environment of a film, so that ranks cannot exchange messages here.
         """
         for group in self._config.groups:
             seed = self.shared_seed ^ zlib.crc32(group.key.encode())
-            alike = torch.Generator(self.generator.device).manual_seed(seed)
-            group.begin(self.generator if ranks().size == 1 else alike)
+            same_on_all_ranks = torch.Generator(self.generator.device).manual_seed(seed)
+            group.begin(self.generator if ranks().size == 1 else same_on_all_ranks)
 
     @property
-    def _in_use(self) -> dict[str, Group]:
+    def _in_use(self) -> dict[str, ParameterGroup]:
         """The groups of the configuration in force and of that which the next reset puts into force, by key."""
         groups = (*self._config.groups, *(() if self._next_config is None else self._next_config.groups))
         return {group.key: group for group in groups}
 
     # ---- when they move
 
-    def follow_row(self, row: Mapping[str, float]) -> None:
-        """Move what follows a counter or a metric to where a row says.
+    def update_parameters_from_metrics(self, row: Mapping[str, float]) -> None:
+        """Move scheduled parameters to the present values of the counters and metrics that they go by.
 
         Args:
-            row: Metrics by name.
+            row: Counters and metrics by name.
         """
         for group in self._in_use.values():
-            group.follow(row)
+            group.update_from_metrics(row)
 
     def steer_config(self, config: EnvConfig) -> None:
         """Have each copy's next episode played under an `env_config`, those in progress under what they began with.
@@ -200,15 +200,15 @@ class MovesParameters:
         return any(group.metric is not None for group in self._config.groups)
 
     def will_move_by_returns(self, config: EnvConfig | None = None) -> bool:
-        """Whether some will, from the next reset on.
+        """Whether some parameters move with the returns of episodes from the next reset on.
 
         Args:
-            config: The `env_config` that it is to put into force; None is the one that it will as things are.
+            config: The `env_config` that the reset puts into force; None is the one that is due already.
         """
         following = (self._next_config or self._config) if config is None else self._resolve(config)
         return any(group.metric is not None for group in following.groups)
 
-    def move_parameters(
+    def update_parameters_from_episodes(
         self,
         ended: Tensor,
         returns: Tensor,
@@ -217,7 +217,7 @@ class MovesParameters:
         *,
         is_reset: bool,
     ) -> None:
-        """Move by the episodes of a horizon, those of all ranks, on the device.
+        """Move parameters that go by returns, by the episodes of a horizon on all ranks; on the device.
 
         Args:
             ended: Where an episode ended that is experience, `[horizon, num_envs]`, bool.
@@ -235,7 +235,7 @@ class MovesParameters:
             pending = self.carry["sources"][group.label]
             pending = torch.full_like(pending, NO_SOURCE) if is_reset else pending
             episodes = Episodes(scores, ended, sources[group.label], pending)
-            group.update(episodes.of_all_ranks(), self.generator)
+            group.update_from_episodes(episodes.of_all_ranks(), self.generator)
             # The episodes were the same, what was drawn was not.
             ranks().broadcast(list(group.state.values()))
 
@@ -245,30 +245,29 @@ class MovesParameters:
         training = self._next_config or self._config
         groups = self._in_use.values()
         for group in groups:
-            group.evaluate(True)
+            group.set_evaluating(True)
         try:
             yield
         finally:
             for group in groups:
-                group.evaluate(False)
+                group.set_evaluating(False)
             if (self._next_config or self._config) is not training:
                 self._next_config = training
 
-    def imitate_config(self, config: EnvConfig, training: MovesParameters | None) -> None:
-        """Take an `env_config` for the next reset, under which what moves stands as in a training, for an evaluation.
+    def configure_for_evaluation(self, config: EnvConfig, training: MovesParameters | None) -> None:
+        """Set the `env_config` of an evaluation, from the next reset on, with moving parameters as in the training.
 
         Args:
-            config: The configuration.
-            training: The environment that is trained in; None where there is none.
+            config: The `env_config` to evaluate under.
+            training: The environment that is trained in, whose state is copied; None where there is none.
         """
         steered = training is not None and training.is_steered
         self._next_config = self._with_known_groups(self._resolve(config, steered=steered))
         for group in self._next_config.groups:
             trained = None if training is None else training.known_group(group.key)
-            if trained is None:
-                group.evaluate(True)
-            else:
-                group.imitate(trained)
+            if trained is not None:
+                group.copy_state_from(trained)
+            group.set_evaluating(True)
 
     # ---- what is known of them
 
@@ -280,8 +279,8 @@ class MovesParameters:
 
     def parameter_ranges(self) -> dict[str, tuple[Any, Any]]:
         """Return the smallest and largest value drawn now of those parameters that move: numbers, or 0-d tensors."""
-        found = {name: ends for group in self._config.groups for name, ends in group.ranges().items()}
-        return {name: ends for name, ends in found.items() if name in self._config.shown_names}
+        ranges = {name: ends for group in self._config.groups for name, ends in group.ranges().items()}
+        return {name: ends for name, ends in ranges.items() if name in self._config.shown_names}
 
     @property
     def moving_names(self) -> list[str]:
@@ -311,7 +310,7 @@ class MovesParameters:
     # ---- saving
 
     def moving_state(self) -> dict[str, Any]:
-        """Return what a snapshot has of them; nothing where nothing moves."""
+        """Return the state of the moving parameters for a snapshot; empty where nothing moves."""
         if not self._in_use:
             return {}
         following = self._next_config
@@ -322,25 +321,25 @@ class MovesParameters:
         }
 
     def join_moving(self, state: Mapping[str, Any]) -> None:
-        """Have what moves begin where another environment, of the same configuration, has it.
+        """Copy the state of the moving parameters from another environment of the same configuration.
 
         Args:
-            state: What that one's `state_dict` returned.
+            state: The other environment's `state_dict`.
         """
         for key, group in self._in_use.items():
             if key in state.get("moving", {}):
                 group.load_state_dict(state["moving"][key])
 
     def load_moving_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the configurations of a snapshot, and where they had come to.
+        """Restore the configurations of a snapshot, and the state of their moving parameters.
 
         Args:
             state: What `state_dict` returned.
         """
-        now, then = state.get("steered", (False, False))
+        steered, following_steered = state.get("steered", (False, False))
         following = state["next_config"]
-        self._config, self._next_config = self._with_known_groups(self._resolve(state["config"], steered=now)), None
+        self._config, self._next_config = self._with_known_groups(self._resolve(state["config"], steered=steered)), None
         if following is not None:
-            self._next_config = self._with_known_groups(self._resolve(following, steered=then))
+            self._next_config = self._with_known_groups(self._resolve(following, steered=following_steered))
         for key, group in self._in_use.items():
             group.load_state_dict(state["moving"][key])

@@ -15,7 +15,7 @@ from torch import Tensor
 from rl8x import randomization
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, Grid, ParameterDistribution
-from rl8x.randomization.moving import RETURNS, Group, make_groups
+from rl8x.randomization.moving import RETURNS, ParameterGroup, make_groups
 from rl8x.randomization.scheduled import PerCopy, Scheduled, Steered
 
 ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
@@ -77,7 +77,7 @@ class ResolvedConfig:
     given: dict[str, object]
     fixed: dict[str, Tensor]
     drawn: dict[str, ParameterDistribution]
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
     steered: bool = False
 
     @property
@@ -87,7 +87,7 @@ class ResolvedConfig:
 
     @property
     def key(self) -> Hashable:
-        """What a program that draws has built in."""
+        """A key of what a program that draws has built in: distributions that stand still, and groups by their keys."""
         return tuple(self.drawn.items()), tuple(group.key for group in self.groups)
 
     @property
@@ -97,7 +97,7 @@ class ResolvedConfig:
 
     @property
     def shown_names(self) -> set[str]:
-        """Those whose values say something: a function sets all, the others to their defaults."""
+        """The parameters to report; where a function sets the configuration, those that it gave."""
         return {*self.given} if self.steered else self.drawn_names
 
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -110,9 +110,9 @@ class ResolvedConfig:
         sources: dict[str, Tensor] = {}
         first = len(self.drawn)
         for group in self.groups:
-            more, source = group.draw(noise[:, first : first + group.width])
-            values |= more
-            sources |= {} if source is None else {group.label: source}
+            group_values, group_sources = group.draw(noise[:, first : first + group.width])
+            values |= group_values
+            sources |= {} if group_sources is None else {group.label: group_sources}
             first += group.width
         return values, sources
 
@@ -187,10 +187,10 @@ def _steered(resolved: ResolvedConfig, owner: str) -> ResolvedConfig:
             f"{owner}[{moving[0]!r}] is {resolved.drawn[moving[0]]!r}, which moves by itself: an `env_config` that is "
             "a function gives distributions that stand still, and moves them itself."
         )
-    groups: list[Group] = [Steered(name, drawn) for name, drawn in resolved.drawn.items()]
+    groups: list[ParameterGroup] = [Steered(name, drawn) for name, drawn in resolved.drawn.items()]
     for name, values in resolved.fixed.items():
-        one = values[:1] if values.stride() == (0,) else values
-        groups.append(Steered(name, PerCopy(tuple(one.tolist()))))
+        distinct = values[:1] if values.stride() == (0,) else values
+        groups.append(Steered(name, PerCopy(tuple(distinct.tolist()))))
     return dataclasses.replace(resolved, drawn={}, groups=tuple(groups), steered=True)
 
 
@@ -219,8 +219,8 @@ def moving_in(config: Mapping[str, Any]) -> dict[str, object]:
 def followed_in(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the metrics of the trainer's row that parameters of an `env_config` in plain form go by, by name."""
     forms = {name: value for name, value in config.items() if isinstance(value, Mapping)}
-    made = {name: randomization.from_dict(form) for name, form in forms.items() if Scheduled.kind in form}
-    return {name: each.by for name, each in made.items() if isinstance(each, Scheduled)}
+    schedules = {name: randomization.from_dict(form) for name, form in forms.items() if Scheduled.kind in form}
+    return {name: schedule.by for name, schedule in schedules.items() if isinstance(schedule, Scheduled)}
 
 
 def shown_value(value: object) -> object:

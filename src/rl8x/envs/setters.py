@@ -231,8 +231,8 @@ def setter_of(form: Any, kinds: Sequence[type[Setter]], name: str = "") -> Sette
     """Return the setter that a form stands for; a function's default is read from the attribute `name`."""
     by_kind: dict[str, Any] = {kind.kind: kind for kind in kinds if kind is not Function}
     if isinstance(form, str):
-        made: Any = kinds[0]
-        return made(form)  # type: ignore[no-any-return]
+        setter_class: Any = kinds[0]
+        return setter_class(form)  # type: ignore[no-any-return]
     if isinstance(form, Mapping):
         chosen = [kind for kind in by_kind if kind in form]
         if len(chosen) != 1:
@@ -277,15 +277,15 @@ def _steps(path: str) -> list[str | tuple[Any]]:
     steps: list[str | tuple[Any]] = []
     position = 0
     while position < len(path):
-        found = _STEP.match(path, position)
-        if found is None:
+        match = _STEP.match(path, position)
+        if match is None:
             break
-        name, single, double, bare = found.groups()
+        name, single, double, bare = match.groups()
         key: Any = next((each for each in (single, double, bare) if each is not None), None)
         if bare is not None and bare.lstrip("-").isdigit():
             key = int(bare)
         steps.append((key,) if name is None else name)
-        position = found.end()
+        position = match.end()
     if position < len(path) or not steps or not isinstance(steps[0], str):
         raise ValueError(f"a path looks like `length`, `model.opt.gravity[2]` or `limits['x']`; got {path!r}.")
     return steps

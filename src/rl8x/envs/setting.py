@@ -160,7 +160,7 @@ class Setting(Protocol):
         """Set the values, float32 `[num_envs]` each, of the parameters that are named; the others stay at defaults."""
 
 
-class Copies:
+class PerCopySetting:
     """The copies of a vector environment, each an environment of its own; they take values over when they are reset."""
 
     def __init__(self, setters: Mapping[str, Setter], num_envs: int, *, processes: bool) -> None:
@@ -193,7 +193,7 @@ class Copies:
         self.table[:] = torch.stack(columns, 1).flatten().tolist()
 
 
-class Batch:
+class BatchedSetting:
     """A simulator that steps all copies itself.
 
     Its attributes serve all of them, but for those with a row for each copy and what functions set. Where it resets

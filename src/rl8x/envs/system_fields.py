@@ -45,13 +45,13 @@ class SystemField(Setter):
         Raises:
             ValueError: If there is none.
         """
-        found = system
+        value = system
         for name in self.path.split("."):
-            if not hasattr(found, name):
-                legal = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
-                raise ValueError(unknown_name("field", name, legal, f" of {type(found).__name__}"))
-            found = getattr(found, name)
-        return found
+            if not hasattr(value, name):
+                legal = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+                raise ValueError(unknown_name("field", name, legal, f" of {type(value).__name__}"))
+            value = getattr(value, name)
+        return value
 
     def where(self, simulator: Systems) -> Any:
         """Return the index of the elements within the field.

@@ -192,19 +192,19 @@ class _Probe:
 
     def check_observation(self, obs: Any, space: spaces.Space[Any], path: str) -> None:
         """Raise where an observation is not of the declared space; a space with parts is checked part by part."""
-        what = f"obs{path}"
+        part_name = f"obs{path}"
         if isinstance(space, spaces.Dict | spaces.Tuple):
             parts = dict(named_parts(space))
             if not isinstance(obs, dict) or obs.keys() != parts.keys():
                 got = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-                raise self.fault("observe", f"must return {what} as a dict with {sorted(parts)}; got {got}.")
+                raise self.fault("observe", f"must return {part_name} as a dict with {sorted(parts)}; got {got}.")
             for key, part in parts.items():
                 self.check_observation(obs[key], part, f"{path}[{key!r}]")
             return
         need = [*(space.shape or ())], torch_dtype(space)
-        self.check_tensor(obs, "observe", what, need, ", by single_observation_space")
+        self.check_tensor(obs, "observe", part_name, need, ", by single_observation_space")
         if obs.dtype.is_floating_point and bool(obs.isnan().any()):
-            raise self.fault("observe", f"returned NaN in {what}.")
+            raise self.fault("observe", f"returned NaN in {part_name}.")
 
 
 def _shape(actions: Tensor | dict[str, Any]) -> object:

@@ -20,7 +20,7 @@ from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.parameters import EnvConfig, ResolvedConfig
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
-from rl8x.envs.setting import Batch
+from rl8x.envs.setting import BatchedSetting
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.spaces import check_supported
 
@@ -93,7 +93,7 @@ class VmasEnv(SimulatorEnv):
         )
         setters = setters_of(parameters or {}, (Attribute, Scale, Function), "VmasEnv")
         advice = "Set it by a function of all values, or an attribute with a row for each world (per_copy=True)."
-        self._setting = Batch(setters, self.worlds, resets_itself=False, advice=advice)
+        self._setting = BatchedSetting(setters, self.worlds, resets_itself=False, advice=advice)
         self.parameters = self._setting.parameters
         super().__init__(num_envs, device=device, seed=seed, time_limit=time_limit)
 

@@ -81,18 +81,18 @@ class Artifacts:
 
     def headers(self, key: str) -> Path | None:
         """Return where the precompiled headers of a key are, by the compiler's way of naming them."""
-        found = [*self.folder.glob(f"{key}.h.?ch")]
-        return found[0] if found and (self.folder / f"{key}.h").exists() else None
+        precompiled = [*self.folder.glob(f"{key}.h.?ch")]
+        return precompiled[0] if precompiled and (self.folder / f"{key}.h").exists() else None
 
     def find(self, key: str) -> dict[str, Any] | None:
         """Return what was noted of a program or of headers, if they are whole; what is damaged is removed."""
         path, notes = self.headers(key) or self.library(key), self.folder / f"{key}.json"
         try:
-            found: dict[str, Any] = json.loads(notes.read_text())
-            if found["sha256"] == _sha256(path):
+            note: dict[str, Any] = json.loads(notes.read_text())
+            if note["sha256"] == _sha256(path):
                 with contextlib.suppress(OSError):  # another user's, which is read only
                     os.utime(path)
-                return found
+                return note
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
@@ -129,10 +129,10 @@ class Artifacts:
     def noted(self, key: str) -> dict[str, Any] | None:
         """Return what was kept under a key; None where nothing was, or it is damaged."""
         try:
-            found = json.loads((self.folder / f"{key}.note").read_text())
+            note = json.loads((self.folder / f"{key}.note").read_text())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return note if isinstance(note, dict) else None
 
     def remove(self, key: str) -> None:
         """Remove what has this key, its notes first, so that it is never found by halves."""
@@ -141,7 +141,7 @@ class Artifacts:
 
     def list(self) -> list[Artifact]:
         """Return all programs and precompiled headers, what was used last first."""
-        found = []
+        artifacts = []
         for path in (path for pattern in ("*.so", "*.h.?ch") for path in self.folder.glob(pattern)):
             kind, key = "program" if path.suffix == ".so" else "headers", path.name.split(".")[0]
             try:
@@ -151,8 +151,8 @@ class Artifacts:
                 continue
             except (OSError, ValueError):
                 notes = {}
-            found.append(Artifact(kind, key, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
-        return sorted(found, key=lambda artifact: -artifact.used)
+            artifacts.append(Artifact(kind, key, stat.st_size, stat.st_mtime, str(notes.get("torch", ""))))
+        return sorted(artifacts, key=lambda artifact: -artifact.used)
 
     def clear(self) -> int:
         """Remove all programs, and what is kept for them; return how many bytes that were."""

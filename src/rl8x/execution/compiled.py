@@ -15,7 +15,7 @@ from rl8x.execution.compiler import Run, compiler, load
 from rl8x.execution.fingerprint import Fingerprint, fingerprint
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError, layout_of
-from rl8x.execution.traces import Description, LoopShape, describe, trace
+from rl8x.execution.traces import LoopShape, ProgramDescription, describe_program, trace
 
 MadeOf = Callable[[], Sequence[object]]
 """Returns the objects that decide what a function does."""
@@ -75,9 +75,9 @@ class CompiledProgram:
             return self._compile_here(tensors)
         described = self._described.pop(layout_of(tensors), None)
         if described is None:
-            found = self._found(tensors)
-            if found is not None:
-                return found
+            ready = self._found(tensors)
+            if ready is not None:
+                return ready
             described = self._describe(tensors)
         library = compiler().library(described.description.to_json())
         self._note(described, tensors)
@@ -92,7 +92,7 @@ class CompiledProgram:
 
     def _describe(self, tensors: Sequence[Tensor]) -> _Described:
         graph, read = trace(self.function, tensors)
-        return _Described(describe(graph, [*tensors, *read]), read)
+        return _Described(describe_program(graph, [*tensors, *read]), read)
 
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
         """Return the traced graph as it is."""
@@ -118,8 +118,8 @@ class CompiledProgram:
             return None
         mark, note = noted
         read = [mark.tensors[place] for place in note["read"]]
-        found = _Ready(load(compiler().artifacts.library(note["program"])), read)
-        return found if self._agrees(found, tensors) else None
+        ready = _Ready(load(compiler().artifacts.library(note["program"])), read)
+        return ready if self._agrees(ready, tensors) else None
 
     def _note(self, described: _Described, tensors: Sequence[Tensor]) -> None:
         """Have later processes find a program without tracing, where what it reads is found without it."""
@@ -172,7 +172,7 @@ class CompiledLoop(CompiledProgram):
         loop = self.loop
         graph, read = trace(self.function, loop.first(tensors))
         shape = LoopShape(len(tensors) - loop.num_items, loop.num_items, loop.ends)
-        return _Described(describe(graph, [*tensors, *read], shape), read)
+        return _Described(describe_program(graph, [*tensors, *read], shape), read)
 
     def _interpret(self, tensors: Sequence[Tensor]) -> _Ready:
         """Return a loop over the traced graph as it is."""
@@ -198,7 +198,7 @@ class _Ready(NamedTuple):
 class _Described(NamedTuple):
     """A program that is to be compiled for one layout, and what it reads beside its arguments."""
 
-    description: Description
+    description: ProgramDescription
     read: Sequence[Tensor]
 
 

@@ -140,12 +140,12 @@ def load(library: Path) -> Run:
     addresses = ctypes.c_void_p * len(results)
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        made = [torch.empty(shape, dtype=dtype) for shape, dtype in results]
+        outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in results]
         given = (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
-        error = call(given, addresses(*[tensor.data_ptr() for tensor in made]))
+        error = call(given, addresses(*[tensor.data_ptr() for tensor in outputs]))
         if error is not None:
             raise RuntimeError(f"a compiled program failed: {error.decode()}")
-        return made
+        return outputs
 
     return run
 

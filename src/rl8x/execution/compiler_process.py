@@ -18,7 +18,7 @@ from typing import Final
 from rl8x.execution.artifacts import Artifacts
 from rl8x.execution.building import Headers, remove_unfinished
 from rl8x.execution.lowering import lower
-from rl8x.execution.traces import Description
+from rl8x.execution.traces import ProgramDescription
 from rl8x.output import message_of
 
 # The run that asks goes on meanwhile.
@@ -87,7 +87,7 @@ def _answer(artifacts: Artifacts, request: dict[str, str]) -> dict[str, str | No
     try:
         with _locked(artifacts.folder / f".{key}.lock"):  # ranks of one machine ask for the same at the same time
             if artifacts.find(key) is None:
-                lower(Description.from_json(request["program"]), built)
+                lower(ProgramDescription.from_json(request["program"]), built)
                 artifacts.put(key, built)
     except BaseException as error:  # of a process that has nothing else to do
         lines = message_of(error).strip().splitlines()

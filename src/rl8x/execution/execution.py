@@ -180,8 +180,8 @@ class Execution:
             fact: A word for what it has found.
             made_of: As for `program`.
         """
-        found = fingerprint(made_of())
-        return found is not None and compiler().artifacts.noted(key_of(fact, found.text)) is not None
+        mark = fingerprint(made_of())
+        return mark is not None and compiler().artifacts.noted(key_of(fact, mark.text)) is not None
 
     def remember(self, fact: str, made_of: MadeOf) -> None:
         """Let later processes know that something is so of objects like these.
@@ -190,9 +190,9 @@ class Execution:
             fact: A word for it.
             made_of: As for `program`.
         """
-        found = fingerprint(made_of())
-        if found is not None:
-            compiler().artifacts.note(key_of(fact, found.text), {"is": fact})
+        mark = fingerprint(made_of())
+        if mark is not None:
+            compiler().artifacts.note(key_of(fact, mark.text), {"is": fact})
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
@@ -230,8 +230,8 @@ class Execution:
         kind = self._later
         if kind == "eager":
             return function
-        made = CompiledProgram(function, made_of) if kind == "compile" else CapturedProgram(function, num_fixed)
-        return _Guarded(self, made, function)
+        program = CompiledProgram(function, made_of) if kind == "compile" else CapturedProgram(function, num_fixed)
+        return _Guarded(self, program, function)
 
     def split(self, function: Callable[..., Sequence[Tensor]], num_fixed: int = 0) -> Program:
         """Make programs of a function of tensors that adds up over ranks on its way.
@@ -291,14 +291,14 @@ class Execution:
         loop, kind = Loop(function, num_state, num_items, **options), self._later
         if kind == "eager":
             return loop
-        made: CompiledProgram | CapturedLoop | Loop
+        program: CompiledProgram | CapturedLoop | Loop
         if kind == "graph":
-            made = CapturedLoop(loop)
+            program = CapturedLoop(loop)
         elif self.device.type == "cpu":
-            made = CompiledLoop(loop, made_of)
+            program = CompiledLoop(loop, made_of)
         else:  # kernels are launched ahead of what they compute, so that Python between the calls costs little
-            made = Loop(CompiledProgram(function), num_state, num_items, **options)
-        return _Guarded(self, made, loop)
+            program = Loop(CompiledProgram(function), num_state, num_items, **options)
+        return _Guarded(self, program, loop)
 
 
 def _compiled(function: Callable[..., Sequence[Tensor]], num_fixed: int) -> CompiledProgram:

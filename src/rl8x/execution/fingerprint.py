@@ -62,8 +62,8 @@ _TORCH_FUNCTIONS: Final[tuple[tuple[str, Any], ...]] = (
 _COMPUTES: Final = tuple(
     f"rl8x.{name}"
     for name in (
-        *("algorithms", "distributions", "envs", "functional", "models", "nn", "policy", "portable", "q_values"),
-        *("randomization", "replay", "rollouts", "spaces", "trees"),
+        *("algorithms", "distributions", "envs", "functional", "models", "nn", "obs_moments", "policy", "portable"),
+        *("q_values", "randomization", "replay", "rollouts", "spaces", "trees"),
     )
 )
 _MADE_OF_FUNCTIONS: Final = (
@@ -89,8 +89,8 @@ class Fingerprint(NamedTuple):
     def places(self, read: Sequence[Tensor]) -> list[str] | None:
         """Say where tensors `[*]` that a trace read were found; None if one was not."""
         known = {_identity(tensor): place for place, tensor in self.tensors.items()}
-        found = [known.get(_identity(tensor)) for tensor in read]
-        return None if None in found else [place for place in found if place is not None]
+        places = [known.get(_identity(tensor)) for tensor in read]
+        return None if None in places else [place for place in places if place is not None]
 
 
 def fingerprint(roots: Sequence[object]) -> Fingerprint | None:
@@ -193,8 +193,8 @@ class _Walk:
         if not _is_users_function(function):
             return parts
         names, known = sorted(_names(function.__code__)), function.__globals__
-        found = [(name, known.get(name, sys.modules.get(name))) for name in names]
-        meant = [[name, self._meant(value, names, f"{place}.{name}")] for name, value in found if value is not None]
+        values = [(name, known.get(name, sys.modules.get(name))) for name in names]
+        meant = [[name, self._meant(value, names, f"{place}.{name}")] for name, value in values if value is not None]
         return [*parts, _bytecode(function.__code__), meant]
 
     def _meant(self, value: Any, names: Sequence[str], place: str) -> Any:
@@ -206,15 +206,15 @@ class _Walk:
                 raise
             except Exception:  # not understood, or it raises when it is looked at, as what is closed or gone may
                 return type(value).__name__
-        users, found = _is_users(value), list[Any]()
+        users, meanings = _is_users(value), list[Any]()
         if users:
             self._modules.add(value.__name__)
         for name in names:
             part, which = vars(value).get(name), (value.__name__, name)
             if which not in self._read and (users or _is_users_function(part)):
                 self._read.add(which)
-                found.append([name, self._meant(part, names, f"{place}.{name}")])
-        return found
+                meanings.append([name, self._meant(part, names, f"{place}.{name}")])
+        return meanings
 
     def _attributes(self, cls: type, place: str) -> Iterator[list[Any]]:
         """Describe what a class has of its own: of a user's all, of another what a user has put there."""
@@ -234,29 +234,29 @@ class _Walk:
 
     def patches(self) -> list[Any]:
         """Describe what a user has put in the place of functions that rl8x's own code calls: torch's and its own."""
-        found = []
+        patches = []
         for space, name, value in _patched():
             code = value.__code__ if isinstance(value, types.FunctionType) else None
             meant = self._meant(value, (), f"{space}.{name}")
-            found.append([space, name, meant, [] if code is None else _bytecode(code)])
-        return found
+            patches.append([space, name, meant, [] if code is None else _bytecode(code)])
+        return patches
 
     def sources(self) -> list[Any]:
         """Describe the modules of all code that was found, and those of a user's own that they import."""
-        found: dict[str, Any] = {}
+        sources: dict[str, Any] = {}
         waiting = set(self._modules)
         while waiting:
             name = waiting.pop()
             module = sys.modules.get(name)
-            if name in found or module is None:
+            if name in sources or module is None:
                 continue
-            found[name] = _source(module)
+            sources[name] = _source(module)
             if _is_users(module):
-                found[name] = [found[name], [*_globals(module)], [*_siblings(name)]]
+                sources[name] = [sources[name], [*_globals(module)], [*_siblings(name)]]
                 waiting |= {*_imported(module)}
             elif _top(name) == "rl8x":
-                found[name] = [found[name], [*_globals(module)]]
-        return sorted(found.items())
+                sources[name] = [sources[name], [*_globals(module)]]
+        return sorted(sources.items())
 
 
 def _patched() -> Iterator[tuple[str, str, Any]]:

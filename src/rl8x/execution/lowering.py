@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl8x.execution import adam, matmul, private
 from rl8x.execution.building import HOST, PRODUCTS, build
 from rl8x.execution.hoisting import hoist_scalars
-from rl8x.execution.traces import Description
+from rl8x.execution.traces import ProgramDescription
 
 # Probing what the processor and the C++ compiler know took four compilations; a compiler that does not know says so.
 _SETTINGS: Final = {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
@@ -39,7 +39,7 @@ with contextlib.suppress(RuntimeError):
     private.inductor()
 
 
-def lower(description: Description, library: Path) -> None:
+def lower(description: ProgramDescription, library: Path) -> None:
     """Compile a described program.
 
     Args:
@@ -74,7 +74,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
     return compiled
 
 
-def fused(description: Description) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+def fused(description: ProgramDescription) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return the graph that is compiled, kernels for matmuls included, and examples of its inputs, `[*]` each."""
     # Probed now: what is called below is traced, and has no values to compare.
     _ = matmul.has_fast_linear() and matmul.lower_linear()
@@ -109,7 +109,7 @@ def _build(
     kernel_code: str,
     operators: str | None,
     *,
-    description: Description,
+    description: ProgramDescription,
     results: Sequence[Tensor],
     library: Path,
     **_: Any,
@@ -122,12 +122,12 @@ def _build(
     return str(library)
 
 
-def _source(wrapper_code: str, kernel_code: str, description: Description, results: Sequence[Tensor]) -> str:
+def _source(wrapper_code: str, kernel_code: str, description: ProgramDescription, results: Sequence[Tensor]) -> str:
     """Put Inductor's kernels and the calls of them, which it wrote for its own runtime, together with ours."""
-    found = _CALLS.search(wrapper_code)
-    if found is None:
+    calls_match = _CALLS.search(wrapper_code)
+    if calls_match is None:
         raise RuntimeError(f"torch {torch.__version__} writes programs in another form than is known")
-    calls = _OF_ITS_RUNTIME.sub("", found[1].replace("this->device_idx_", "0"))
+    calls = _OF_ITS_RUNTIME.sub("", calls_match[1].replace("this->device_idx_", "0"))
     if re.search(r"^ *(const )?int64_t int_array", calls, re.M):
         raise RuntimeError("shapes in it depend on values")
     operators = re.findall(r"aoti_torch_\w+\(", calls)
@@ -149,7 +149,7 @@ def _source(wrapper_code: str, kernel_code: str, description: Description, resul
     )
 
 
-def _entry(description: Description, results: Sequence[Tensor]) -> str:
+def _entry(description: ProgramDescription, results: Sequence[Tensor]) -> str:
     """Write the functions by which a library is called, with the layouts of what it takes and gives."""
     loop = description.loop
     items = range(0) if loop is None else range(loop.num_given, loop.num_given + loop.num_items)

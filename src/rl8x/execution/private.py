@@ -55,10 +55,10 @@ def inductor() -> SimpleNamespace:
     Raises:
         RuntimeError: If this torch lacks one. `compile` is refused with that line; `auto` warns once and stays eager.
     """
-    found = _taken(_INDUCTOR)
+    inductor = _taken(_INDUCTOR)
     for module in _LOADED_AHEAD:
         _loaded(f"torch._inductor.{module}")
-    return found
+    return inductor
 
 
 def onednn() -> SimpleNamespace:
@@ -71,12 +71,12 @@ def onednn() -> SimpleNamespace:
 
 
 def _taken(names: Mapping[str, str]) -> SimpleNamespace:
-    found = SimpleNamespace()
+    namespace = SimpleNamespace()
     for name, module in names.items():
         if not hasattr(_loaded(module), name):
             raise _missing(f"{module}.{name}")
-        setattr(found, name.lstrip("_"), getattr(_loaded(module), name))
-    return found
+        setattr(namespace, name.lstrip("_"), getattr(_loaded(module), name))
+    return namespace
 
 
 def _loaded(module: str) -> Any:
@@ -182,12 +182,12 @@ def written_by(node: Any) -> list[Any]:
     """Return the nodes of a traced graph that an operation, a node, writes to; see `is_view`."""
     if node.op != "call_function" or not hasattr(node.target, "_schema"):
         return []
-    found = list[Any]()
+    arguments = list[Any]()
     for i, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-            found += given if isinstance(given, list | tuple) else [given]
-    return found
+            arguments += given if isinstance(given, list | tuple) else [given]
+    return arguments
 
 
 def copy_each(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:

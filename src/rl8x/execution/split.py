@@ -208,13 +208,13 @@ def _check_writes(stages: dict[Node, int]) -> None:
     """Refuse writing to what an earlier piece has made, of which a captured program has a copy."""
     for node, stage in stages.items():
         for written in written_by(node):
-            made = written
-            while is_view(made):
-                made = made.args[0]
-            if made.target is SUM:
-                lost = any(stages.get(user, stage) > stage for user in made.users)
+            base = written
+            while is_view(base):
+                base = base.args[0]
+            if base.target is SUM:
+                lost = any(stages.get(user, stage) > stage for user in base.users)
             else:
-                lost = stages.get(made, stage) != stage
+                lost = stages.get(base, stage) != stage
             if lost:
                 raise ValueError(f"{node.target} writes to what is also read beyond a sum over ranks")
 

@@ -49,7 +49,7 @@ class LoopShape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Description:
+class ProgramDescription:
     """A program as plain data, from which another process compiles it.
 
     Attributes:
@@ -69,15 +69,17 @@ class Description:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
-    def from_json(cls, text: str) -> Description:
+    def from_json(cls, text: str) -> ProgramDescription:
         """Read what `to_json` wrote."""
-        found = json.loads(text)
-        loop = found.pop("loop")
-        found["inputs"] = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in found["inputs"])
-        return cls(**found, loop=None if loop is None else LoopShape(**loop))
+        fields = json.loads(text)
+        loop = fields.pop("loop")
+        fields["inputs"] = tuple((tuple(shape), tuple(stride), dtype) for shape, stride, dtype in fields["inputs"])
+        return cls(**fields, loop=None if loop is None else LoopShape(**loop))
 
 
-def describe(graph: torch.fx.GraphModule, examples: Sequence[Tensor], loop: LoopShape | None = None) -> Description:
+def describe_program(
+    graph: torch.fx.GraphModule, examples: Sequence[Tensor], loop: LoopShape | None = None
+) -> ProgramDescription:
     """Write a traced graph down.
 
     Args:
@@ -85,7 +87,7 @@ def describe(graph: torch.fx.GraphModule, examples: Sequence[Tensor], loop: Loop
         examples: What it, or the loop, is called with, `[*]` each.
         loop: How the graph is called in a loop.
     """
-    return Description(
+    return ProgramDescription(
         code=graph.code,
         inputs=tuple((tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch.")) for each in examples),
         loop=loop,

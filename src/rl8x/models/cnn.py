@@ -12,7 +12,7 @@ from rl8x.models.encoders import Channels, Convolution, ObservationEncoder
 from rl8x.models.mlp import ActorCritic
 from rl8x.models.observations import actor_space
 from rl8x.nn.mlp import MLP, check_sizes
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 
 
 class CNNModel(ActorCritic):
@@ -72,7 +72,7 @@ class CNNModel(ActorCritic):
         assert isinstance(encoder, ObservationEncoder)
         if not encoder.has_images:
             raise TypeError(
-                f"the model for images needs a Box of rank 3 of at least 5 x 5; got {describe(observation_space)}. "
-                "Try 'mlp'."
+                f"the model for images needs a Box of rank 3 of at least 5 x 5; got "
+                f"{describe_space(observation_space)}. Try 'mlp'."
             )
         self.add_heads(width, critic_width, policy_gain, value_gain)

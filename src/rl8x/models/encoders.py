@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rl8x.models.observations import FlatObservations, part_at
 from rl8x.nn.activations import activation as make_activation
 from rl8x.nn.mlp import HIDDEN_GAIN, check_sizes
-from rl8x.spaces import describe, leaves
+from rl8x.spaces import describe_space, leaves
 
 LARGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL = ((16, 3, 1), (32, 3, 1))
@@ -62,7 +62,7 @@ class ImageEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) not in (2, 3):
-            raise TypeError(f"the model for images needs a Box of rank 3; got {describe(space)}. Try 'mlp'.")
+            raise TypeError(f"the model for images needs a Box of rank 3; got {describe_space(space)}. Try 'mlp'.")
         if channels not in ("auto", "first", "last"):
             raise ValueError(f"`channels` must be 'auto', 'first' or 'last'; got {channels!r}.")
         self.flat = len(space.shape) == 2

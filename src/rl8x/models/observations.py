@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rl8x.names import unknown_name
-from rl8x.spaces import describe, leaves
+from rl8x.spaces import describe_space, leaves
 
 
 class FlatObservations(nn.Module):
@@ -64,7 +64,7 @@ def _width(space: gymnasium.Space[Any]) -> int:
     if isinstance(space, spaces.MultiDiscrete):
         return int(space.nvec.sum())
     raise TypeError(
-        f"no built-in model reads observations of {describe(space)}; there are for Box, Discrete, MultiDiscrete, "
+        f"no built-in model reads observations of {describe_space(space)}; there are for Box, Discrete, MultiDiscrete, "
         "MultiBinary, and Dict and Tuple of those. Pass a Model of your own."
     )
 
@@ -103,7 +103,7 @@ def actor_space(space: gymnasium.Space[Any], critic_obs: Sequence[str], shared: 
     if shared:
         raise ValueError(f"`critic_obs` ({', '.join(critic_obs)}) needs actor and critic apart: set shared=False.")
     if not isinstance(space, spaces.Dict):
-        raise ValueError(f"`critic_obs` names parts of a Dict observation; this one is {describe(space)}.")
+        raise ValueError(f"`critic_obs` names parts of a Dict observation; this one is {describe_space(space)}.")
     for name in critic_obs:
         if name not in space.spaces:
             raise ValueError(unknown_name("part", name, space.spaces, " of the observation in `critic_obs`"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium
@@ -94,3 +94,31 @@ def model_class(spec: str | type[Model] | None, observation_space: gymnasium.Spa
 def default_model(observation_space: gymnasium.Space[Any]) -> str:
     """Return the name of the model for observations of a space: `"cnn"` where there are images, else `"mlp"`."""
     return "cnn" if any(is_image(leaf) for _, leaf in leaves(observation_space)) else "mlp"
+
+
+def config_with_critic_obs(
+    names: Sequence[str], spec: Any, space: gymnasium.Space[Any], model_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a model's arguments with parts of the observation for the critic alone, and separate networks.
+
+    Args:
+        names: The parts of a `Dict` observation that the actor does not see.
+        spec: The model as `make_model` takes it.
+        space: Space of one copy's observation, as the model gets it.
+        model_config: The arguments that were given for the model's class.
+
+    Raises:
+        ValueError: If the model is an instance, or of a class that does not know of such parts.
+    """
+    listed = ", ".join(map(repr, names))
+    cls = model_class(spec, space) if not isinstance(spec, Model) else None
+    if cls is None or not {"critic_obs", "shared"} <= inspect.signature(cls).parameters.keys():
+        raise ValueError(
+            f"the environment shows {listed} to the critic alone (observe_parameters='critic'), which "
+            f"{type(spec).__name__ if cls is None else cls.__name__} cannot: give a model with the arguments "
+            "`critic_obs` and `shared` by name or class, or use observe_parameters='all'."
+        )
+    given = model_config.get("critic_obs", ())
+    if isinstance(given, str):
+        return dict(model_config)  # which is refused where it is read
+    return {"shared": False, **model_config, "critic_obs": [*given, *(name for name in names if name not in given)]}

@@ -42,8 +42,8 @@ def check_model(model: Model, obs: Any, starts: Tensor) -> None:
         for buffer, before in zip(model.buffers(), kept, strict=True):
             buffer.copy_(before)
     if not isinstance(given, tuple) or len(given) != 3:
-        what = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
-        raise ValueError(f"{name}.forward must return features, values and the state after; got {what}.")
+        returned = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
+        raise ValueError(f"{name}.forward must return features, values and the state after; got {returned}.")
     features, values, after = given
     _check_shape(name, "features [T, B, num_features]", features, [*starts.shape, model.num_features])
     _check_shape(name, "values [T, B]", values, [*starts.shape])

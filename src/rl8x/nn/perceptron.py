@@ -145,5 +145,5 @@ def _differentiable_gradients(
         result = torch.baddbmm(bias, result, weight) if stacked else F.linear(result, weight, bias)
         result = result if kind is None else kind()(result)
     wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
-    return [next(found) if need else None for need in needed]
+    gradients = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
+    return [next(gradients) if need else None for need in needed]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
 from rl8x.randomization.distributions import Uniform
-from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group, MovingDistribution, check_same
+from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, MovingDistribution, ParameterGroup, check_same
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -113,21 +113,21 @@ class Adaptive(MovingDistribution):
             return self
         if not low <= self.start[0] <= self.start[1] <= high:
             raise ValueError(f"{self!r}: its start lies outside of the parameter's bounds [{low:g}, {high:g}].")
-        made = dataclasses.replace(self)
-        object.__setattr__(made, "limits", (low, high))  # infinite where the parameter has no bound
-        return made
+        limited = dataclasses.replace(self)
+        object.__setattr__(limited, "limits", (low, high))  # infinite where the parameter has no bound
+        return limited
 
     def draw(self, noise: Tensor) -> Tensor:
         """Draw from the range at the beginning, `[num_envs]`."""
         return Uniform(*self.start).draw(noise)
 
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
         """Return the group of all that are drawn together."""
         check_same(members, differing=("start", "step", "limits"))
         return AdaptiveGroup(members, self)
 
 
-class AdaptiveGroup(Group):
+class AdaptiveGroup(ParameterGroup):
     """The ranges of d parameters, with the buffers of their 2 d ends: low and high of the first, of the second, ...
 
     Args:
@@ -135,7 +135,8 @@ class AdaptiveGroup(Group):
         options: One of them, for what they share.
 
     The state: `low` and `high`, float64 `[d]`; `count` int64 and `total` float64, `[2 d]`, of what each buffer holds;
-    `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, that of episodes at a boundary.
+    `open`, bool `[2 d]`, whether episodes that begin are counted in; `share`, 0-d, the probability that an episode is
+    at a boundary.
     """
 
     def __init__(self, members: Mapping[str, MovingDistribution], options: Adaptive) -> None:
@@ -144,7 +145,7 @@ class AdaptiveGroup(Group):
         self.metric = options.metric
         self.width = len(members) + 1
 
-    def place(self, device: torch.device) -> None:
+    def allocate_state(self, device: torch.device) -> None:
         """Make the state with the ranges at the beginning, once."""
         if self.state:
             return
@@ -178,10 +179,10 @@ class AdaptiveGroup(Group):
             buffer is open, else -1.
         """
         state, ends = self.state, 2 * len(self.members)
-        chosen = noise[:, -1]
-        at_boundary = chosen < state["share"]
-        # The share is 0 in evaluations, where no copy is at a boundary.
-        end = (chosen / state["share"].clamp(min=1e-6) * ends).to(torch.int64).clamp(max=ends - 1)
+        uniform, boundary_prob = noise[:, -1], state["share"]
+        at_boundary = uniform < boundary_prob
+        # The probability is 0 in evaluations, where no copy is at a boundary.
+        end = (uniform / boundary_prob.clamp(min=1e-6) * ends).to(torch.int64).clamp(max=ends - 1)
         low, high = state["low"].to(torch.float32), state["high"].to(torch.float32)
         values = {}
         for i, name in enumerate(self.members):
@@ -191,15 +192,15 @@ class AdaptiveGroup(Group):
         return values, torch.where(at_boundary & state["open"][end], end, NO_SOURCE)
 
     @torch.no_grad()
-    def update(self, episodes: Episodes, generator: torch.Generator) -> None:
+    def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:
         """Take a horizon's episodes into the buffers, and move the ends whose buffer is complete."""
         state, options = self.state, self._options
         ends = torch.arange(2 * len(self.members), device=episodes.ended.device)
         counted = episodes.counted
-        scores, here = episodes.scores.to(torch.float64), episodes.sources.unsqueeze(-1) == ends
-        here = here & counted.unsqueeze(-1)  # [horizon, num_envs, 2 d]
-        count = state["count"] + here.sum((0, 1))
-        total = state["total"] + torch.where(here, scores.unsqueeze(-1), 0.0).sum((0, 1))
+        scores = episodes.scores.to(torch.float64)
+        at_end = (episodes.sources.unsqueeze(-1) == ends) & counted.unsqueeze(-1)  # [horizon, num_envs, 2 d]
+        count = state["count"] + at_end.sum((0, 1))
+        total = state["total"] + torch.where(at_end, scores.unsqueeze(-1), 0.0).sum((0, 1))
         pending = (episodes.pending.unsqueeze(-1) == ends).sum(0)
         decided = (count >= options.episodes) & (pending == 0)
         mean = total / count.clamp(min=1)
@@ -217,10 +218,10 @@ class AdaptiveGroup(Group):
         state["low"].copy_(torch.minimum(torch.maximum(low, limits["lowest"]), limits["start_low"]))
         state["high"].copy_(torch.minimum(torch.maximum(high, limits["start_high"]), limits["highest"]))
 
-    def evaluate(self, evaluates: bool) -> None:
-        """Play no copy at a boundary, or the share again."""
-        super().evaluate(evaluates)
-        self.state["share"].fill_(0.0 if evaluates else self._options.boundary_share)
+    def set_evaluating(self, is_evaluating: bool) -> None:
+        """Play no episode at a boundary in evaluations, and the configured share of them in training."""
+        super().set_evaluating(is_evaluating)
+        self.state["share"].fill_(0.0 if is_evaluating else self._options.boundary_share)
 
     def ranges(self) -> dict[str, tuple[Any, Any]]:
         """Return the present ranges."""

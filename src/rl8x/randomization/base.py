@@ -49,7 +49,7 @@ class ParameterDistribution(ABC):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What tells it from others of its class, in one order: straight lines between two such give legal ones.
+        """The distribution's parameters, in a fixed order, between which schedules interpolate linearly.
 
         Raises:
             TypeError: If it has none.
@@ -58,16 +58,16 @@ class ParameterDistribution(ABC):
 
     @classmethod
     def of_numbers(cls, numbers: Sequence[float]) -> Self:
-        """Make the one that has these numbers.
+        """Make a distribution of these parameters.
 
         Args:
-            numbers: As `numbers` has them.
+            numbers: The parameters in the order of `numbers`.
         """
         return cls(*numbers)
 
     @property
     def drawn_by(self) -> tuple[float, ...]:
-        """What `draw_by` needs of it."""
+        """The parameters in the form that `draw_by` takes."""
         return self.numbers
 
     @classmethod

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl8x.randomization.base import ParameterDistribution, finite_number, finite_numbers
 from rl8x.randomization.distributions import from_dict
-from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, Group, MovingDistribution, check_same
+from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, MovingDistribution, ParameterGroup, check_same
 
 # Successes are summed as whole numbers of these parts: such sums are the same in any order, on an accelerator too.
 _PARTS: Final = 2**20
@@ -109,7 +109,7 @@ class Learnable(MovingDistribution):
 
     @property
     def support(self) -> tuple[float, float]:
-        """That of the base."""
+        """The smallest and the largest value that the base can draw."""
         return self.base.support
 
     @property
@@ -129,7 +129,7 @@ class Learnable(MovingDistribution):
         """Draw from the base, `[num_envs]`."""
         return self.base.draw(noise)
 
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
         """Return the group of all that are drawn together."""
         check_same(members, differing=("base",))
         return LearnableGroup(members, self)
@@ -150,7 +150,7 @@ class Learnable(MovingDistribution):
         return ((scores.to(torch.float64) - worst) / (best - worst)).clamp(0.0, 1.0)
 
 
-class LearnableGroup(Group):
+class LearnableGroup(ParameterGroup):
     """A table of T levels of d parameters: K that are kept, then the candidates of the round.
 
     Args:
@@ -172,7 +172,7 @@ class LearnableGroup(Group):
     def _bases(self) -> list[ParameterDistribution]:
         return [member.base for member in self.members.values() if isinstance(member, Learnable)]
 
-    def place(self, device: torch.device) -> None:
+    def allocate_state(self, device: torch.device) -> None:
         """Make the state, with the medians of the bases for levels, once."""
         if self.state:
             return
@@ -191,7 +191,7 @@ class LearnableGroup(Group):
 
     def begin(self, generator: torch.Generator) -> None:
         """Draw the first levels, once."""
-        if not self.begun and not self.evaluates:
+        if not self.begun and not self.is_evaluating:
             self.begun = True
             values = self.state["values"]
             values.copy_(self._from_bases(torch.rand(values.shape, generator=generator, device=values.device)))
@@ -210,12 +210,13 @@ class LearnableGroup(Group):
             Values by name, float32 `[num_envs]` each, and the row of the table where the round is open, else -1.
         """
         state, options = self.state, self._options
-        chosen, share = noise[:, -1], options.level_share
+        uniform, kept_prob = noise[:, -1], options.level_share
         # Each part of [0, 1) is stretched to [0, 1) again.
-        among_kept = torch.searchsorted(state["edges"], (chosen / share if share else chosen).contiguous(), right=True)
-        among_new = ((chosen - share) / (1.0 - share) * options.candidates).to(torch.int64)
+        stretched = (uniform / kept_prob if kept_prob else uniform).contiguous()
+        among_kept = torch.searchsorted(state["edges"], stretched, right=True)
+        among_new = ((uniform - kept_prob) / (1.0 - kept_prob) * options.candidates).to(torch.int64)
         kept, new = among_kept.clamp(max=options.levels - 1), among_new.clamp(0, options.candidates - 1)
-        row = torch.where(chosen < share, kept, new + options.levels)
+        row = torch.where(uniform < kept_prob, kept, new + options.levels)
         values = {
             name: torch.where(state["trains"], state["values"][:, i][row], base.draw(noise[:, i]))
             for i, (name, base) in enumerate(zip(self.members, self._bases, strict=True))
@@ -223,7 +224,7 @@ class LearnableGroup(Group):
         return values, torch.where(state["open"] & state["trains"], row, NO_SOURCE)
 
     @torch.no_grad()
-    def update(self, episodes: Episodes, generator: torch.Generator) -> None:
+    def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:
         """Count a horizon's episodes, and where the round is over score all levels, keep the best and draw others."""
         state, options = self.state, self._options
         self._count(episodes)
@@ -265,10 +266,10 @@ class LearnableGroup(Group):
         variance = (square - mean.square()).clamp(min=0) / (count - 1).clamp(min=1)  # that of the mean
         return torch.where(count > 1, mean * (1 - mean) + variance, self.state["scores"])
 
-    def evaluate(self, evaluates: bool) -> None:
-        """Draw from the bases, or levels again."""
-        super().evaluate(evaluates)
-        self.state["trains"].fill_(not evaluates)
+    def set_evaluating(self, is_evaluating: bool) -> None:
+        """Draw from the bases in evaluations, and levels in training."""
+        super().set_evaluating(is_evaluating)
+        self.state["trains"].fill_(not is_evaluating)
 
     def ranges(self) -> dict[str, tuple[Any, Any]]:
         """Return the smallest and the largest value of the kept levels."""

@@ -1,9 +1,9 @@
 """Distributions that move while a policy trains: what they have in common.
 
-A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. What of it moves is
-in a `Group`: the parameters of one environment that are drawn together, with tensors that a compiled or captured
-program reads at each call. They are changed in place, and only between two horizons, so that no program is compiled
-anew and nothing looks at them on the host.
+A moving distribution is an immutable value, as the others are: the form that `env_config` gives it. Its state, which
+moves, is in a `ParameterGroup`: the parameters of one environment that are drawn together, with tensors that a compiled
+or captured program reads at each call. They are changed in place, and only between two horizons, so that no program is
+compiled anew and nothing looks at them on the host.
 
 An algorithm that decides by returns needs to know of each episode that ends under what it was played. So the draw of a
 group also says a `source` of each episode: a whole number, or -1 where its return decides nothing. The environment
@@ -34,13 +34,14 @@ NO_SOURCE = -1
 
 
 class Episodes(NamedTuple):
-    """The episodes of a horizon, as a group of parameters sees them.
+    """The episodes of a horizon, with the metric and the sources that one group of parameters learns from.
 
     Attributes:
         scores: The metric that the group goes by, of each episode up to each step, `[horizon, num_envs]`; may be NaN.
         ended: Where an episode ended, `[horizon, num_envs]`, bool.
-        sources: What the draw said of the episode, `[horizon, num_envs]`, int64.
-        pending: The same of the episodes that go on after the horizon, -1 where none does, `[num_envs]`, int64.
+        sources: How the episode's parameters were drawn, as `ParameterGroup.draw` returned it, `[horizon, num_envs]`,
+            int64.
+        pending: The sources of episodes that go on after the horizon, -1 where none does, `[num_envs]`, int64.
     """
 
     scores: Tensor
@@ -74,11 +75,11 @@ class MovingDistribution(ParameterDistribution):
 
     @property
     def group_key(self) -> Hashable:
-        """What those parameters of an `env_config` share that are drawn together; None draws each on its own."""
+        """The key by which parameters of an `env_config` are drawn together; None draws each on its own."""
         return None
 
     @abstractmethod
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
         """Return the group of some parameters of this class, this one's among them.
 
         Args:
@@ -102,7 +103,7 @@ class MovingDistribution(ParameterDistribution):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
 
 
-class Group(ABC):
+class ParameterGroup(ABC):
     """Parameters of an environment that are drawn together and move together.
 
     Args:
@@ -111,14 +112,14 @@ class Group(ABC):
     Attributes:
         key: Two groups with the same key are the same: one keeps its state for the other.
         label: What the group is called in the carry of the environment.
-        members: As it was given.
-        metric: What of an episode decides how it moves; None where no episode does.
-        state: Tensors that a program reads; they stay where they are.
+        members: The parameters' distributions by name.
+        metric: The metric of an episode by which the group moves; None where episodes do not decide.
+        state: Tensors that a program reads; they are changed in place.
         width: Uniform numbers that the draw of one copy needs.
     """
 
     metric: str | None = None
-    not_traced: ClassVar[tuple[str, ...]] = ("evaluates", "begun")
+    not_traced: ClassVar[tuple[str, ...]] = ("is_evaluating", "begun")
 
     def __init__(self, members: Mapping[str, ParameterDistribution], label: str) -> None:
         self.members = dict(members)
@@ -128,7 +129,7 @@ class Group(ABC):
         self.width = len(self.members)
         self.state: dict[str, Tensor] = {}
         self.begun = False
-        self.evaluates = False
+        self.is_evaluating = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,14 +137,18 @@ class Group(ABC):
         return tuple(self.members)
 
     @abstractmethod
-    def place(self, device: torch.device) -> None:
-        """Make the state on a device, where it begins; once."""
+    def allocate_state(self, device: torch.device) -> None:
+        """Make the tensors of the state on a device, with their initial values; once."""
 
     def begin(self, generator: torch.Generator) -> None:  # noqa: B027 - most have nothing to draw
-        """Draw what the group begins with, before its first episode."""
+        """Draw the initial state, before the first episode."""
 
-    def renew(self, other: Group) -> None:  # noqa: B027
-        """Take over what a group of the same key that was made of a configuration just now says; most say nothing."""
+    def update_from_config(self, configured: ParameterGroup) -> None:  # noqa: B027
+        """Take over the distributions of a new configuration; most have them in their key, and nothing to take.
+
+        Args:
+            configured: A group of the same key, just made of that configuration.
+        """
 
     @abstractmethod
     def draw(self, noise: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -156,15 +161,15 @@ class Group(ABC):
             Values by name, float32 `[num_envs]` each, and where episodes decide the sources, int64 `[num_envs]`.
         """
 
-    def update(self, episodes: Episodes, generator: torch.Generator) -> None:  # noqa: B027
-        """Move by what a horizon's episodes say, without a look at a value on the host."""
+    def update_from_episodes(self, episodes: Episodes, generator: torch.Generator) -> None:  # noqa: B027
+        """Move by the outcomes of a horizon's episodes, on the device."""
 
-    def follow(self, row: Mapping[str, float]) -> None:  # noqa: B027
-        """Move to where the trainer's row of metrics says."""
+    def update_from_metrics(self, row: Mapping[str, float]) -> None:  # noqa: B027
+        """Move by the trainer's row of counters and metrics."""
 
-    def evaluate(self, evaluates: bool) -> None:
-        """Begin or end drawing as evaluations do: from the present distribution, and deciding nothing."""
-        self.evaluates = evaluates
+    def set_evaluating(self, is_evaluating: bool) -> None:
+        """Begin or end drawing for evaluations: from the present distribution, with episodes that decide nothing."""
+        self.is_evaluating = is_evaluating
 
     @abstractmethod
     def ranges(self) -> dict[str, tuple[Any, Any]]:
@@ -184,14 +189,13 @@ class Group(ABC):
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
 
-    def imitate(self, other: Group) -> None:
-        """Stand where a group of the same key stands, and draw as evaluations do."""
+    def copy_state_from(self, other: ParameterGroup) -> None:
+        """Copy the state of a group of the same key."""
         self.load_state_dict(other.state_dict())
-        self.evaluate(True)
 
 
-def make_groups(moving: Mapping[str, ParameterDistribution]) -> tuple[Group, ...]:
-    """Join the moving distributions of an `env_config` to groups.
+def make_groups(moving: Mapping[str, ParameterDistribution]) -> tuple[ParameterGroup, ...]:
+    """Put the moving distributions of an `env_config` into groups that are drawn together.
 
     Args:
         moving: Distributions by the parameters' names.
@@ -202,8 +206,8 @@ def make_groups(moving: Mapping[str, ParameterDistribution]) -> tuple[Group, ...
     joined: dict[Hashable, dict[str, MovingDistribution]] = {}
     for name, member in moving.items():
         assert isinstance(member, MovingDistribution)
-        shared = member.group_key
-        key: Hashable = name if shared is None else (type(member).__name__, shared)
+        group_key = member.group_key
+        key: Hashable = name if group_key is None else (type(member).__name__, group_key)
         joined.setdefault(key, {})[name] = member
     return tuple(next(iter(members.values())).grouped(members) for members in joined.values())
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl8x.randomization.base import ParameterDistribution, finite_number
 from rl8x.randomization.distributions import Grid, from_dict
-from rl8x.randomization.moving import Group, MovingDistribution, plain
+from rl8x.randomization.moving import MovingDistribution, ParameterGroup, plain
 
 _KINDS: Final = ("interp", "step")
 _POINTS: Final = (
@@ -25,7 +25,7 @@ _POINTS: Final = (
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PerCopy(ParameterDistribution):
-    """Give copy i the i-th of `values`, or all of them the one there is: what a number and a list are among draws."""
+    """Give copy i the i-th of `values`, or all copies the only one: a number or a list as a distribution."""
 
     kind: ClassVar[str] = "per_copy"
     values: tuple[float, ...]
@@ -100,18 +100,19 @@ class Scheduled(MovingDistribution):
         at = [x for x, _ in points]
         if any(later <= earlier for earlier, later in itertools.pairwise(at)):
             raise ValueError(f"Scheduled: the metric's values in `points` must increase; got {at}.")
-        shapes = {(type(each), len(each.values) if hasattr(each, "values") else 0) for _, each in points}
+        distributions = [distribution for _, distribution in points]
+        shapes = {(type(drawn), len(drawn.values) if hasattr(drawn, "values") else 0) for drawn in distributions}
         if len(shapes) > 1:
             raise ValueError(
                 "Scheduled: the distributions of `points` must be of one kind, with as many values in each; got "
-                f"{', '.join(repr(each) for _, each in points)}."
+                f"{', '.join(map(repr, distributions))}."
             )
         object.__setattr__(self, "points", points)
 
     @property
     def support(self) -> tuple[float, float]:
         """The smallest and the largest value that any point's distribution can draw."""
-        lows, highs = zip(*(each.support for _, each in self.points), strict=True)
+        lows, highs = zip(*(distribution.support for _, distribution in self.points), strict=True)
         return min(lows), max(highs)
 
     def at(self, metric: float | None) -> ParameterDistribution:
@@ -126,8 +127,8 @@ class Scheduled(MovingDistribution):
         if not before or metric is None or self.interpolation == "step" or i + 1 == len(self.points):
             return here
         end, there = self.points[i + 1]
-        share = (metric - begin) / (end - begin)
-        numbers = [a * (1.0 - share) + b * share for a, b in zip(here.numbers, there.numbers, strict=True)]
+        fraction = (metric - begin) / (end - begin)
+        numbers = [a * (1.0 - fraction) + b * fraction for a, b in zip(here.numbers, there.numbers, strict=True)]
         return here.of_numbers(numbers)
 
     def draw(self, noise: Tensor) -> Tensor:
@@ -136,16 +137,16 @@ class Scheduled(MovingDistribution):
 
     def clipped(self, low: float, high: float) -> Scheduled:
         """Return the same with all distributions as they are within a parameter's bounds."""
-        points = tuple((x, each.clipped(low, high)) for x, each in self.points)
+        points = tuple((x, distribution.clipped(low, high)) for x, distribution in self.points)
         return dataclasses.replace(self, points=points)
 
     def to_dict(self) -> dict[str, object]:
         """Return the plain JSON form, in which a number stands for itself."""
         form = super().to_dict()
-        points = [[x, each.values[0] if isinstance(each, PerCopy) else plain(each)] for x, each in self.points]
+        points = [[x, drawn.values[0] if isinstance(drawn, PerCopy) else plain(drawn)] for x, drawn in self.points]
         return {self.kind: {**form[self.kind], "points": points}}  # type: ignore[dict-item]
 
-    def grouped(self, members: Mapping[str, MovingDistribution]) -> Group:
+    def grouped(self, members: Mapping[str, MovingDistribution]) -> ParameterGroup:
         """Return the group of one parameter."""
         ((name, member),) = members.items()
         assert isinstance(member, Scheduled)
@@ -165,7 +166,7 @@ def _point(point: object) -> tuple[float, ParameterDistribution]:
     return finite_number(x, "Scheduled", "points"), value
 
 
-class _ByNumbers(Group):
+class _ByNumbers(ParameterGroup):
     """One parameter that is drawn from a distribution whose numbers are a tensor."""
 
     def __init__(self, name: str, member: ParameterDistribution, label: str) -> None:
@@ -178,7 +179,7 @@ class _ByNumbers(Group):
     def now(self) -> ParameterDistribution:
         """The distribution that is drawn from."""
 
-    def place(self, device: torch.device) -> None:
+    def allocate_state(self, device: torch.device) -> None:
         """Make the tensor of numbers, once."""
         if not self.state:
             self.state["numbers"] = torch.tensor(self.now.drawn_by, dtype=torch.float32, device=device)
@@ -211,7 +212,7 @@ class ScheduledGroup(_ByNumbers):
         at: The value of the metric that counts; None before it was measured.
     """
 
-    not_traced: ClassVar[tuple[str, ...]] = (*Group.not_traced, "at")
+    not_traced: ClassVar[tuple[str, ...]] = (*ParameterGroup.not_traced, "at")
 
     def __init__(self, name: str, member: Scheduled) -> None:
         super().__init__(name, member, f"scheduled:{name}")
@@ -224,17 +225,17 @@ class ScheduledGroup(_ByNumbers):
         """The schedule's distribution at the metric."""
         return self._schedule.at(self.at)
 
-    def follow(self, row: Mapping[str, float]) -> None:
-        """Go to where the row has the metric; where it has none, or no finite one, it stays."""
+    def update_from_metrics(self, row: Mapping[str, float]) -> None:
+        """Move to the row's value of the metric; stay where the row has none that is finite."""
         metric = row.get(self._schedule.by)
-        if self.evaluates or metric is None or not math.isfinite(metric) or metric == self.at:
+        if self.is_evaluating or metric is None or not math.isfinite(metric) or metric == self.at:
             return
         if self.at is None or self._schedule.goes_back or metric > self.at:
             self.at = float(metric)
             self.move()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric by which it stands."""
+        """Return the value of the metric that the schedule is at."""
         return {"begun": self.begun, "at": self.at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -251,7 +252,7 @@ class Steered(_ByNumbers):
         now: What it is drawn from.
     """
 
-    not_traced: ClassVar[tuple[str, ...]] = (*Group.not_traced, "members", "_now")
+    not_traced: ClassVar[tuple[str, ...]] = (*ParameterGroup.not_traced, "members", "_now")
 
     def __init__(self, name: str, now: ParameterDistribution) -> None:
         super().__init__(name, now, f"steered:{name}")
@@ -263,11 +264,11 @@ class Steered(_ByNumbers):
         """What it was set to last."""
         return self._now
 
-    def renew(self, other: Group) -> None:
-        """Draw from now on as another group of the same kind of distribution does."""
-        assert isinstance(other, Steered)
-        if other.now != self._now:
-            self._now = other.now
+    def update_from_config(self, configured: ParameterGroup) -> None:
+        """Draw from now on from the distribution that the new configuration has."""
+        assert isinstance(configured, Steered)
+        if configured.now != self._now:
+            self._now = configured.now
             self.move()
 
     def state_dict(self) -> dict[str, Any]:

@@ -220,11 +220,11 @@ class Dataset:
     @functools.cached_property
     def digest(self) -> str:
         """A hash of all transitions, by which the same ones are known again; in 16 hexadecimal digits."""
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for name, tensor in sorted(self.transitions.items()):
-            found.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return found.hexdigest()[:16]
+            sha256.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+            sha256.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return sha256.hexdigest()[:16]
 
     def __repr__(self) -> str:
         """Name it by its size and its digest."""

@@ -35,13 +35,13 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     meta = json.loads((folder / "meta.json").read_text())
     for name, entry in meta.items():
         if not isinstance(entry, dict) or "/" in name or name in ("", ".", ".."):  # none that tensordict writes
             continue
         if "dtype" not in entry:
-            found |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}
+            tensors |= {f"{name}/{part}": tensor for part, tensor in _mapped_tensors(folder / name).items()}
             continue
         file, shape, dtype = (
             folder / f"{name}.memmap",
@@ -53,8 +53,8 @@ def _mapped_tensors(folder: Path) -> dict[str, Tensor]:
         size = math.prod(shape)
         if not file.is_file() or file.stat().st_size < size * dtype.itemsize:
             raise ValueError(f"{file} must have {size * dtype.itemsize:,} bytes, and is shorter or not there.")
-        found[name] = torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
-    return found
+        tensors[name] = torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
+    return tensors
 
 
 SPACES: Final = ("observation_space", "action_space")
@@ -97,14 +97,14 @@ def read_hdf5(path: Path) -> dict[str, Tensor]:
         raise ImportError(f"{path} needs h5py to be read: pip install h5py.") from error
     try:
         with h5py.File(path, "r") as file:
-            found = {ours: torch.from_numpy(file[name][()]) for name, ours in _D4RL.items() if name in file}
+            rows = {ours: torch.from_numpy(file[name][()]) for name, ours in _D4RL.items() if name in file}
     except (OSError, TypeError) as error:  # TypeError: a group, or no numbers
         raise ValueError(f"{path} is no file in the layout of D4RL, or damaged: {error}.") from None
-    missing = [name for name in ("observations", "actions", "rewards", "terminals") if _D4RL[name] not in found]
+    missing = [name for name in ("observations", "actions", "rewards", "terminals") if _D4RL[name] not in rows]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}: a file in the layout of D4RL has them.")
-    found.setdefault(keys.TRUNCATED, torch.zeros_like(found[keys.TERMINATED]))
-    return found
+    rows.setdefault(keys.TRUNCATED, torch.zeros_like(rows[keys.TERMINATED]))
+    return rows
 
 
 def load_minari(name: str) -> Any:

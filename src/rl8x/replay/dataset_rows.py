@@ -23,8 +23,8 @@ def checked(transitions: Mapping[str, Tensor]) -> dict[str, Tensor]:
     missing = [name for name in legal[:-1] if name not in parts]
     unknown = [name for name in parts if name not in legal]
     if missing or unknown:
-        what = f"has no {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is not known"
-        raise ValueError(f"a data set holds {_NAMES}; this one {what}.")
+        problem = f"has no {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is not known"
+        raise ValueError(f"a data set holds {_NAMES}; this one {problem}.")
     lengths = {name: len(tensor) if tensor.ndim else 0 for name, tensor in transitions.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(f"a data set needs equally many rows of each name, and at least 1; got {lengths}.")

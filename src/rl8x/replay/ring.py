@@ -170,8 +170,8 @@ class Replay:
         columns = self._filled()
         gathered = {}
         for name, tensor in columns.tensors.items():
-            found = tensor.index_select(0, index.reshape(-1).to(tensor.device)).to(self.device)
-            gathered[name] = found.view(*index.shape, *tensor.shape[1:])
+            rows = tensor.index_select(0, index.reshape(-1).to(tensor.device)).to(self.device)
+            gathered[name] = rows.view(*index.shape, *tensor.shape[1:])
         return columns.views(gathered)
 
     def as_tensordict(self) -> TensorDict:

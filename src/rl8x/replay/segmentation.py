@@ -41,17 +41,17 @@ class Segmentation:
 
     def pieces(self, oldest: int, total: int, row_bytes: int) -> list[Piece]:
         """Return the pieces that together have the rows from `oldest` to `total`, each of which has some of them."""
-        found = [piece for piece in self._pieces if piece.last > oldest]
+        pieces = [piece for piece in self._pieces if piece.last > oldest]
         length = segment_rows(row_bytes)
-        if found and found[-1].last < total and found[-1].last % length:
-            found.pop()
-        first = max(oldest, found[-1].last if found else 0)
+        if pieces and pieces[-1].last < total and pieces[-1].last % length:
+            pieces.pop()
+        first = max(oldest, pieces[-1].last if pieces else 0)
         while first < total:
             last = min((first // length + 1) * length, total)
-            found.append(Piece(first, last, f"{self._key}-{first}-{last}"))
+            pieces.append(Piece(first, last, f"{self._key}-{first}-{last}"))
             first = last
-        self._pieces = found
-        return list(found)
+        self._pieces = pieces
+        return list(pieces)
 
     def has(self, piece: Piece) -> bool:
         """Whether a piece is still one of these, or a row of it may have been overwritten or replaced."""

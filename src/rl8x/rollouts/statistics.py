@@ -130,8 +130,8 @@ def pool(rows: Sequence[Mapping[str, float]], counts: Mapping[str, Sequence[str]
             pooled[name] = sum(row[name] for row in having)
             continue
         weighted = [(row, 1.0 if gate is None else row.get(gate, 0.0)) for row in having]
-        found = [(row, weight) for row, weight in weighted if weight]
-        pooled[name] = _pooled(name, *zip(*found, strict=True)) if found else having[0][name]
+        counted = [(row, weight) for row, weight in weighted if weight]
+        pooled[name] = _pooled(name, *zip(*counted, strict=True)) if counted else having[0][name]
     return Stats(pooled, {name: tuple(each) for name, each in counts.items() if name in pooled})
 
 
@@ -232,11 +232,11 @@ def info_means(metrics: Mapping[str, Tensor], ended: Tensor) -> tuple[dict[str, 
     """
     values: dict[str, Number] = {}
     counts: dict[str, tuple[str, ...]] = {}
-    for name, found in metrics.items():
+    for name, per_step in metrics.items():
         (metric,) = keys.info_metrics([name])
-        counted = ended & ~found.isnan()
+        counted = ended & ~per_step.isnan()
         count = counted.sum()
-        values |= {metric: torch.where(counted, found, 0.0).sum() / count, f"_count/{metric}": count}
+        values |= {metric: torch.where(counted, per_step, 0.0).sum() / count, f"_count/{metric}": count}
         counts[f"_count/{metric}"] = (metric,)
     return values, counts
 
@@ -259,10 +259,10 @@ def parameter_stats(drawn: Mapping[str, Tensor], ranges: Mapping[str, tuple[Numb
 
 def stacked_metrics(steps: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Stack the metrics of each step, each `[num_envs]`, to `[horizon, num_envs]`; NaN in steps that have none."""
-    found = {name: value for step in steps for name, value in step.items()}
+    latest = {name: value for step in steps for name, value in step.items()}
     return {
         name: torch.stack([step.get(name, torch.full_like(value, math.nan)) for step in steps])
-        for name, value in found.items()
+        for name, value in latest.items()
     }
 
 
@@ -300,11 +300,11 @@ def gathered_not_finite(rollout: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # All at once: what is small costs by the number of operations.
     bad = ~torch.isfinite(torch.stack([extreme for each in extremes.values() for extreme in each]))
     parts = bad.split([len(each) for each in extremes.values()])  # type: ignore[no-untyped-call]
-    found = {name: part.any() for name, part in zip(extremes, parts, strict=True)}
+    flags = {name: part.any() for name, part in zip(extremes, parts, strict=True)}
     if keys.FINAL_VALUES in rollout:
         final = final_not_finite(rollout[keys.VALUES], rollout[keys.FINAL_VALUES]).any()
-        found["finite/observations"] = found["finite/observations"] | final
-    return found
+        flags["finite/observations"] = flags["finite/observations"] | final
+    return flags
 
 
 def final_not_finite(values: Tensor, final_values: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
         (`num_environments`), in how many it ever is not (`num_environments_in_rollout`), and whether the slot's is that
         of the `final` observation of an episode that was truncated.
     """
-    found = {}
+    places = {}
     for quantity, names in _SHOWN.items():
         wrong = _slots_not_finite(rollout, names)
         final: Tensor | None = None
@@ -345,14 +345,14 @@ def locate_non_finite(rollout: Mapping[str, Tensor]) -> dict[str, dict[str, Any]
             continue
         slot = int(bad.any(1).nonzero()[0])
         environments = bad[slot].nonzero().flatten().tolist()
-        found[quantity] = {
+        places[quantity] = {
             "slot": slot,
             "environments": environments[:_MAX_LISTED],
             "num_environments": len(environments),
             "num_environments_in_rollout": int(bad.any(0).sum()),
             "final": final is not None and bool((final[slot] & bad[slot]).any()),
         }
-    return found
+    return places
 
 
 def _slots_not_finite(rollout: Mapping[str, Tensor], names: Sequence[str]) -> list[Tensor]:

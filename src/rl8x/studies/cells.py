@@ -163,7 +163,7 @@ def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter],
     """
     resolved = _resolved(config, parameters, num_envs)
     count = num_cells(cells)
-    found = np.ones(count, dtype=bool)
+    is_inside = np.ones(count, dtype=bool)
     rows = [values.double().numpy() for values in resolved.fixed.values()]
     wanted = [_of_cells(cells, name, parameters) for name in resolved.fixed]
     # Copies that are the same need to be compared once.
@@ -174,30 +174,30 @@ def inside(cells: Cells, config: EnvConfig, parameters: Mapping[str, Parameter],
         for value, values in zip(row, wanted, strict=True):
             same &= _is_equal(values, value)
         together |= same
-    found &= together
+    is_inside &= together
     for name, distribution in resolved.drawn.items():
         values = _of_cells(cells, name, parameters)
         if isinstance(distribution, Choice):
-            found &= np.any([_is_equal(values, value) for value in _choices(distribution)], axis=0)
+            is_inside &= np.any([_is_equal(values, value) for value in _choices(distribution)], axis=0)
         else:
             low, high = distribution.support
-            found &= ((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)
-    return found
+            is_inside &= ((values >= low) & (values <= high)) | _is_equal(values, low) | _is_equal(values, high)
+    return is_inside
 
 
 def support(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Support:
     """Return the smallest and largest value of each parameter that training draws under an `env_config`."""
     resolved = _resolved(config, parameters, num_envs)
-    found: Support = {}
+    ranges: Support = {}
     for name, values in resolved.fixed.items():
         # As the user wrote it, rather than its nearest float32
         given = resolved.given.get(name, parameters[name].default)
         ends = (given, given) if isinstance(given, int | float) else (float(values.min()), float(values.max()))
-        found[name] = [float(end) for end in ends]
+        ranges[name] = [float(end) for end in ends]
     for name, distribution in resolved.drawn.items():
         chosen = _choices(distribution) if isinstance(distribution, Choice) else distribution.support
-        found[name] = [min(chosen), max(chosen)]
-    return {name: found[name] for name in parameters}
+        ranges[name] = [min(chosen), max(chosen)]
+    return {name: ranges[name] for name in parameters}
 
 
 def _resolved(config: EnvConfig, parameters: Mapping[str, Parameter], num_envs: int) -> Any:

@@ -169,13 +169,13 @@ class Comparison:
         Args:
             metric: One of `metrics`.
         """
-        found = {}
+        curves = {}
         for label, runs in self.groups.items():
             ids = {run.id for run in runs}
             own = [(track.steps, track.values) for track in self.tracks[metric] if track.run.id in ids]
             if own:
-                found[label] = statistics.mean_curve(own, level=self.level)
-        return found
+                curves[label] = statistics.mean_curve(own, level=self.level)
+        return curves
 
     @property
     def drawings(self) -> list[Drawing]:
@@ -301,12 +301,12 @@ def compare(
     wanted = (group_by,) if isinstance(group_by, str) else tuple(group_by)
     by = tuple(param_name(name, records) for name in wanted)
     groups = grouped_runs(records, by)
-    made = Comparison(
+    comparison = Comparison(
         tuple(records), names, tracks, by, groups, tuple(_notes(records, tracks, groups, by, level)), minimize, level
     )
     if output is not None:
-        made.write(output)
-    return made
+        comparison.write(output)
+    return comparison
 
 
 def _clock_of(run: RunRecord) -> str | None:
@@ -315,14 +315,14 @@ def _clock_of(run: RunRecord) -> str | None:
 
 
 def _tracks(runs: Sequence[RunRecord], histories: dict[str, Points]) -> list[Track]:
-    found = []
+    tracks = []
     for run in runs:
         if run.id in histories:
             steps, values = (np.asarray(part, dtype=np.float64) for part in histories[run.id])
             finite = np.isfinite(values)
             if finite.any():
-                found.append(Track(run, steps[finite], values[finite]))
-    return found
+                tracks.append(Track(run, steps[finite], values[finite]))
+    return tracks
 
 
 def _notes(

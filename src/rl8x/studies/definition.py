@@ -9,11 +9,9 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
 
 from rl8x.algorithms.hyperparameters import check_options, option
 from rl8x.checkpoint.build import restored
@@ -22,11 +20,12 @@ from rl8x.config.algorithms import algorithm_config_class
 from rl8x.config.files import one_line, shortened
 from rl8x.config.run import ALIASES, renamed, under_algorithm
 from rl8x.envs import env_maker
-from rl8x.importing import CLASS, Trust, texts
+from rl8x.importing import Trust, texts
 from rl8x.names import did_you_mean
 from rl8x.studies import cells as test_cells
 from rl8x.studies.cells import Cells
 from rl8x.studies.ranges import check_range, ends_of
+from rl8x.studies.values import comparable_text, listed_points, listed_seeds, plain_value, short_text
 from rl8x.tracking.location import mlruns_dir
 from rl8x.tracking.secrets import find_hidden, hide_in_data
 
@@ -65,7 +64,7 @@ class Training:
     @property
     def group(self) -> str:
         """The name of all trainings that differ by their seeds only; in a search it may round, as it has the trial."""
-        parts = [f"{name}={_short(value, rounds=self.trial is not None)}" for name, value in self.vary.items()]
+        parts = [f"{name}={short_text(value, rounds=self.trial is not None)}" for name, value in self.vary.items()]
         return " ".join([self.training, *parts, *([] if self.trial is None else [f"trial={self.trial}"])])
 
     @property
@@ -74,19 +73,6 @@ class Training:
         text = json.dumps([self.training, dict(self.vary), self.seed, self.trial], sort_keys=True)
         readable = re.sub(r"[^\w.=-]+", "-", self.label)[:60].strip("-.")
         return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _compared(value: Any) -> str:
-    """Return a text that is the same for values that are the same, such as 1 and 1.0."""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if is_whole else value, sort_keys=True)
-
-
-def _short(value: Any, *, rounds: bool) -> str:
-    if isinstance(value, float):
-        short = f"{value:.4g}"
-        return short if rounds or float(short) == value else repr(value)
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,15 +116,15 @@ class StudyConfig:
         """Check everything that can be checked without an environment."""
         object.__setattr__(self, "trusted", trust)
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _plain(getattr(self, field.name), field.name))
+            object.__setattr__(self, field.name, plain_value(getattr(self, field.name), field.name))
         check_options(self)
         for name in ("name", "directory"):
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"`{name}` must be a text; got {shortened(getattr(self, name))}. Put it in quotes.")
         if not re.fullmatch(r"[\w][\w .:-]{0,79}", self.name):
             raise ValueError(f"`name` must be letters, digits, spaces and `_ - . :`, at most 80; got {self.name!r}.")
-        object.__setattr__(self, "seeds", _seeds(self.seeds))
-        object.__setattr__(self, "evaluate_at", _points(self.evaluate_at))
+        object.__setattr__(self, "seeds", listed_seeds(self.seeds))
+        object.__setattr__(self, "evaluate_at", listed_points(self.evaluate_at))
         self._check_train()
         self._check_run()
         self._check_vary()
@@ -276,7 +262,7 @@ class StudyConfig:
                 check_range(name, values)
             elif not isinstance(values, list) or not values:
                 raise ValueError(f"vary[{name!r}] must be a list of at least one value; got {shortened(values)}.")
-            elif len({_compared(value) for value in values}) < len(values):
+            elif len({comparable_text(value) for value in values}) < len(values):
                 raise ValueError(f"vary[{name!r}] has a value twice: {shortened(values)}.")
         if ranged and self.trials is None:
             raise ValueError(f"vary[{ranged[0]!r}] is a range: say by `trials` how many to try, or list values.")
@@ -412,43 +398,3 @@ def tested_env(run: RunConfig) -> str:
     if isinstance(run.eval_env, str) and run.eval_env != "auto":
         return run.eval_env
     raise ValueError("a study tests policies in an environment: give `eval_env`, as it trains on a data set.")
-
-
-def _seeds(seeds: Any) -> list[int]:
-    if type(seeds) is int and 1 <= seeds <= 10_000:
-        return list(range(seeds))
-    if (
-        not isinstance(seeds, list)
-        or not seeds
-        or any(type(seed) is not int or seed < 0 for seed in seeds)
-        or len(set(seeds)) < len(seeds)
-    ):
-        raise ValueError(f"`seeds` must be their number, or a list of different whole numbers; got {shortened(seeds)}.")
-    return list(seeds)
-
-
-def _points(points: Any) -> Any:
-    listed = points if isinstance(points, list) else [1 if points is None else points]
-    if any(type(point) is not int or point < 1 for point in listed):
-        raise ValueError(f"`evaluate_at` must be a list of steps, or a number for every so many; got {points!r}.")
-    return sorted(set(points)) if isinstance(points, list) else points
-
-
-def _plain(value: Any, where: str) -> Any:
-    """Return what a script gave as plain data: distributions, arrays and classes in their forms in files."""
-    if hasattr(value, "to_dict") and not isinstance(value, type):
-        return _plain(value.to_dict(), where)
-    if isinstance(value, type):
-        path = f"{value.__module__}.{value.__qualname__}"
-        return path if where.endswith((".env", ".algorithm", ".eval_env")) else {CLASS: path}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item, f"{where}.{name}") for name, item in value.items()}
-    if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, range | Sequence) and not isinstance(value, str):
-        return [_plain(item, where) for item in value]
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise TypeError(f"`{where}` must be what a file can say; got {shortened(value)}.")
-    return value

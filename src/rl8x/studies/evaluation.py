@@ -102,8 +102,8 @@ class CellEvaluator:
         one.close()
 
     def _make(self, num_envs: int) -> Env:
-        made: Env = self._factory(num_envs, device=self._algorithm.device, seed=self._seed)
-        return made
+        env: Env = self._factory(num_envs, device=self._algorithm.device, seed=self._seed)
+        return env
 
     def _copies(self, env: Env) -> int:
         limit = _COPIES.get(env.device.type, _COPIES["cpu"]) if env.capturable else _SIMULATED_COPIES

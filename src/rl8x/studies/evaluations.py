@@ -94,12 +94,12 @@ class Evaluations:
 
     def group(self, name: str) -> Group:
         """Find a group by its label, or by its training where that has one group; raises `ValueError`."""
-        found = [each for each in self.groups if each.label == name]
-        found = found or [each for each in self.groups if each.training == name]
-        if len(found) == 1:
-            return found[0]
-        labels = [each.label for each in (found or self.groups)]
-        problem = "is the training of several groups" if found else "is no group of this study"
+        matches = [each for each in self.groups if each.label == name]
+        matches = matches or [each for each in self.groups if each.training == name]
+        if len(matches) == 1:
+            return matches[0]
+        labels = [each.label for each in (matches or self.groups)]
+        problem = "is the training of several groups" if matches else "is no group of this study"
         raise ValueError(f"{name!r} {problem}; there are {'; '.join(labels)}.{did_you_mean(name, labels)}")
 
 
@@ -146,9 +146,9 @@ def read_evaluations(table: pandas.DataFrame) -> Evaluations:
     points = table[kept]
     points = points[points["group"].isin(position)]
     points = points.assign(group=points["group"].map(position))
-    found = tuple(group for _, group in groups)
+    all_groups = tuple(group for _, group in groups)
     renamed = cells[tests].rename(columns=lambda name: name.removeprefix(TEST))
-    return Evaluations(found, renamed, points, _counts(table, names), tuple(notes))
+    return Evaluations(all_groups, renamed, points, _counts(table, names), tuple(notes))
 
 
 def _check(table: pandas.DataFrame) -> None:
@@ -211,8 +211,8 @@ def _group(
     for seed, is_finite in zip(wide.index, each_finite, strict=True):
         if not is_finite.all():
             lacks = len(cells) - present[seed]
-            what = f"lacks {lacks} of {len(cells)} cells" if lacks else _not_finite(cells, np.flatnonzero(~is_finite))
-            why[seed] = f"{label}, seed {seed} is left out: it {what}"
+            reason = f"lacks {lacks} of {len(cells)} cells" if lacks else _not_finite(cells, np.flatnonzero(~is_finite))
+            why[seed] = f"{label}, seed {seed} is left out: it {reason}"
     complete = wide[finite]
     if complete.empty:
         return None, why
@@ -240,12 +240,12 @@ def _counts(table: pandas.DataFrame, names: list[str]) -> Counts:
 
 def counts_in_words(counts: Counts) -> str:
     """Write what the evaluations cost, in a sentence."""
-    what = f"{counted(counts.policies, 'policy', 'policies')} in {counted(counts.episodes, 'episode', 'episodes')}"
+    evaluated = f"{counted(counts.policies, 'policy', 'policies')} in {counted(counts.episodes, 'episode', 'episodes')}"
     if counts.steps is None:
-        return f"Evaluations online: {what}."
+        return f"Evaluations online: {evaluated}."
     from_data = not counts.training_steps and counts.training_updates
     training = counted(from_data, "update", "updates") if from_data else f"{counts.training_steps:,}"
     return (
-        f"Evaluations online: {what}, {counted(counts.steps, 'environment step', 'environment steps')}; "
+        f"Evaluations online: {evaluated}, {counted(counts.steps, 'environment step', 'environment steps')}; "
         f"training took {training}."
     )

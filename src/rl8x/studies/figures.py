@@ -244,8 +244,8 @@ def progress(evaluations: Evaluations, rows: Sequence[int], theme: Theme) -> Fig
 
 def training_curves(points: Any, clock: str) -> list[tuple[statistics.Array, statistics.Array]]:
     """Return, for each seed in rows of a table, a column's counts of training and the mean over cells at each."""
-    found = []
+    curves = []
     for _, own in points.groupby(SEED):
         means = own.groupby(clock)[RETURNS].mean()
-        found.append((means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)))
-    return found
+        curves.append((means.index.to_numpy(dtype=float), means.to_numpy(dtype=float)))
+    return curves

@@ -56,22 +56,22 @@ def find_runs(reader: RunReader, runs: Sequence[str | Path], experiment: str | N
     Raises:
         ValueError: If one is not there, or none was named.
     """
-    found: dict[str, RunRecord] = {}
+    records: dict[str, RunRecord] = {}
     for word in runs:
         run = _of_folder(reader, Path(word)) if Path(word).is_dir() else reader.run(str(word))
         for each in reader.children(run.id) or [run]:
-            found.setdefault(each.id, each)
+            records.setdefault(each.id, each)
     if experiment is not None:
         listed = reader.experiment(experiment)
         parents = {run.tags.get(PARENT_TAG) for run in listed}
         for each in listed:
             if each.id not in parents:
-                found.setdefault(each.id, each)
-        if not found:
+                records.setdefault(each.id, each)
+        if not records:
             raise ValueError(f"the experiment {experiment!r} has no runs.")
-    if not found:
+    if not records:
         raise ValueError("no run is named: give names or IDs of runs, folders of checkpoints, or an experiment.")
-    return list(found.values())
+    return list(records.values())
 
 
 def _of_folder(reader: RunReader, path: Path) -> RunRecord:
@@ -179,14 +179,14 @@ def _runs_of(table: pandas.DataFrame) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        data = json.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"there is no {path}: {path.parent} is no folder of a study that was evaluated.") from None
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a mapping; got {type(found).__name__}.")
-    return found
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a mapping; got {type(data).__name__}.")
+    return data
 
 
 def log_report(run_id: str, files: Sequence[Path], tracking_uri: str | None = None) -> None:

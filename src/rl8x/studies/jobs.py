@@ -6,12 +6,14 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rl8x.output import described
+from rl8x.distributed import ranks
+from rl8x.output import described, say
 from rl8x.tracking.store_process import keep_process
 
 Job = Mapping[str, Any]
@@ -38,6 +40,24 @@ def check_backend(backend: str, address: str | None) -> None:
         raise ValueError(f"backend={backend!r} needs {package}, which is not installed: pip install 'rl8x[studies]'.")
     if address is not None and backend != "dask":
         raise ValueError("`cluster` is the address of a Dask scheduler: give backend='dask' too.")
+
+
+def refuse_ranks() -> None:
+    """End all ranks where torchrun has started several, once the first has said why."""
+    if ranks().size == 1:
+        return
+    if ranks().is_first:
+        say(
+            f"rl8x: error: a study shares out its trainings itself and runs in one process; torchrun has started "
+            f"{ranks().size}. Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for "
+            "a cluster.",
+            err=True,
+        )
+    # torchrun ends the others as soon as one has ended: none does before it is said, and each does so by itself.
+    ranks().share("the refusal of a study", None)
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(2)
 
 
 def do_jobs(
@@ -80,14 +100,14 @@ def do_jobs(
                 if not _is_loss(error):
                     raise
                 losses += 1
-                what = f"a worker was lost ({' '.join(described(error).split())[:120]})"
+                loss = f"a worker was lost ({' '.join(described(error).split())[:120]})"
                 if losses == _LOSSES:
                     key = next(iter(left))
                     del left[key]
-                    yield {"key": key, "error": f"{what}, {losses} times in a row: is there enough memory?"}
+                    yield {"key": key, "error": f"{loss}, {losses} times in a row: is there enough memory?"}
                     losses = 0
                 else:
-                    say(f"{what}; {len(left)} trainings go on from where they were saved")
+                    say(f"{loss}; {len(left)} trainings go on from where they were saved")
 
 
 def _in_parallel(

@@ -204,14 +204,14 @@ def _best(final: pd.DataFrame) -> tuple[str, pd.Series]:
 def _results(final: pd.DataFrame) -> dict[str, float]:
     """Name what came out as metrics: of all policies, and of the best training."""
     policies, (_, best) = _policies(final), _best(final)
-    found = {"result/policies": float(len(policies)), "result/cells": float(len(final) / len(policies))}
+    metrics = {"result/policies": float(len(policies)), "result/cells": float(len(final) / len(policies))}
     for name, of in (("result", policies.mean(numeric_only=True)), ("best", best)):
         for column in ("mean", "min", "inside", "outside"):
             if np.isfinite(of[column]):
-                found[f"{name}/returns/{column}"] = float(of[column])
+                metrics[f"{name}/returns/{column}"] = float(of[column])
         if np.isfinite(of["inside"]) and np.isfinite(of["outside"]):
-            found[f"{name}/returns/gap"] = float(of["inside"] - of["outside"])
-    return found
+            metrics[f"{name}/returns/gap"] = float(of["inside"] - of["outside"])
+    return metrics
 
 
 def _series(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], most: int) -> dict[str, list[tuple[int, float]]]:

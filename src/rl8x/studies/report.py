@@ -163,25 +163,25 @@ def report(
     Raises:
         ValueError: If there is no such study, its table is empty or incomplete, or an option is not legal.
     """
-    found = find_study(study, tracking_uri)
-    made = make_report(
-        found.table,
-        found.supports,
-        title=found.title,
-        units=found.units,
-        definition=found.definition,
+    record = find_study(study, tracking_uri)
+    report = make_report(
+        record.table,
+        record.supports,
+        title=record.title,
+        units=record.units,
+        definition=record.definition,
         baseline=baseline,
         parameters=parameters,
         over=over,
         level=level,
         seed=seed,
     )
-    files = made.write(found.folder if output is None else output)
+    files = report.write(record.folder if output is None else output)
     if log:
-        run_id, uri = parent_run(found, tracking_uri)
+        run_id, uri = parent_run(record, tracking_uri)
         if run_id is not None:
             log_report(run_id, files, uri)
-    return made
+    return report
 
 
 def make_report(
@@ -230,8 +230,8 @@ def _missing(evaluations: Evaluations, definition: Mapping[str, Any]) -> list[st
     planned = math.prod(len(each) for each in values if each is not None)
     missing = planned - sum(len(group.seeds) for group in evaluations.groups) - len(evaluations.notes)
     verb = "is" if missing == 1 else "are"
-    what = f"{missing:,} of the study's {counted(planned, 'policy', 'policies')} {verb} missing"
-    return [f"{what}: trainings that failed or are not done."] if missing > 0 else []
+    sentence = f"{missing:,} of the study's {counted(planned, 'policy', 'policies')} {verb} missing"
+    return [f"{sentence}: trainings that failed or are not done."] if missing > 0 else []
 
 
 def _drawings(
@@ -243,7 +243,7 @@ def _drawings(
     colours = range(len(rows))
     some = _some(len(rows), len(evaluations.groups))
     band = f"Bands are {summary.level:.0%} intervals over seeds."
-    found = [
+    drawings = [
         Drawing(
             "intervals",
             "Statistics with their intervals",
@@ -252,12 +252,12 @@ def _drawings(
         )
     ]
     if len(axes) >= 2:
-        found.append(_heat_maps(evaluations, summary, axes, supports, units))
+        drawings.append(_heat_maps(evaluations, summary, axes, supports, units))
     for axis in _main_axes(axes, evaluations):
         rest = [other.name for other in axes if other is not axis]
         marginal = f" Averaged over {', '.join(rest)}." if rest else ""
         binned = f" {axis.name} stands in {len(axis.values)} bins." if axis.binned else ""
-        found.append(
+        drawings.append(
             Drawing(
                 f"curve-{plain_name(axis.name)}",
                 f"Return over {axis.name}",
@@ -265,7 +265,7 @@ def _drawings(
                 partial(figures.curves, groups, colours, supports, axis, units),
             )
         )
-    found.append(
+    drawings.append(
         Drawing(
             "profiles",
             "Performance profiles",
@@ -278,8 +278,8 @@ def _drawings(
             f"Evaluations at several points of training. {band} A seed that has stopped keeps its last value.{some}"
         )
         draw = partial(figures.progress, evaluations, rows)
-        found.append(Drawing("training", "Generalisation in the course of training", caption, draw))
-    return found
+        drawings.append(Drawing("training", "Generalisation in the course of training", caption, draw))
+    return drawings
 
 
 def _heat_maps(

@@ -97,11 +97,11 @@ def trainings_of(study: StudyConfig, number: int, vary: Mapping[str, Any]) -> li
 
 def trials_of(search: Any, study: StudyConfig, *, ended: bool = False) -> list[Training]:
     """List the trainings of all trials so far, or of those that have ended."""
-    found = []
+    trainings = []
     for trial in search.trials:
         if _KEY in trial.user_attrs and (trial.state.is_finished() or not ended):
-            found += trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY]))
-    return found
+            trainings += trainings_of(study, trial.number, json.loads(trial.user_attrs[_KEY]))
+    return trainings
 
 
 def num_ended(search: Any) -> int:

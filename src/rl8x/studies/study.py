@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import signal
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,14 +30,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rl8x._version import __version__
 from rl8x.disk import replace_synced
-from rl8x.distributed import ranks
 from rl8x.importing import Trust
-from rl8x.output import say
 from rl8x.studies import search
 from rl8x.studies.cells import Support
 from rl8x.studies.definition import StudyConfig, Training
 from rl8x.studies.find import DEFINITION, EVALUATIONS, SUPPORTS
-from rl8x.studies.jobs import check_backend, do_jobs, threads_of
+from rl8x.studies.jobs import check_backend, do_jobs, refuse_ranks, threads_of
 from rl8x.studies.parent import ParentRun, child_tracking
 from rl8x.studies.progress import StudyProgress
 from rl8x.studies.training import RESULT, read_curve, read_points, read_result, rows_of, run_job
@@ -132,7 +129,7 @@ class Study:
         config = self.config
         if type(jobs) is not int or jobs < 1:
             raise ValueError(f"`jobs` must be a whole number, at least 1; got {jobs!r}.")
-        _refuse_ranks()
+        refuse_ranks()
         check_backend(backend, cluster)
         if config.searches:
             search.check_optuna()
@@ -238,19 +235,19 @@ class Study:
         if not self.config.searches:
             yield self._trainings
             return
-        found = search.open_search(self.folder, self.config)
+        optuna_study = search.open_search(self.folder, self.config)
         per_trial = len(self.config.train) * len(self.config.seeds)
         # What failed is tried again, though the search has the value of the others of its trial.
-        yield [each for each in search.trials_of(found, self.config, ended=True) if not self._is_finished(each)]
-        while trials := search.next_trials(found, self.config, max(1, jobs // per_trial)):
+        yield [each for each in search.trials_of(optuna_study, self.config, ended=True) if not self._is_finished(each)]
+        while trials := search.next_trials(optuna_study, self.config, max(1, jobs // per_trial)):
             yield [training for trainings in trials for training in trainings]
             for trainings in trials:
                 results = [result for each in trainings if (result := read_result(self._folder_of(each))) is not None]
                 values = [float(result["means"]["test/returns/mean"]) for result in results]
                 pruned = any(result["pruned"] for result in results)
                 assert trainings[0].trial is not None
-                search.tell(found, trainings[0].trial, values, pruned=pruned)
-        self._trainings = search.trials_of(found, self.config)
+                search.tell(optuna_study, trainings[0].trial, values, pruned=pruned)
+        self._trainings = search.trials_of(optuna_study, self.config)
 
     def _train(
         self, trainings: list[Training], parent: ParentRun, key: str, shown: StudyProgress, options: dict[str, Any]
@@ -355,15 +352,15 @@ class Study:
     @property
     def supports(self) -> dict[str, Support]:
         """The smallest and largest value of each parameter that each training configuration drew in the end."""
-        found: dict[str, Support] = {}
+        supports: dict[str, Support] = {}
         for training in self._finished():
             result = read_result(self._folder_of(training))
             assert result is not None
-            hull = found.setdefault(training.training, {})
+            hull = supports.setdefault(training.training, {})
             for name, (low, high) in result["support"].items():
                 before = hull.get(name, [low, high])
                 hull[name] = [min(low, before[0]), max(high, before[1])]
-        return found
+        return supports
 
     def report(self, **options: Any) -> Any:
         """Write the study's report, as `rl8x report` does: tables, figures, and a page.
@@ -381,24 +378,6 @@ class Study:
         from rl8x.studies.report import report
 
         return report(self.folder, **options)
-
-
-def _refuse_ranks() -> None:
-    """End all ranks where torchrun has started several, once the first has said why."""
-    if ranks().size == 1:
-        return
-    if ranks().is_first:
-        say(
-            f"rl8x: error: a study shares out its trainings itself and runs in one process; torchrun has started "
-            f"{ranks().size}. Start it without torchrun, with `jobs` trainings at a time (--jobs), or a `backend` for "
-            "a cluster.",
-            err=True,
-        )
-    # torchrun ends the others as soon as one has ended: none does before it is said, and each does so by itself.
-    ranks().share("the refusal of a study", None)
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(2)
 
 
 def _run_key(study_key: str, training: Training) -> str:

@@ -126,13 +126,13 @@ def _estimates(group: Group, drawing: _Drawing) -> dict[str, Estimate]:
 
     whole: _Drawing = {**drawing, "over": "policies"}
     joint = statistics.bootstrap(average, np.stack([own[name] for name in names], axis=-1), **whole)
-    found = {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
+    estimates = {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
     if drawing["over"] == "cells":
         seeds = np.arange(len(group.seeds), dtype=np.float64)[:, None]
         joint = statistics.bootstrap(of_drawn, np.broadcast_to(seeds, group.scores.shape), **drawing)
         mixed = {name: Estimate(*(part[index] for part in joint)) for index, name in enumerate(names)}
-        found |= {name: estimate for name, estimate in mixed.items() if name not in _OF_WORST_CELLS}
-    return found | {"iqm": statistics.bootstrap(statistics.iqm, group.scores, **drawing)}
+        estimates |= {name: estimate for name, estimate in mixed.items() if name not in _OF_WORST_CELLS}
+    return estimates | {"iqm": statistics.bootstrap(statistics.iqm, group.scores, **drawing)}
 
 
 def of_policies(scores: Array, inside: NDArray[np.bool_]) -> dict[str, Array]:

@@ -94,18 +94,18 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
 def read_result(folder: Path) -> dict[str, Any] | None:
     """Read what a training came to; None where it is not done."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((folder / RESULT).read_text())
-        return found if isinstance(found, dict) else None
+        result = json.loads((folder / RESULT).read_text())
+        return result if isinstance(result, dict) else None
     return None
 
 
 def read_points(folder: Path) -> dict[int, dict[str, Any]]:
     """Read what was measured of a training, by the steps of the trainer."""
-    found = {}
+    points = {}
     for path in (folder / POINTS).glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
-            found[int(path.stem)] = json.loads(path.read_text())
-    return dict(sorted(found.items()))
+            points[int(path.stem)] = json.loads(path.read_text())
+    return dict(sorted(points.items()))
 
 
 def read_curve(folder: Path) -> list[tuple[int, float]]:
@@ -134,21 +134,21 @@ def _set_threads(threads: int | None) -> None:
 
 def _tracker(job: Mapping[str, Any]) -> Tracker:
     """Make the tracker of a training: a child of the study's run, with the same params as all others."""
-    made = job["tracking"]
-    if made is None:
+    tracking = job["tracking"]
+    if tracking is None:
         return NullTracker()
     params = {"study.name": job["study"]["name"], "study.training": job["training"], "study.seed": job["seed"]}
     if job["trial"] is not None:
         params["study.trial"] = job["trial"]
     params |= {f"{table.VARY}{name}": value for name, value in job["vary"].items()}
     return MLflowTracker(
-        experiment_name=made["experiment"],
-        run_name=made["run_name"],
-        tracking_uri=made["uri"],
-        spool_dir=made["spool_dir"],
-        tags={**parent_tag(made["parent_run_id"]), STUDY_TAG: job["study"]["name"]},
+        experiment_name=tracking["experiment"],
+        run_name=tracking["run_name"],
+        tracking_uri=tracking["uri"],
+        spool_dir=tracking["spool_dir"],
+        tags={**parent_tag(tracking["parent_run_id"]), STUDY_TAG: job["study"]["name"]},
         params=params,
-        run_key=made["run_key"],
+        run_key=tracking["run_key"],
         finish_timeout_s=_PATIENCE_S,
         outage_timeout_s=_PATIENCE_S / 10,
         curves=False,  # the study draws its own

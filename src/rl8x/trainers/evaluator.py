@@ -63,7 +63,7 @@ class EpisodeEvaluator:
             training: The environment that is trained in: what of the configuration moves is drawn as it stands there.
         """
         if env_config is not None:
-            self.env.imitate_config(env_config, training)
+            self.env.configure_for_evaluation(env_config, training)
         self._collector.reset()
         running = torch.ones(self.env.num_envs, dtype=torch.bool, device=self.env.device)
         returns = torch.zeros(self.env.num_envs, device=self.env.device)

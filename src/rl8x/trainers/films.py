@@ -60,7 +60,7 @@ def film_policy(
     if env.num_envs != copies:  # one that was copied may have more than are seen
         rows = [i % copies for i in range(env.num_envs)]
         config = {name: [v[i] for i in rows] if isinstance(v, list) else v for name, v in config.items()}
-    env.imitate_config(config, algorithm.env)
+    env.configure_for_evaluation(config, algorithm.env)
     reset_every = algorithm.state_reset_every
     return film(algorithm.policy, env, shown=copies, state_reset_every=reset_every, **options)
 

@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 from rl8x import keys
 from rl8x.algorithms import PPOConfig
 from rl8x.algorithms.hyperparameters import nearest_divisor
-from rl8x.algorithms.ppo.losses import LOSS_METRICS, ppo_losses
+from rl8x.algorithms.ppo.losses import PPO_LOSS_METRICS, ppo_losses
 from rl8x.checkpoint.tree import clone, decode, encode
 from rl8x.envs import CartPole, CartPoleInfinite, ContinuousDummy, DiscreteDummy, GymnasiumEnv, Pendulum
 from rl8x.policy import Evaluation
@@ -213,7 +213,7 @@ def test_losses_by_hand():
     values = torch.tensor([[0.5, 0.0, 3.0, -1.0]])
     sums = dict(
         zip(
-            LOSS_METRICS,
+            PPO_LOSS_METRICS,
             ppo_losses(Evaluation(log(ratios), values, torch.full((1, 4), 0.7)), batch, config, torch.tensor(0.1)),
             strict=True,
         )
@@ -298,7 +298,7 @@ def test_accumulated_minibatches_equal_one_batch():
         stats.append(algorithm.step())
         assert algorithm.counters[keys.UPDATES] == 1
     torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
-    for name in LOSS_METRICS:
+    for name in PPO_LOSS_METRICS:
         assert stats[0][name] == pytest.approx(stats[1][name], abs=1e-5)
 
 

@@ -73,7 +73,7 @@ class DistillationConfig(OnPolicyConfig):
         """Find the teacher, make the environment, check that they fit, and return the algorithm.
 
         Args:
-            env: As `OnlineConfig.build` takes it.
+            env: The environment, in any form that `OnlineConfig.build` accepts.
             env_kwargs: Keyword arguments for the environment's constructor, such as `observe_parameters`.
 
         Raises:

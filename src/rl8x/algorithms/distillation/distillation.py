@@ -1,4 +1,4 @@
-"""Distillation: a student that acts on what it may see learns what a teacher would do where the student goes.
+"""Distillation: a student that sees less learns a teacher's actions in the states that the student visits.
 
 The student plays, alone or mixed with the teacher, the teacher labels each observation, and the student learns the
 labels: DAgger. What the teacher sees and the student does not, such as the environment's parameters, the student has to
@@ -25,7 +25,7 @@ from rl8x import keys
 from rl8x.algorithms.base import LR, AnyEnvConfig
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, labelled
-from rl8x.algorithms.distillation.losses import LOSS_METRICS, loss_of, minibatch_losses
+from rl8x.algorithms.distillation.losses import DISTILLATION_LOSS_METRICS, distillation_minibatch_losses, loss_of
 from rl8x.algorithms.distillation.teacher import Teacher, View, acting_weights
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
@@ -36,7 +36,7 @@ from rl8x.names import unknown_name
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Bootstrap, Slot
-from rl8x.spaces import critic_only, describe, without_parts
+from rl8x.spaces import critic_only, describe_space, without_parts
 
 BETA: Final = "coefficients/beta"
 PLAYED: Final = "monitors/teacher_share"
@@ -49,14 +49,14 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
     2020, arXiv:2010.11251.
     """
 
-    metrics: tuple[str, ...] = (*LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
+    metrics: tuple[str, ...] = (*DISTILLATION_LOSS_METRICS, GRAD_NORM, PLAYED, LR, BETA)
     target_metric: ClassVar[str] = PLAYED
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.VALID, LABELS)
     made: ClassVar[tuple[str, ...]] = ()
 
     @property
     def teacher(self) -> Teacher:
-        """What labels."""
+        """The teacher, which labels observations."""
         teacher: Teacher = self.config.teacher
         return teacher
 
@@ -68,7 +68,10 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         """
         config, space = self.config, self.env.single_observation_space
         if self.teacher.policy.action_space != self.env.single_action_space:
-            theirs, ours = describe(self.teacher.policy.action_space), describe(self.env.single_action_space)
+            theirs, ours = (
+                describe_space(self.teacher.policy.action_space),
+                describe_space(self.env.single_action_space),
+            )
             raise ValueError(f"the teacher acts in {theirs}; the environment takes {ours}.")
         built_in = config.model is None or (isinstance(config.model, str) and config.model in BUILTIN)
         return Student(
@@ -90,7 +93,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @functools.cached_property
     def guided(self) -> Guided:
-        """What acts while collecting."""
+        """The student that acts while collecting, with the teacher beside it."""
         teacher, samples = self.teacher.policy.to(self.device), self.config.sample_actions
         view = View(self.env.single_observation_space, teacher.observation_space)
         samples = self.loss != "mse" if samples is None else samples
@@ -108,14 +111,14 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
 
     @property
     def slot(self) -> Slot:
-        """What a slot holds: the teacher's label and whether it played too."""
+        """The tensors of a rollout's slot: the teacher's label, and whether it played, too."""
         return labelled
 
     @property
     def objective(self) -> Objective:
-        """How far the student is from the labels."""
-        losses = functools.partial(minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
-        return Objective(losses, LOSS_METRICS, LOSS_METRICS[0])
+        """The distance of the student from the labels."""
+        losses = functools.partial(distillation_minibatch_losses, distribution=self.policy.distribution, loss=self.loss)
+        return Objective(losses, DISTILLATION_LOSS_METRICS, DISTILLATION_LOSS_METRICS[0])
 
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Make nothing, as labels are made while collecting; measure the share of steps that the teacher played."""
@@ -123,7 +126,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         return {}, plays.mean() if valid is None else (plays * valid).sum() / valid.sum().clamp(min=1)
 
     def coefficients(self) -> dict[str, Number]:
-        """Return what a row says of coefficients beside the learning rate."""
+        """Return the coefficients beside the learning rate, by the names of metrics."""
         return {BETA: self.guided.beta.clone()}
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
@@ -151,7 +154,7 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
         student, own = self.policy, self.env.own_observation_space
         rest = without_parts(self.env.single_observation_space, student.hidden)
         is_wrapped = isinstance(rest, spaces.Dict) and list(rest.spaces) == [keys.OBS] and rest[keys.OBS] == own
-        made = Policy(
+        policy = Policy(
             own if is_wrapped else rest,
             student.action_space,
             model=type(student.model),
@@ -160,12 +163,12 @@ class Distillation(OnPolicyAlgorithm[DistillationConfig], config=DistillationCon
             distribution_config=student.arguments["distribution"],
             normalize_observations=student.obs_moments is not None,
         )
-        made.model.load_state_dict(student.model.state_dict())
-        made.distribution.load_state_dict(student.distribution.state_dict())
-        if student.obs_moments is not None and made.obs_moments is not None:
-            for name, moments in made.obs_moments.items():
+        policy.model.load_state_dict(student.model.state_dict())
+        policy.distribution.load_state_dict(student.distribution.state_dict())
+        if student.obs_moments is not None and policy.obs_moments is not None:
+            for name, moments in policy.obs_moments.items():
                 moments.load_state_dict(student.obs_moments[keys.OBS if is_wrapped else name].state_dict())
-        return made.to(self.device)
+        return policy.to(self.device)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def distill(
     Args:
         teacher: A run's name, ID, folder or checkpoint, an algorithm, a trainer, or a policy or its file.
         student_config: The hyperparameters; its `teacher` is replaced.
-        env: What the student trains in, as `build` takes it; None: made as the teacher's training environment was, of
+        env: The student's environment, in any form that `build` accepts; None: another of the teacher's training, of
             which the student sees all but `teacher_obs`.
         env_kwargs: Keyword arguments for the environment's constructor.
 

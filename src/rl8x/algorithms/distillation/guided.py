@@ -1,4 +1,4 @@
-"""What acts while a student learns: the student, and the teacher that labels where the student goes."""
+"""The policy that acts while a student learns: the student, and the teacher that labels its observations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Student(Policy):
 
 
 class Guided(nn.Module):
-    """What acts while collecting: the student, with the teacher beside it, which labels and at times plays.
+    """The policy of collecting: the student, with the teacher beside it, which labels and at times plays.
 
     Its state is the student's and the teacher's, each as it would have it alone.
 
@@ -62,7 +62,7 @@ class Guided(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.student.device
 
     @property
@@ -71,7 +71,7 @@ class Guided(nn.Module):
         return self.student.clips
 
     def env_actions(self, actions: Any) -> Any:
-        """Return what the environment gets of actions `[num_envs, *action]`."""
+        """Clip actions `[num_envs, *action]` for the environment."""
         return self.student.env_actions(actions)
 
     def initial_state(self, num_envs: int) -> State:
@@ -79,7 +79,7 @@ class Guided(nn.Module):
         return self._joined(self.student.initial_state(num_envs), self.teacher.initial_state(num_envs))
 
     def noise(self, horizon: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draw what the student's samples need, and a number in [0, 1) for who plays, `[horizon, num_envs, *]`."""
+        """Draw the noise of the student's samples, and a number in [0, 1) for who plays, `[horizon, num_envs, *]`."""
         drawn = self.student.noise(horizon, num_envs, generator)
         who = torch.rand((horizon, num_envs, 1), generator=generator, device=self.device)
         return torch.cat((drawn, who), -1)
@@ -108,7 +108,7 @@ class Guided(nn.Module):
 
 
 def labelled(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Name what is stored of a step, each `[num_envs, ...]`: also the label, and whether the teacher played."""
+    """Return the tensors of a step to store, by name, each `[num_envs, ...]`, with the teacher's label and turn."""
     assert act.labels is not None
     label = flatten_tree(LABELS, act.labels[LABELS])
     return experience(cursor, act, step) | label | {PLAYS: act.labels[PLAYS]}

@@ -1,4 +1,4 @@
-"""How far a student is from its teacher's labels."""
+"""The losses between a student and its teacher's labels."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 from rl8x import keys
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.guided import LABELS
-from rl8x.algorithms.on_policy import Batch
+from rl8x.algorithms.on_policy import SequenceBatch
 from rl8x.distributions import Distribution
 from rl8x.distributions.composite import Composite
 from rl8x.execution.private import tree_flatten, tree_unflatten
-from rl8x.spaces import describe, leaves
+from rl8x.spaces import describe_space, leaves
 from rl8x.trees import Tree, flatten_tree, unflatten_tree
 
-LOSS_METRICS: Final = ("losses/distillation", "monitors/entropy", "monitors/disagreement")
+DISTILLATION_LOSS_METRICS: Final = ("losses/distillation", "monitors/entropy", "monitors/disagreement")
 
 
-def minibatch_losses(
+def distillation_minibatch_losses(
     policy: Callable[..., Any],
-    batch: Batch,
-    state: Batch,
+    batch: SequenceBatch,
+    state: SequenceBatch,
     _: Tensor,
     config: DistillationConfig,
     *,
@@ -48,8 +48,8 @@ def minibatch_losses(
         loss: The loss's name.
 
     Returns:
-        Sums in the order of `LOSS_METRICS`, `[3]`. The disagreement is the share of most likely actions that differ,
-        and where they are continuous the mean distance.
+        Sums in the order of `DISTILLATION_LOSS_METRICS`, `[3]`. The disagreement is the share of most likely actions
+        that differ, and where they are continuous the mean distance.
     """
     params = policy(unflatten_tree(keys.OBS, batch), state, batch[keys.STARTS])
     labels, mode = unflatten_tree(LABELS, batch), distribution.mode(params)
@@ -90,7 +90,9 @@ def loss_of(loss: str | None, student: Distribution, teacher: Distribution) -> s
     if loss == "mse" and not all(
         isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating) for _, leaf in leaves(student.space)
     ):
-        raise ValueError(f"loss='mse' needs continuous actions; got {describe(student.space)}. Use 'kl' or 'nll'.")
+        raise ValueError(
+            f"loss='mse' needs continuous actions; got {describe_space(student.space)}. Use 'kl' or 'nll'."
+        )
     return loss or ("kl" if same else "nll")
 
 

@@ -23,7 +23,7 @@ from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.policy import Policy
 from rl8x.portable import SUFFIX
-from rl8x.spaces import describe, space_from_plain, space_to_plain
+from rl8x.spaces import describe_space, space_from_plain, space_to_plain
 
 # What a policy has beside what acts: the units of values.
 _NOT_ACTING: Final = "value_moments."
@@ -171,18 +171,18 @@ def _built(description: Mapping[str, Any]) -> Policy:
 
 
 def acting_weights(policy: Policy) -> dict[str, Tensor]:
-    """Return what a policy acts by: its weights and moments by name, without those of its values' units."""
+    """Return the weights and moments by which a policy acts, by name, without those of its values' units."""
     return {name: value for name, value in policy.state_dict().items() if not name.startswith(_NOT_ACTING)}
 
 
 def digest(weights: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of weights, in hexadecimal digits."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 class View:
@@ -208,13 +208,14 @@ class View:
             self.unwraps = True
         else:
             raise ValueError(
-                f"the teacher needs observations of {describe(teacher)}; the environment has {describe(env)}. Make it "
-                "show the teacher all of them, as observe_parameters='all' shows the parameters: `teacher_obs` keeps "
+                f"the teacher needs observations of {describe_space(teacher)}; the environment has "
+                f"{describe_space(env)}. Make it show the teacher all of them, as observe_parameters='all' shows "
+                "the parameters: `teacher_obs` keeps "
                 "them from the student."
             )
 
     def __call__(self, obs: Any) -> Any:
-        """Return what the teacher sees of observations `[num_envs, *obs]`."""
+        """Return the teacher's part of observations `[num_envs, *obs]`."""
         if self.unwraps:
             return obs[keys.OBS]
         return obs if self.parts is None else {name: obs[name] for name in self.parts}

@@ -1,4 +1,4 @@
-"""What algorithms that learn from stored transitions share: networks, updates, a replay or a data set for the rows."""
+"""The base of algorithms that learn from stored transitions: networks, updates, a replay or a data set."""
 
 from rl8x.algorithms.off_policy.config import ActorCriticConfig, LearnerConfig, OffPolicyConfig, ValueConfig
 from rl8x.algorithms.off_policy.learner import Learner

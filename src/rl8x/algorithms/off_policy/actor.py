@@ -16,7 +16,7 @@ from rl8x.models import Model, State
 from rl8x.models.registry import BUILTIN
 from rl8x.nn.masking import masked_logits
 from rl8x.policy import Act, Policy
-from rl8x.spaces import critic_only, describe
+from rl8x.spaces import critic_only, describe_space
 from rl8x.trees import Tree
 
 
@@ -34,14 +34,14 @@ def check_bounded(name: str, space: gymnasium.Space[Any], *, discrete: bool = Fa
     if isinstance(space, gymnasium.spaces.Discrete):
         if discrete:
             return
-        raise ValueError(f"{name} needs a Box action space of floats; got {describe(space)}. Use DQN or SAC.")
+        raise ValueError(f"{name} needs a Box action space of floats; got {describe_space(space)}. Use DQN or SAC.")
     if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         fits = "Box action space of floats, or a Discrete one" if discrete else "Box action space of floats"
-        raise ValueError(f"{name} needs a {fits}; got {describe(space)}. Use PPO.")
+        raise ValueError(f"{name} needs a {fits}; got {describe_space(space)}. Use PPO.")
     if not (np.isfinite(space.low) & np.isfinite(space.high)).all():
         raise ValueError(
-            f"{name} needs actions with finite bounds; got {describe(space)}. Give the environment's Box the largest "
-            "actions that make sense (Gymnasium: RescaleAction), or use PPO."
+            f"{name} needs actions with finite bounds; got {describe_space(space)}. Give the environment's Box the "
+            "largest actions that make sense (Gymnasium: RescaleAction), or use PPO."
         )
     if not (space.low < space.high).all():
         raise ValueError(

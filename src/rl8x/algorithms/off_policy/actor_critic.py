@@ -1,4 +1,4 @@
-"""A policy that critics Q(s, a) train: what SAC and TD3 share.
+"""The common base of SAC and TD3: a policy that is trained by critics Q(s, a).
 
 An algorithm says which actions follow, from which the critics' targets are made, and what the policy's loss is. Here
 are the critics' construction, targets and losses, whose values are means or categorical distributions.
@@ -26,7 +26,7 @@ from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.algorithms.off_policy.nets import Net
 from rl8x.algorithms.off_policy.off_policy import OffPolicyAlgorithm
 from rl8x.algorithms.off_policy.return_scale import ReturnScale
-from rl8x.algorithms.off_policy.updates import Batch, Updater, UpdateResult, weighted_mean
+from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
 from rl8x.functional import expectation, project
@@ -42,7 +42,7 @@ SCALE: Final = "return_scale"
 
 
 class ActorCritic(Learner[ActorCriticConfigT]):
-    """What is learned from a batch, whether its rows come from a replay or from a data set.
+    """The update of an actor-critic, for rows of a replay or of a data set.
 
     Attributes:
         critics: The module of the network "q".
@@ -84,27 +84,27 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             self.critics.autocast = self.execution.autocast
         self.add_net("q", self.critics)
 
-    def make_cycle(self) -> list[Updater]:
+    def make_cycle(self) -> list[OffPolicyUpdater]:
         """Return updates of which every `policy_delay`-th trains the policy too."""
         critics = self.make_updater(functools.partial(self.update, trains_policy=False), CRITIC_METRICS)
         return [critics] * (self.config.policy_delay - 1) + super().make_cycle()
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: Batch, *, trains_policy: bool = True) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch, *, trains_policy: bool = True) -> UpdateResult:
         """Learn from one batch, see `Learner.update`: the critics, and the policy if it is the policy's turn.
 
         Args:
-            nets: As `Learner.update` has them.
-            batch: As `Learner.update` has it, `[batch_size, ...]` each.
-            trains_policy: Whether it is.
+            nets: The networks by name.
+            batch: Rows of the replay and drawn noise by name, `[batch_size, ...]` each.
+            trains_policy: Whether it is the policy's turn.
 
         Returns:
-            As `Learner.update` does.
+            Metrics, and the errors of the rows.
         """
 
     # -- in an update
 
-    def critics_obs(self, batch: Batch, key: str) -> Any:
+    def critics_obs(self, batch: ReplayBatch, key: str) -> Any:
         """Return a batch's observations as the critics read them.
 
         Args:
@@ -133,7 +133,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         """
         return expectation(outputs, self.atoms) if self.config.num_atoms > 1 else outputs
 
-    def bootstrapped(self, next_values: Tensor, batch: Batch) -> Tensor:
+    def bootstrapped(self, next_values: Tensor, batch: ReplayBatch) -> Tensor:
         """Return y = R + d V(s') of values of what followed; R is scaled where there is a `return_bound`.
 
         Args:
@@ -147,7 +147,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             returns, discounts = returns.unsqueeze(-1), discounts.unsqueeze(-1)
         return returns + discounts * next_values
 
-    def critic_targets(self, outputs: Tensor, batch: Batch, bonus: Tensor | None = None) -> Tensor:
+    def critic_targets(self, outputs: Tensor, batch: ReplayBatch, bonus: Tensor | None = None) -> Tensor:
         """Return y = R + d (min_i Q_i'(s', a') + bonus), or its distribution where Q' is that of the smallest mean.
 
         Args:
@@ -168,7 +168,7 @@ class ActorCritic(Learner[ActorCriticConfigT]):
         return project(probs, self.bootstrapped(after.expand_as(probs), batch), self.atoms)
 
     def learn_values(
-        self, q: Net, batch: Batch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
+        self, q: Net, batch: ReplayBatch, td_targets: Tensor, penalty: Callable[..., Tensor] | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Move the critics towards their targets.
 
@@ -198,10 +198,10 @@ class ActorCritic(Learner[ActorCriticConfigT]):
             total = error if penalty is None else error + penalty(q, values)
             return total, {"losses/q": error, "values": values}
 
-        found, norm = q.minimise(loss)
-        values = found["values"]
+        measured, norm = q.minimise(loss)
+        values = measured["values"]
         errors = (values - (td_targets @ self.atoms if categorical else td_targets)).abs().mean(0)
-        metrics = {"losses/q": found["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
+        metrics = {"losses/q": measured["losses/q"], "monitors/q": values.mean(), "monitors/td_error": errors.mean()}
         return {**metrics, "monitors/q_grad_norm": norm}, errors
 
 
@@ -248,12 +248,12 @@ class OnlineActorCritic(ActorCritic[ActorCriticConfigT], OffPolicyAlgorithm[Acto
             self.return_scale.cut()
 
     def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes, and how large returns were."""
+        """Return the state that updates change, and the scale of returns."""
         scale = {} if self.return_scale is None else {"return_scale": self.return_scale.state_dict()}
         return super().learned_state() | scale
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; the replay stays.
+        """Restore a `learned_state` or `state_dict`; the replay stays.
 
         Raises:
             ValueError: If the state has a scale of returns and this algorithm none, or the other way round.

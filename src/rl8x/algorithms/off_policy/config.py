@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
-from rl8x.algorithms.online import OnlineConfig
-from rl8x.algorithms.optimizer import OPTIMIZERS, make_rule
+from rl8x.algorithms.online_config import OnlineConfig
+from rl8x.algorithms.optimizer_rules import OPTIMIZERS, make_rule
 from rl8x.envs import Env
 from rl8x.models import Model
 from rl8x.replay.dataset import Dataset

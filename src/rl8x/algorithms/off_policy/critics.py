@@ -75,7 +75,7 @@ class Critics(nn.Module):
         self.head = LinearStack(num_critics, [width, *hidden_sizes][-1], num_heads, 1.0)
 
     def forward(self, obs: Any, actions: Tensor | None = None) -> Tensor:
-        """Return what all critics say.
+        """Return the values of all critics.
 
         Args:
             obs: Observations as the policy's model sees them (`Policy.model_inputs`), `[batch_size, *obs]` or a dict.
@@ -104,9 +104,9 @@ def action_values(
 
     Args:
         critics: A `Critics`, or a call of one under other weights.
-        obs: As `Critics.forward` takes them.
+        obs: Observations, `[batch_size, *obs]` or a dict of such.
         actions: Those of the environment, `[batch_size, *action]`.
-        action_space: As `Critics` has it.
+        action_space: Space of one copy's action.
     """
     if not isinstance(action_space, gymnasium.spaces.Discrete):
         return critics(obs, actions)

@@ -30,8 +30,9 @@ from rl8x.algorithms.base import LR, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.memory_check import row_bytes
 from rl8x.algorithms.off_policy.config import LearnerConfig
 from rl8x.algorithms.off_policy.nets import Net, Nets
-from rl8x.algorithms.off_policy.updates import Batch, Update, Updater, UpdateResult, block_size
-from rl8x.algorithms.optimizer import make_rule, updates_not_finite
+from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, Update, UpdateResult, block_size
+from rl8x.algorithms.optimizer import updates_not_finite
+from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed
 from rl8x.envs import Env, validate
 from rl8x.execution.threads import flushed_denormals
@@ -51,7 +52,7 @@ _SECONDS_PER_UPDATE: Final = 1e-3
 _MULTIPLIED: Final = 8
 
 
-def observed(batch: Batch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
+def observed(batch: ReplayBatch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
     """Return a batch's observations as a policy's `forward` takes them: sequences of one step, `[1, batch_size, ...]`.
 
     Args:
@@ -63,7 +64,7 @@ def observed(batch: Batch, key: str) -> tuple[Any, dict[str, Tensor], Tensor]:
     return obs, {}, torch.zeros((1, len(returns)), dtype=torch.bool, device=returns.device)
 
 
-def recorded_actions(batch: Batch) -> Any:
+def recorded_actions(batch: ReplayBatch) -> Any:
     """Return a batch's actions as a policy's `evaluate` takes them: sequences of one step, `[1, batch_size, ...]`."""
     return tree_map(lambda part: part.unsqueeze(0), unflatten_tree(keys.ACTIONS, batch))
 
@@ -120,40 +121,40 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @abstractmethod
     def make_policy(self) -> Policy:
-        """Return what acts, on any device."""
+        """Make the policy, on any device."""
 
     @abstractmethod
     def make_nets(self) -> None:
-        """Add what is trained, and its targets, to `nets`, by `add_net` and `nets.add_target`."""
+        """Add the trained networks and their targets to `nets`, by `add_net` and `nets.add_target`."""
 
     @abstractmethod
-    def update(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
+    def update(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
         """Learn from one batch: a pure function of tensors, but that networks change in place.
 
         Args:
             nets: The networks of `make_nets`, by name.
             batch: `obs`, `actions` and `next_obs` (or their parts), `returns` and `discounts`, `[batch_size, ...]`
-                each, and what `draw` gave for this update. A target is `returns + discounts * V(next_obs)`.
+                each, and the result of `draw` for this update. A target is `returns + discounts * V(next_obs)`.
 
         Returns:
             The metrics that `update_metrics` names, and the errors of the rows where the algorithm knows them.
         """
 
-    def make_cycle(self) -> list[Updater]:
-        """Return what updates do, in turn: by default the same."""
+    def make_cycle(self) -> list[OffPolicyUpdater]:
+        """Return the updaters that take turns; by default one."""
         return [self.make_updater(self.update, self.update_metrics)]
 
-    def make_updater(self, update: Update, names: Sequence[str]) -> Updater:
-        """Return what runs an update.
+    def make_updater(self, update: Update, names: Sequence[str]) -> OffPolicyUpdater:
+        """Make the updater of an update.
 
         Args:
             update: The update.
             names: The metrics that it returns: the first ones of `update_metrics`, or all.
         """
-        return Updater(update, self.nets, names, self.execution, self._made_of())
+        return OffPolicyUpdater(update, self.nets, names, self.execution, self._made_of())
 
     def draw(self, first: int, count: int) -> dict[str, Tensor]:
-        """Draw what updates read beside their batches, such as noise and flags.
+        """Draw the inputs of updates beside their batches, such as noise and flags.
 
         Args:
             first: Updates that were made before.
@@ -194,7 +195,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             self.make_nets()
 
     def _made_of(self) -> Sequence[object]:
-        """Return what decides an update; seeds and data differ where programs do not."""
+        """Return the objects that determine an update's program; seeds and data do not."""
         config = {name: value for name, value in vars(self.config).items() if name not in ("seed", "dataset")}
         return [type(self), config, self.policy]
 
@@ -229,7 +230,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @functools.cached_property
     def block_size(self) -> int:
-        """How many updates are one program; see `updates.block_size`."""
+        """Number of updates in one program; see `updates.block_size`."""
         return block_size(float(self.updates_per_step), self.batch_size * self._row_bytes, **self._block_limits)
 
     @property
@@ -238,7 +239,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @property
     def _block_limits(self) -> dict[str, Any]:
-        """What else limits a block."""
+        """Further limits of the block size."""
         return {"masks": False}
 
     def _update_block(self, size: int) -> list[Tensor]:
@@ -253,8 +254,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         self._learned_from(index, torch.cat(errors) if errors else None)
         return [rows for rows, _ in results]
 
-    def _runs(self, first: int, count: int) -> Iterator[tuple[Updater, int]]:
-        """Yield what makes the updates after `first`, and how many in a row."""
+    def _runs(self, first: int, count: int) -> Iterator[tuple[OffPolicyUpdater, int]]:
+        """Yield the updater of the updates after `first`, and for how many in a row."""
         turns = (self.cycle[i % len(self.cycle)] for i in range(first, first + count))
         for updater, each in itertools.groupby(turns):
             yield updater, len(list(each))
@@ -263,11 +264,11 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """Take note of the errors of the rows that were learned from, each `[updates, batch_size]`."""
 
     def _items(self, index: Tensor) -> dict[str, Tensor]:
-        """Return what updates read, `[updates, ...]` each, given where the rows of their batches are."""
+        """Return the inputs of updates, `[updates, ...]` each, given the indices of their batches' rows."""
         return self.replay.gather(index) | self.draw(self.counters[keys.UPDATES], len(index))
 
     def _measured(self, rows: Sequence[Tensor]) -> dict[str, Number]:
-        """Average the metrics of the updates of a step, the first ones or all, and look for what is not finite.
+        """Average the metrics of a step's updates, the first ones or all, and flag those that are not finite.
 
         Args:
             rows: Metrics of updates in a row, `[updates, metrics]` each.
@@ -282,7 +283,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return {**means, **updates_not_finite(table, norms, vectors)}
 
     def _prepare(self) -> None:
-        """Have the updates' programs compiled while transitions are gathered, or updates made eagerly."""
+        """Start compiling the updates' programs while transitions are gathered, or updates run eagerly."""
         execution = self.execution
         ahead = execution.prepares or (execution.mode == "compile" and self.device.type == "cpu")
         if self._prepared or not ahead or not self.replay.size:
@@ -305,7 +306,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimate of the updates of an eager step, by what it multiplies at 100 GFLOP/s a thread; see PPO's."""
+        """Estimated seconds of an eager step's updates: its multiplications at 100 GFLOP/s a thread; see PPO's."""
         updates = float(self.updates_per_step)
         return updates * (_SECONDS_PER_UPDATE + self._work * _MULTIPLIED / (1e11 * torch.get_num_threads()))
 
@@ -317,7 +318,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         return super().params | {"lr_schedule": self.lr_schedule.to_dict()}
 
     def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes: weights, targets, optimizers, running moments, and what draws batches."""
+        """Return the state that updates change: weights, targets, optimizers, moments, generators of batches."""
         return {
             "policy": self.policy.state_dict(),
             "nets": self.nets.state_dict(),
@@ -325,7 +326,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         }
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; what is learned from stays."""
+        """Restore a `learned_state` or `state_dict`; the stored transitions stay."""
         self.policy.load_state_dict(state["policy"])
         self.nets.load_state_dict(state["nets"])
         self.generator.set_state(state["generator"].cpu())

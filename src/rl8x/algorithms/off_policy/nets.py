@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl8x.algorithms.optimizer import FlatOptimizer, Rule, clip_and_apply
+from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
+from rl8x.algorithms.optimizer_rules import Rule
 from rl8x.distributed import mean_over_ranks
 from rl8x.execution.private import Substitution
 
@@ -83,7 +84,7 @@ class Net:
         optimizer = self.trained.optimizer
         with torch.enable_grad():
             weights = self.weights.detach().requires_grad_()
-            value, found = loss(functools.partial(self.trained.under, optimizer.split(weights)))
+            value, measured = loss(functools.partial(self.trained.under, optimizer.split(weights)))
             (gradient,) = torch.autograd.grad(value, weights)
         gradient = mean_over_ranks(gradient)
         norm = clip_and_apply(
@@ -93,7 +94,7 @@ class Net:
             self.lr,
             max_grad_norm=self.trained.max_grad_norm,
         )
-        return {name: each.detach() for name, each in found.items()}, norm
+        return {name: each.detach() for name, each in measured.items()}, norm
 
     def polyak_update(self, net: Net, tau: Tensor | float) -> None:
         """Move the share `tau`, a number or 0-d, of the way to the weights of another network of the same kind."""
@@ -138,7 +139,7 @@ class Nets:
 
     @property
     def state(self) -> list[Tensor]:
-        """What an update changes in place: vectors of weights and moments, `[size]`, and the steps taken, `[1]`."""
+        """The tensors that an update changes in place: weights and moments, `[size]`, and the steps taken, `[1]`."""
         trained = [tensor for each in self.trained.values() for tensor in each.optimizer.state]
         return trained + [weights for _, weights in self.targets.values()]
 
@@ -160,7 +161,7 @@ class Nets:
     # -- what is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights that are not the policy's, what optimizers keep, and targets, all by weights' names."""
+        """Return the weights that are not the policy's, the optimizers' states, and targets, all by weights' names."""
         targets = {}
         for name, (followed, weights) in self.targets.items():
             optimizer = self.trained[followed].optimizer
@@ -172,7 +173,7 @@ class Nets:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state_dict` returned, in place; the policy has been loaded.
+        """Restore a `state_dict` in place, after the policy has been loaded.
 
         Raises:
             ValueError: If it is of other networks; nothing is changed then.

@@ -51,12 +51,12 @@ _SECONDS_PER_ENV_STEP: Final = 3e-4
 
 
 def transition(cursor: Cursor, act: Act, step: Step) -> dict[str, Tensor]:
-    """Name what is stored of a step, each `[num_envs, ...]`: with the observation it led to, before any reset."""
+    """Return the tensors of a step to store, `[num_envs, ...]` each, with the next observation before any reset."""
     return experience(cursor, act, step) | flatten_tree(keys.NEXT_OBS, step.final_obs)
 
 
 class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyConfigT]):
-    """Learns from a replay of what its policy did in an environment.
+    """An algorithm that learns from a replay of its policy's transitions in an environment.
 
     Args:
         config: The hyperparameters.
@@ -92,7 +92,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         return self.env.single_observation_space, self.env.single_action_space
 
     def explore(self, *, warms_up: bool) -> dict[str, Number]:
-        """Set how the next collect explores; return what of it is a metric.
+        """Set the exploration of the next collect; return its metrics.
 
         Args:
             warms_up: Whether actions are to be random.
@@ -123,7 +123,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         return self.rollout.as_tensordict()
 
     def collect(self, *, env_config: AnyEnvConfig | None = None) -> Stats:
-        """Run the policy for a horizon and append what is complete of it to the replay."""
+        """Run the policy for a horizon and append its complete transitions to the replay."""
         warms_up = self.counters[keys.ENV_STEPS] < self.config.warmup_steps
         explored = self.explore(warms_up=warms_up)
         self.reset_if_due(env_config)
@@ -169,7 +169,7 @@ class OffPolicyAlgorithm(Learner[OffPolicyConfigT], OnlineAlgorithm[OffPolicyCon
         self.cut_returns()
 
     def cut_returns(self) -> None:
-        """Let no return reach from what was collected to what is collected next."""
+        """Cut n-step returns at the end of the present experience."""
         self.nstep.cut()
 
     def locate_non_finite(self) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from rl8x.algorithms.off_policy.learner import Learner
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.replay.dataset import Dataset
-from rl8x.spaces import describe
+from rl8x.spaces import describe_space
 from rl8x.trees import tree_map, unflatten_tree
 
 LearnerConfigT = TypeVar("LearnerConfigT", bound=LearnerConfig)
@@ -118,12 +118,12 @@ class OfflineAlgorithm(Learner[LearnerConfigT]):
             "dataset.transitions": dataset.size,
             "dataset.episodes": len(dataset.episode_returns),
             "dataset.digest": dataset.digest,
-            "dataset.observation_space": describe(self.observation_space),
-            "dataset.action_space": describe(self.action_space),
+            "dataset.observation_space": describe_space(self.observation_space),
+            "dataset.action_space": describe_space(self.action_space),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on; of the data set only what identifies it."""
+        """Return all that the next step depends on; of the data set only its digest."""
         return {**super().state_dict(), "dataset": self.dataset.digest}
 
     def load_state_dict(self, state: Any) -> None:

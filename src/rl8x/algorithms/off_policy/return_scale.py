@@ -10,7 +10,7 @@ from rl8x.functional import RunningMoments, running_returns
 
 
 class ReturnScale(nn.Module):
-    """What rewards are multiplied by, so that discounted returns lie within plus and minus a bound.
+    """The factor of rewards by which discounted returns lie within plus and minus a bound.
 
         1 / max(std of G, max |G| / bound),    G_t = r_t + gamma (1 - cut_{t-1}) G_{t-1}
 

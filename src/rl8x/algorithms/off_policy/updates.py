@@ -16,8 +16,8 @@ from rl8x.execution import Execution, Program
 from rl8x.execution.programs import prepare
 from rl8x.trees import row_major
 
-Batch = Mapping[str, Tensor]
-"""What one update reads, by flat names: rows of the replay `[batch_size, ...]`, and what the algorithm drew."""
+ReplayBatch = Mapping[str, Tensor]
+"""The inputs of one update, by flat names: rows of the replay `[batch_size, ...]`, and drawn noise."""
 
 WEIGHTS: Final = "importance_weights"
 """Of an update's batch: what makes up for drawing rows by priorities, `[batch_size]`; missing where they are not."""
@@ -26,17 +26,17 @@ WEIGHTS: Final = "importance_weights"
 _BLOCK_BYTES: Final = 2**26
 
 
-def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
+def weighted_mean(losses: Tensor, batch: ReplayBatch) -> Tensor:
     """Return the mean of the losses of a batch's rows, `[batch_size]`, under importance weights where it has such."""
     return (losses * batch[WEIGHTS]).mean() if WEIGHTS in batch else losses.mean()
 
 
 class UpdateResult(NamedTuple):
-    """What an update gives.
+    """The result of an update.
 
     Attributes:
-        metrics: What it measured, 0-d each, by name.
-        errors: How wrong its values were, `[batch_size]`, at least 0: the priorities of the rows; None where the
+        metrics: Its metrics, 0-d each, by name.
+        errors: Absolute errors of its values, `[batch_size]`: the priorities of the rows; None where the
             algorithm knows none.
     """
 
@@ -48,11 +48,11 @@ class Update(Protocol):
     """Learns from one batch: a pure function of tensors, but that networks change in place."""
 
     @abstractmethod
-    def __call__(self, nets: Mapping[str, Net], batch: Batch) -> UpdateResult:
+    def __call__(self, nets: Mapping[str, Net], batch: ReplayBatch) -> UpdateResult:
         """Do one update."""
 
 
-class Updater:
+class OffPolicyUpdater:
     """Runs updates in blocks.
 
     Args:
@@ -73,7 +73,7 @@ class Updater:
         self._made_of = made_of
         self._items: tuple[str, ...] = ()
 
-    def run(self, items: Batch) -> tuple[Tensor, Tensor | None]:
+    def run(self, items: ReplayBatch) -> tuple[Tensor, Tensor | None]:
         """Do one update after the other.
 
         Args:
@@ -86,12 +86,12 @@ class Updater:
         rows, *errors = self._program(*arguments)
         return rows, errors[0] if errors else None
 
-    def prepare(self, items: Batch) -> None:
-        """Have the program compiled for items laid out like these, without running it or waiting for it."""
+    def prepare(self, items: ReplayBatch) -> None:
+        """Start compiling the program for items laid out like these, without running it or waiting for it."""
         arguments = self._arguments(items)
         prepare(self._program, *arguments)
 
-    def _arguments(self, items: Batch) -> list[Tensor]:
+    def _arguments(self, items: ReplayBatch) -> list[Tensor]:
         self._items = tuple(items)
         # Columns of a replay are views of one tensor; what is compiled gets tensors of the usual strides.
         return [*self.nets.state, *self.nets.rates, *[row_major(item) for item in items.values()]]
@@ -110,7 +110,7 @@ class Updater:
 
     @torch.no_grad()
     def _update_tensors(self, *tensors: Tensor) -> list[Tensor]:
-        """Do one update: what is compiled."""
+        """Do one update; this is compiled."""
         num_state, num_items = len(self.nets.state), len(self._items)
         state, rates, items = tensors[:num_state], tensors[num_state:-num_items], tensors[-num_items:]
         nets = self.nets.bind(state, rates)
@@ -120,7 +120,7 @@ class Updater:
 
 
 def block_size(updates: float, batch_bytes: int, *, masks: bool, most: int | None = None) -> int:
-    """Return how many updates are one program; what is left over is done one by one, so that two are compiled.
+    """Return the number of updates in one program; the remainder is done one by one, so that two are compiled.
 
     Args:
         updates: Updates of a step on average.

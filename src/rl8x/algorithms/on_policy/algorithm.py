@@ -19,10 +19,11 @@ from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import Batch, SequencePack
-from rl8x.algorithms.on_policy.update import Objective, Updater
+from rl8x.algorithms.on_policy.minibatches import SequenceBatch, SequencePack
+from rl8x.algorithms.on_policy.update import Objective, OnPolicyUpdater
 from rl8x.algorithms.online import OnlineAlgorithm
-from rl8x.algorithms.optimizer import FlatOptimizer, make_rule, updates_not_finite
+from rl8x.algorithms.optimizer import FlatOptimizer, updates_not_finite
+from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
@@ -45,7 +46,7 @@ EXPLAINED_VARIANCE: Final = "monitors/explained_variance"
 
 
 class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
-    """What such algorithms share; a subclass says what a slot holds, what is learned from it, and what is minimised.
+    """An algorithm that learns from rollouts; a subclass defines the rollout's slots, the targets and the loss.
 
     Args:
         config: The hyperparameters.
@@ -86,7 +87,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.lr_schedule = config.schedule("lr")
         rule = make_rule(config.optimizer, config.optimizer_config)
         self.optimizer = FlatOptimizer(self.policy.named_parameters(), rule, lr=self.lr_schedule(0))
-        self.updater = Updater(
+        self.updater = OnPolicyUpdater(
             self.policy,
             config,
             self.objective,
@@ -105,44 +106,44 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     @property
     def acting(self) -> Policy:
-        """What acts while collecting."""
+        """The policy that acts while collecting."""
         return self.policy
 
     @property
     def bootstrap(self) -> Bootstrap | None:
-        """What values the observations at which time limits truncate episodes; None where no values are learned."""
+        """The policy whose values bootstrap truncated episodes; None where no values are learned."""
         return self.policy.values
 
     @property
     @abstractmethod
     def slot(self) -> Slot:
-        """What a slot of the rollout holds; with `bootstrap` the values of the observations are among it."""
+        """The function that names the tensors of a rollout's slot; with `bootstrap` values are among them."""
 
     @property
     @abstractmethod
     def objective(self) -> Objective:
-        """What the updates minimise."""
+        """The objective that the updates minimise."""
 
     @abstractmethod
     def targets(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Make what is learned from a rollout.
+        """Compute the targets of a rollout.
 
         Args:
-            data: What the rollout holds but for its last slot, by name, each `[horizon, num_envs, ...]`.
+            data: The tensors of the rollout without its last slot, by name, each `[horizon, num_envs, ...]`.
 
         Returns:
-            What the updates read beside observations, starts and what else `packed` has, each `[horizon, num_envs]`,
+            The targets by the names in `made`, for the updates beside the `packed` tensors, each `[horizon, num_envs]`,
             and the number that is logged as `target_metric`, 0-d.
         """
 
     target_metric: ClassVar[str] = EXPLAINED_VARIANCE
-    """The name of what `targets` measures: by default how much of the targets' variance the values explain."""
+    """The name of the metric that `targets` returns: by default the targets' variance that the values explain."""
 
     packed: ClassVar[tuple[str, ...]] = (keys.OBS, keys.STARTS, keys.ACTIONS, keys.VALID)
-    """What of the rollout the updates read, by the first part of its names."""
+    """The tensors of the rollout that the updates read, by the first part of their names."""
 
     made: ClassVar[tuple[str, ...]] = (keys.RETURNS,)
-    """The names of what `targets` makes for the updates."""
+    """The names of the targets that `targets` returns."""
 
     of_rank: ClassVar[tuple[str, ...]] = ("order_generator",)
 
@@ -158,7 +159,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return 0.0
 
     def coefficients(self) -> dict[str, Number]:
-        """Return what a row says of coefficients beside the learning rate."""
+        """Return the coefficients beside the learning rate, by the names of metrics."""
         return {}
 
     # -- making
@@ -217,7 +218,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
 
     @property
     def seconds_per_step(self) -> float:
-        """Estimate of an eager step: its operations, and what it multiplies at 100 GFLOP/s a thread.
+        """Estimated seconds of an eager step: its operations, and its multiplications at 100 GFLOP/s a thread.
 
         An operation costs microseconds however small its tensors are: some 50 of them an environment step, 150 a
         gradient and an update, as measured on an Intel Xeon and an AMD Zen 5 to within a factor of two.
@@ -281,7 +282,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         )
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average over the updates of a step what `Updater.run` returned of each."""
+        """Average the results of `OnPolicyUpdater.run` over the updates of a step."""
         return dict(zip((*self.objective.metrics, GRAD_NORM), rows.mean(0), strict=True))
 
     @functools.cached_property
@@ -294,30 +295,30 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         return lambda: program(*fixed)
 
     def _prepare(self) -> Tensor:
-        """Make the targets and pack what the updates read; return what `targets` measures, 0-d."""
+        """Compute the targets and pack the updates' data; return the metric of `targets`, 0-d."""
         rollout, horizon = self.rollout, self.config.horizon
-        made, measured = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
-        self._fill_pack(made)
-        return measured
+        targets, target_metric = self.targets({name: rollout[name][:horizon] for name in rollout.tensors})
+        self._fill_pack(targets)
+        return target_metric
 
-    def _fill_pack(self, made: Mapping[str, Tensor]) -> None:
-        """Pack what the updates read; what was made of the rollout is `[horizon, num_envs]`, each."""
+    def _fill_pack(self, targets: Mapping[str, Tensor]) -> None:
+        """Pack the updates' data: the rollout, and the targets, `[horizon, num_envs]` each."""
         horizon = self.config.horizon
-        packed: Batch = {
+        packed: SequenceBatch = {
             name: value[:horizon] for name, value in self.rollout.tensors.items() if is_part(name, *self.packed)
         }
         states = {name: self.rollout.states[name] for name in self.policy.initial_state(1)}
-        self.pack.fill(packed | dict(made), states)
+        self.pack.fill(packed | dict(targets), states)
 
     def _prepare_update(self) -> None:
-        """Have the update's programs compiled beside those of the rollout, which is empty: only layouts count."""
+        """Compile the update's programs beside those of the rollout, which is empty: only layouts count."""
         self._fill_pack(dict.fromkeys(self.made, self.rollout[keys.REWARDS][: self.config.horizon]))
         self.updater.prepare(self.coefficient(self.counters[self.clock]))
 
     # -- saving
 
     def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes: weights, optimizer, and the order of minibatches."""
+        """Return the state that updates change: weights, optimizer, and the order of minibatches."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(copies=False),
@@ -325,7 +326,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         }
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; what is collected but not learned from is lost."""
+        """Restore a `learned_state` or `state_dict`; experience that was not learned from yet is lost."""
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updater.generator.set_state(state["order_generator"].cpu())

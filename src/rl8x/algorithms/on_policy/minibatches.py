@@ -18,7 +18,7 @@ from rl8x import keys
 from rl8x.algorithms.memory_check import Space
 from rl8x.spaces import leaves
 
-Batch = dict[str, Tensor]
+SequenceBatch = dict[str, Tensor]
 Rows = Tensor | slice
 # More numbers a transition than this are not packed: their copy would cost more than a gather of their own.
 MOST_PACKED: Final = 256
@@ -28,7 +28,7 @@ _PACKED_NUMBERS: Final = 4 + 3
 
 
 def packed_bytes(observation: Space | None, action: Space | None) -> int:
-    """Return what packing takes for one transition; spaces that are not known yet count as nothing."""
+    """Return the bytes that packing takes for one transition; unknown spaces count as 0."""
     widths: list[int] = [
         math.prod(leaf.shape or ()) for space in (observation, action) if space for _, leaf in leaves(space)
     ]
@@ -61,8 +61,8 @@ class SequencePack:
         self.wide = False
         self.width = 0
         self._columns: dict[str, tuple[int, int, torch.Size, torch.dtype]] = {}
-        self._wide: Batch = {}
-        self._states: Batch = {}
+        self._wide: SequenceBatch = {}
+        self._states: SequenceBatch = {}
 
     def fill(self, tensors: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
         """Copy a rollout in.
@@ -103,7 +103,7 @@ class SequencePack:
         return torch.empty((self.num_sequences, self.seq_len, low), dtype=torch.float32, device=device)
 
     def take(self, rows: Rows) -> list[Tensor]:
-        """Take sequences by their numbers, as they are packed: what a compiled program gets as its arguments.
+        """Take sequences by their numbers, as they are packed: the arguments of a compiled program.
 
         Args:
             rows: Numbers of sequences, `[batch]`, int64, or a slice of them, which copies nothing that is packed.
@@ -121,8 +121,8 @@ class SequencePack:
             taken += [tensor[sequences, :, copies] for tensor in self._wide.values()]
         return taken
 
-    def unpack(self, taken: list[Tensor]) -> tuple[Batch, Batch]:
-        """Name what `take` gave.
+    def unpack(self, taken: list[Tensor]) -> tuple[SequenceBatch, SequenceBatch]:
+        """Return the tensors of `take` by name.
 
         Returns:
             The tensors, each `[seq_len, batch, ...]` in its own dtype, and the states, each `[batch, *]`.
@@ -137,8 +137,8 @@ class SequencePack:
             batch[name] = wide.transpose(0, 1)
         return batch, dict(zip(self._states, taken[1 : 1 + num_states], strict=True))
 
-    def gather(self, rows: Rows) -> tuple[Batch, Batch]:
-        """Take sequences by their numbers, `[batch]`, and name what they hold; returns what `unpack` does."""
+    def gather(self, rows: Rows) -> tuple[SequenceBatch, SequenceBatch]:
+        """Take sequences by their numbers, `[batch]`; return their tensors by name, as `unpack` does."""
         return self.unpack(self.take(rows))
 
 

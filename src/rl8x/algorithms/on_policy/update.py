@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
-from rl8x.algorithms.on_policy.minibatches import Batch, Rows, SequencePack, epoch
+from rl8x.algorithms.on_policy.minibatches import Rows, SequenceBatch, SequencePack, epoch
 from rl8x.algorithms.optimizer import FlatOptimizer, clip_and_apply
 from rl8x.distributed import ranks, sum_over_ranks
 from rl8x.execution import Execution, Program
@@ -33,7 +33,7 @@ _CHUNK_NUMBERS: Final = 2**24
 
 
 class Objective(NamedTuple):
-    """What the updates minimise.
+    """The objective that the updates minimise.
 
     Attributes:
         losses: A pure function of tensors. It takes the policy, to be called as a module, under the weights of the
@@ -46,14 +46,14 @@ class Objective(NamedTuple):
         limit: See `limited`; None is no limit.
     """
 
-    losses: Callable[[Callable[..., Any], Batch, Batch, Tensor, Any], Tensor]
+    losses: Callable[[Callable[..., Any], SequenceBatch, SequenceBatch, Tensor, Any], Tensor]
     metrics: tuple[str, ...]
     total: str
     limited: str = ""
     limit: float | None = None
 
 
-class Updater:
+class OnPolicyUpdater:
     """Trains `num_sgd_iters` epochs, an optimizer step for each minibatch or accumulated epoch.
 
     Args:
@@ -116,13 +116,13 @@ class Updater:
         return self.execution.program(self._add_gradient_tensors, 2 + len(self.pack.sources), self._made_of)
 
     def _made_of(self) -> Sequence[object]:
-        """Return what decides an update; seeds differ where programs do not."""
+        """Return the objects that determine an update's program; seeds do not."""
         config = {name: value for name, value in vars(self.config).items() if name != "seed"}
         return [self.policy, config, self.objective, self.optimizer, self.pack]
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
-        """What an update begins with: weights and moments, which it changes, and the learning rate."""
+        """The state before an update: weights and moments, which it changes, and the learning rate."""
         return (self.optimizer.weights, *self.optimizer.moments.values(), self.optimizer.lr)
 
     @property
@@ -131,7 +131,7 @@ class Updater:
         return self.pack.num_sequences if size is None else size // self.pack.seq_len
 
     def run(self, coefficient: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Update the policy with what is in the pack.
+        """Update the policy by the packed sequences.
 
         Args:
             coefficient: The objective's coefficient in these updates.
@@ -171,7 +171,7 @@ class Updater:
         return [[part for batch in batches for part in batch]] if config.accumulate_grads else batches
 
     def prepare(self, coefficient: float = 0.0) -> None:
-        """Have the programs of an update compiled, for every size of chunk that there is, without waiting for them."""
+        """Start compiling the programs of an update, for each size of chunk, without waiting for them."""
         self.prepared = True
         weight, active = self._first(coefficient)
         with self._workers() as workers, ranks().alone():
@@ -288,8 +288,8 @@ class Updater:
         if worker not in self._parts:
             self._parts[worker] = self.optimizer.split(gradient)
         losses = self._losses(self.optimizer.views, coefficient, scale, *self.pack.gather(chunk))
-        found = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
-        pairs = [(part, new) for part, new in zip(self._parts[worker], found, strict=True) if new is not None]
+        new_gradients = torch.autograd.grad(losses[self._total], self.optimizer.views, allow_unused=True)
+        pairs = [(part, new) for part, new in zip(self._parts[worker], new_gradients, strict=True) if new is not None]
         parts, gradients = zip(*pairs, strict=True)
         add_to_each(parts, gradients)
         return losses.detach()
@@ -316,11 +316,11 @@ class Updater:
         return self._scales[size]
 
     def _rows_or_data(self, rows: Rows) -> list[Tensor]:
-        """Return what a program gets of its chunk: the rows to gather, or the data where it cannot gather."""
+        """Return a program's arguments for its chunk: the rows to gather, or the data where it cannot gather."""
         return self.pack.take(rows) if isinstance(rows, slice) or self.pack.wide else [rows]
 
     def _taken(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Take a chunk's data inside of a program, from the pack's sources and what `_rows_or_data` gave."""
+        """Gather a chunk's data inside of a program, from the pack's sources and the result of `_rows_or_data`."""
         num_sources = len(self.pack.sources)
         sources, given = tensors[:num_sources], list(tensors[num_sources:])
         if given[0].dtype != torch.int64:
@@ -330,7 +330,7 @@ class Updater:
     # The functions of tensors that are compiled
 
     def _losses(
-        self, views: Sequence[Tensor], coefficient: Tensor, scale: Tensor, batch: Batch, state: Batch
+        self, views: Sequence[Tensor], coefficient: Tensor, scale: Tensor, batch: SequenceBatch, state: SequenceBatch
     ) -> Tensor:
         """Return the scaled sums of the loss metrics under the weights given, `[num_metrics]`."""
         call: Callable[..., Any] = self.policy

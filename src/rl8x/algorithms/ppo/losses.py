@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl8x import keys
-from rl8x.algorithms.on_policy import Batch
+from rl8x.algorithms.on_policy import SequenceBatch
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.policy import Evaluation
 from rl8x.trees import unflatten_tree
 
-LOSS_METRICS: Final = (
+PPO_LOSS_METRICS: Final = (
     "losses/policy",
     "losses/vf",
     "losses/entropy",
@@ -28,8 +28,12 @@ TOTAL: Final = "losses/total"
 KL_DIV: Final = "monitors/kl_div"
 
 
-def minibatch_losses(
-    policy: Callable[..., Evaluation], batch: Batch, state: Batch, entropy_coeff: Tensor, config: PPOConfig
+def ppo_minibatch_losses(
+    policy: Callable[..., Evaluation],
+    batch: SequenceBatch,
+    state: SequenceBatch,
+    entropy_coeff: Tensor,
+    config: PPOConfig,
 ) -> Tensor:
     """Evaluate a minibatch's sequences under a policy and sum PPO's losses over it; see `ppo_losses`.
 
@@ -44,7 +48,7 @@ def minibatch_losses(
     return ppo_losses(policy(obs, actions, state, batch[keys.STARTS]), batch, config, entropy_coeff)
 
 
-def ppo_losses(evaluation: Evaluation, batch: Batch, config: PPOConfig, entropy_coeff: Tensor) -> Tensor:
+def ppo_losses(evaluation: Evaluation, batch: SequenceBatch, config: PPOConfig, entropy_coeff: Tensor) -> Tensor:
     """Sum PPO's losses and monitors over a batch.
 
         r_t      = exp(logp_t - logp_old_t)
@@ -59,7 +63,7 @@ def ppo_losses(evaluation: Evaluation, batch: Batch, config: PPOConfig, entropy_
         entropy_coeff: Weight of the entropy, 0-d.
 
     Returns:
-        Sums in the order of `LOSS_METRICS`, `[7]`.
+        Sums in the order of `PPO_LOSS_METRICS`, `[7]`.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """

@@ -20,7 +20,7 @@ from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.algorithms.ppo.config import PPOConfig
-from rl8x.algorithms.ppo.losses import KL_DIV, LOSS_METRICS, TOTAL, minibatch_losses
+from rl8x.algorithms.ppo.losses import KL_DIV, PPO_LOSS_METRICS, TOTAL, ppo_minibatch_losses
 from rl8x.envs import Env
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
 from rl8x.policy import Policy
@@ -28,7 +28,7 @@ from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic
 
 # Of what an update returns: the monitors that are measured before its step, between the losses and the gradient's norm.
-_MONITORS: Final = slice(LOSS_METRICS.index(KL_DIV), len(LOSS_METRICS))
+_MONITORS: Final = slice(PPO_LOSS_METRICS.index(KL_DIV), len(PPO_LOSS_METRICS))
 _REFUSED: Final = "monitors/refused_updates"
 
 # Steps in a row with most of the critic's samples silenced before a warning: the first ones are no sign yet.
@@ -42,7 +42,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     """
 
     metrics: tuple[str, ...] = (
-        *LOSS_METRICS,
+        *PPO_LOSS_METRICS,
         GRAD_NORM,
         EXPLAINED_VARIANCE,
         LR,
@@ -81,14 +81,14 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
 
     @property
     def slot(self) -> Slot:
-        """What a slot holds: log-probabilities and values too."""
+        """The tensors of a rollout's slot: log-probabilities and values too."""
         return actor_critic
 
     @property
     def objective(self) -> Objective:
         """PPO's losses, whose updates end where the KL divergence is too large."""
         limit = self.config.target_kl_div
-        return Objective(minibatch_losses, LOSS_METRICS, TOTAL, KL_DIV, None if limit is None else 1.5 * limit)
+        return Objective(ppo_minibatch_losses, PPO_LOSS_METRICS, TOTAL, KL_DIV, None if limit is None else 1.5 * limit)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -108,14 +108,14 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         return self.entropy_schedule(now)
 
     def coefficients(self) -> dict[str, Number]:
-        """Return what a row says of coefficients beside the learning rate."""
+        """Return the coefficients beside the learning rate, by the names of metrics."""
         return {
             "coefficients/entropy": self.coefficient(self.counters[self.clock]),
             "coefficients/vf": self.config.vf_coeff,
         }
 
     def _update_stats(self, rows: Tensor, applied: Tensor) -> dict[str, Number]:
-        """Average over the updates of a step what `Updater.run` returned of each.
+        """Average the results of `OnPolicyUpdater.run` over the updates of a step.
 
         Losses and the gradient's norm are those of the updates that were applied. What is measured before an update's
         step counts also where that ended the step: leaving it out would hide by how much the limit was exceeded.
@@ -124,7 +124,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
         counted = applied.unsqueeze(1).repeat(1, rows.shape[1])
         counted[:, _MONITORS] = measured.unsqueeze(1)
         means = torch.where(counted, rows, 0.0).sum(0) / counted.sum(0).clamp(min=1)
-        stats: dict[str, Number] = dict(zip((*LOSS_METRICS, GRAD_NORM), means, strict=True))
+        stats: dict[str, Number] = dict(zip((*PPO_LOSS_METRICS, GRAD_NORM), means, strict=True))
         if self.config.target_kl_div is not None:
             stats[_REFUSED] = self.config.updates_per_step - applied.sum()
         return stats
@@ -181,11 +181,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
     # -- saving
 
     def learned_state(self) -> dict[str, Any]:
-        """Return what an update changes: weights, optimizer, running moments, and the order of minibatches."""
+        """Return the state that updates change: weights, optimizer, running moments, and the order of minibatches."""
         return {**super().learned_state(), "return_moments": self.return_moments.state_dict()}
 
     def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `learned_state` or `state_dict` returned; what is collected but not learned from is lost."""
+        """Restore a `learned_state` or `state_dict`; experience that was not learned from yet is lost."""
         super().load_learned_state(state)
         self.return_moments.load_state_dict(state["return_moments"])
 

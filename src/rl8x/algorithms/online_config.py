@@ -1,0 +1,143 @@
+"""The hyperparameters of algorithms with an environment, and how that environment is made and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import torch
+
+from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
+from rl8x.algorithms.hyperparameters import option, resolve_device
+from rl8x.algorithms.memory_check import Space, check_training, slot_bytes
+from rl8x.envs import Env, GymnasiumEnv, env_maker
+from rl8x.envs.vectorised import is_vectorised
+
+EnvLike = str | type[Env] | Env | gymnasium.vector.VectorEnv[Any, Any, Any] | Callable[..., Env]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnlineConfig(AlgorithmConfig):
+    """Hyperparameters of every algorithm that has an environment.
+
+    Raises:
+        ValueError: If `horizons_per_env_reset` is 0, and as `AlgorithmConfig` does.
+    """
+
+    num_envs: int = option(8192, "Copies of the environment, stepped together.", low=1)
+    horizon: int = option(32, "Steps taken by each copy in one collect.", low=1)
+    horizons_per_env_reset: int | None = option(
+        None,
+        "k > 0 resets the environment before every k-th collect, k < 0 once at the first. "
+        "None: 1 for tasks that never end, -1 for episodic ones.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without an environment."""
+        if self.horizons_per_env_reset == 0:
+            raise ValueError(
+                "`horizons_per_env_reset` must be positive (every k-th collect) or negative (once); got 0."
+            )
+        super().__post_init__()
+
+    def build(self, env: EnvLike, **env_kwargs: Any) -> GenericAlgorithmBase[Any]:  # type: ignore[override] # no None
+        """Make the environment, check that it fits, and return the algorithm.
+
+        Args:
+            env: A class, a factory, a built-in name, a Gymnasium id, a dotted path, an instance, or one of Gymnasium's
+                vector environments.
+            env_kwargs: Keyword arguments for the environment's constructor, such as `time_limit`.
+
+        Raises:
+            TypeError: If what was given makes no environment.
+            ValueError: If config, environment and model do not fit together, or there is too little memory.
+        """
+        return super().build(env, **env_kwargs)
+
+    def rollout_bytes(self, observation: Space | None, action: Space | None) -> int:
+        """Return a lower bound of the memory that the experience of one collect takes, in bytes.
+
+        Args:
+            observation: Space of one copy's observation; None where it is not known yet.
+            action: Space of one copy's action, likewise.
+        """
+        return self.num_envs * (self.horizon + 1) * slot_bytes(observation, action)
+
+    def make_env(self, env: EnvLike, seed: int, env_kwargs: Mapping[str, Any]) -> tuple[Env, EnvFactory | None]:
+        """Make the environment that is asked for, or take the instance that was given.
+
+        Args:
+            env: The environment, in any form that `build` accepts.
+            seed: Seeds the environment.
+            env_kwargs: Keyword arguments for the environment's constructor.
+
+        Returns:
+            The environment, and a factory of others with other copies and another seed; None for an instance.
+
+        Raises:
+            ValueError: If an instance has another number of copies or lives on another device than the config says, or
+                there is too little memory.
+            TypeError: If what was given makes no environment.
+        """
+        device = resolve_device(self.device)
+        if not isinstance(env, Env) and is_vectorised(env):
+            env = GymnasiumEnv(env, device=device, seed=seed)
+        if isinstance(env, Env):
+            _check_instance(self, env, device, env_kwargs)
+            _check_memory(self, env, device)
+            return env, None
+        maker = env_maker(env, trust=True)  # a name that a file gave does not come here
+        factory = functools.partial(maker, **env_kwargs)
+        _check_memory(self, maker, device)
+        _check_call(env, factory)
+        made_env = factory(self.num_envs, device=device, seed=seed)
+        if not isinstance(made_env, Env):
+            raise TypeError(
+                f"{env!r} must make an rl8x Env; it made {type(made_env).__name__}. Let GymnasiumEnv make the "
+                "copies: functools.partial(rl8x.envs.GymnasiumEnv, make_one)."
+            )
+        _check_memory(self, made_env, device)
+        return made_env, factory
+
+
+def _check_memory(config: OnlineConfig, env: Any, device: torch.device) -> None:
+    """Refuse a training that will not fit into memory; before the environment is made, where a class has its spaces."""
+    spaces = [getattr(env, f"single_{name}_space", None) for name in ("observation", "action")]
+    observation, action = (space if isinstance(space, gymnasium.Space) else None for space in spaces)
+    check_training(config.num_envs, config.horizon, device, config.rollout_bytes(observation, action))
+
+
+def _check_instance(config: OnlineConfig, env: Env, device: torch.device, env_kwargs: Mapping[str, Any]) -> None:
+    if env_kwargs:
+        names = ", ".join(env_kwargs)
+        raise TypeError(
+            f"Arguments for the environment's constructor ({names}) need a class or a name, not an instance."
+        )
+    if env.num_envs != config.num_envs:
+        raise ValueError(
+            f"`num_envs` is {config.num_envs}, but the environment given has {env.num_envs} copies. Make them equal."
+        )
+    if env.device.type != device.type:
+        raise ValueError(f"`device` is {device}, but the environment given lives on {env.device}. Make them equal.")
+
+
+def _check_call(env: EnvLike, factory: EnvFactory) -> None:
+    """Refuse a function that cannot be called as factories are.
+
+    Raises:
+        TypeError: If it cannot; a class says by itself what it lacks.
+    """
+    if isinstance(env, str) or inspect.isclass(env):
+        return
+    try:
+        inspect.signature(factory).bind(1, device=None, seed=0)
+    except TypeError as error:
+        raise TypeError(
+            f"{env!r} is called with the number of copies, `device=` and `seed=`, to make environments for training "
+            f"and evaluations: {error}. Let it pass them on: lambda num_envs, **options: MyEnv(num_envs, **options); "
+            "or functools.partial(rl8x.envs.GymnasiumEnv, make_one) for a Gymnasium environment."
+        ) from None

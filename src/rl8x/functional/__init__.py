@@ -1,0 +1,17 @@
+"""Functions of tensors that algorithms are made of: returns, advantages, categorical values, and running moments."""
+
+from rl8x.functional.categorical import expectation, project
+from rl8x.functional.returns import generalized_advantages, running_returns
+from rl8x.functional.statistics import Moments, RunningMoments, explained_variance, moments, pooled_moments
+
+__all__ = [
+    "Moments",
+    "RunningMoments",
+    "expectation",
+    "explained_variance",
+    "generalized_advantages",
+    "moments",
+    "pooled_moments",
+    "project",
+    "running_returns",
+]
