@@ -300,9 +300,9 @@ def test_a_file_that_does_not_say_its_spaces_has_those_of_the_environment_to_eva
     assert main([*words, "--eval-env", "CartPole"]) == 2  # whose observations are of four numbers
     assert "`obs` must be elements of Box([4], float32); got torch.float32 [3]" in capsys.readouterr().err
     assert main([*words, "--eval-env", "Pendulum"]) == 0
-    assert "2 steps" in capsys.readouterr().out
+    assert "2 steps, 4 updates" in capsys.readouterr().out
     assert main(["resume", "run", "--max-steps", "3", "--progress", "none"]) == 0
-    assert "3 steps" in capsys.readouterr().out
+    assert "3 steps, 6 updates" in capsys.readouterr().out
     assert main(["export", "run", "--output", "policy.safetensors"]) == 0
     assert Policy.load("policy.safetensors").action_space == Pendulum(1).single_action_space
 

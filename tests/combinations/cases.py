@@ -405,14 +405,18 @@ def on_targets(draw: Any) -> dict[str, Any]:
 def on_replay(draw: Any, modes: tuple[str, ...]) -> dict[str, Any]:
     """Hyperparameters of what learns from a replay, which is full after a step or two in some."""
     config = draw(online(modes, [None, "mlp"])) | draw(on_targets())
+    priorities = {  # without `prioritized` they would be warned of
+        "priority_alpha": draw(st.sampled_from([0.6, 0.0, 1.0])),
+        "priority_beta_schedule": draw(st.sampled_from([None, {"kind": "interp", "points": [[0, 0.4], [40, 1.0]]}])),
+    }
+    prioritized = draw(st.booleans())
     return config | {
         "buffer_size": draw(st.sampled_from([1000, 30, 7])),
         "buffer_path": draw(st.sampled_from([None, None, "of its own"])),
         "updates_per_sample": draw(st.sampled_from([0.25, 1 / 3, 0.07, 1.0, 1.7])),
         "warmup_steps": draw(st.sampled_from([0, 10, 20, 1000])),
-        "prioritized": draw(st.booleans()),
-        "priority_alpha": draw(st.sampled_from([0.6, 0.0, 1.0])),
-        "priority_beta_schedule": draw(st.sampled_from([None, {"kind": "interp", "points": [[0, 0.4], [40, 1.0]]}])),
+        "prioritized": prioritized,
+        **(priorities if prioritized else {}),
     }
 
 
@@ -450,9 +454,10 @@ def of_critics(draw: Any, *, atoms: bool) -> dict[str, Any]:
 @st.composite
 def of_sac(draw: Any, actions: str) -> dict[str, Any]:
     """SAC's hyperparameters, for actions in a box or numbered ones, wherever rows come from."""
+    alpha, target_entropy = draw(st.sampled_from([None, None, 0.1, 0.0])), draw(st.sampled_from([None, 0.2]))
     return draw(of_critics(atoms=not isinstance(ACTIONS[actions], Discrete))) | {
-        "alpha": draw(st.sampled_from([None, None, 0.1, 0.0])),
-        "target_entropy": draw(st.sampled_from([None, 0.2])),
+        "alpha": alpha,
+        "target_entropy": target_entropy if alpha is None else None,
     }
 
 

@@ -149,7 +149,8 @@ def replaced_by_schedules(config: Any) -> dict[str, str]:
 
     As `given_for_nothing` does.
     """
-    names, unused = {field.name for field in dataclasses.fields(config)}, {}
+    names: set[str] = {field.name for field in dataclasses.fields(config)}
+    unused: dict[str, str] = {}
     for field in dataclasses.fields(config):
         name, schedule = field.name.removesuffix("_schedule"), getattr(config, field.name)
         if name == field.name or name not in names or "list[list[float]]" not in kind_of(field) or schedule is None:

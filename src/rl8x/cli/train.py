@@ -249,7 +249,9 @@ def run_to_the_end(trainer: Trainer, run: Callable[[], TrainStats], progress: st
 
 def _summarize(stats: TrainStats) -> None:
     steps, env_steps, episodes = (stats[name] for name in (keys.STEPS, keys.ENV_STEPS, keys.ENV_EPISODES))
-    say(f"trained     {steps:,.0f} steps, {env_steps:,.0f} env steps, {episodes:,.0f} episodes")
+    seen = f"{env_steps:,.0f} env steps, {episodes:,.0f} episodes"
+    # From a data set, or before the first step
+    say(f"trained     {steps:,.0f} steps, {seen if env_steps else f'{stats[keys.UPDATES]:,.0f} updates'}")
     for group in ("returns", "horizon_returns"):
         if f"{keys.EVAL_PREFIX}{group}/mean" in stats:
             say(_describe_evaluation(stats, group))
