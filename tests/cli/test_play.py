@@ -90,7 +90,7 @@ def test_it_plays_under_the_env_config_of_the_training_or_another(here, capsys):
 
 
 def test_a_grid_is_one_picture_and_a_row_of_the_table_for_each_copy(here, capsys):
-    words = ["--grid", "length=0.25,0.5,1", "--grid", "force_mag=5,20", "--out", "deep/grid.gif", "--max-steps", "6"]
+    words = ["--grid", "length=0.25,0.5,1", "--grid", "force_mag=5,20", "--output", "deep/grid.gif", "--max-steps", "6"]
     assert main(["play", str(here / "runs"), *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1:3] for line in lines[2:8]] == [
@@ -118,7 +118,9 @@ def test_the_table_is_the_same_without_a_film_but_over_more_episodes(here, capsy
 
 def test_masks_and_tasks_that_never_end_are_filmed_and_samples_differ(here, capsys):
     for words in ([], ["--sample"]):
-        assert main(["play", str(here / "trading"), "--max-steps", "4", "--copies", "2", *words, "--out", "a.gif"]) == 0
+        assert (
+            main(["play", str(here / "trading"), "--max-steps", "4", "--copies", "2", *words, "--output", "a.gif"]) == 0
+        )
         assert Image.open("a.gif").n_frames >= 4
     assert "2 episodes of 2 had not ended" in capsys.readouterr().out
 
@@ -127,7 +129,7 @@ def test_gymnasiums_environments_render(here, capsys, monkeypatch):
     pytest.importorskip("pygame", reason="pygame is not installed, by which Gymnasium draws CartPole")
     fixed = ["--max-steps", "1", "--eval-env", "false", "checkpoints.directory=gym", "model_config.hidden_sizes=[8]"]
     assert main(["train", "CartPole-v1", *SMALL, *fixed]) == 0
-    assert main(["play", "gym", "--max-steps", "3", "--copies", "2", "--out", "gym.gif"]) == 0
+    assert main(["play", "gym", "--max-steps", "3", "--copies", "2", "--output", "gym.gif"]) == 0
     image = np.asarray(Image.open("gym.gif").convert("RGB"))
     assert image.shape == (400 + 20, 600 * 2 + 8, 3)
 
@@ -136,8 +138,8 @@ def test_what_cannot_be_played_is_one_line(here, capsys):
     run = str(here / "runs")
     for words, message in (
         (["nothing"], "there is no run 'nothing'"),
-        ([run, "--out", "a.avi"], "a film is one of .gif, .mp4; got '.avi'"),
-        ([run, "--out", f"{run}/lock/a.gif"], "lock is no folder: give another --out."),
+        ([run, "--output", "a.avi"], "a film is one of .gif, .mp4; got '.avi'"),
+        ([run, "--output", f"{run}/lock/a.gif"], "lock is no folder: give another --output."),
         ([run, "env_config.lenght=1"], "no parameter 'lenght'"),
         ([run, "lr=1"], "only env_config.NAME=VALUE may follow RUN; got lr=1"),
         ([run, "--grid", "length"], "--grid is NAME=V1,V2,..., such as length=0.25,0.5,1; got 'length'"),

@@ -23,10 +23,10 @@ from rl8x.video import film, make_filmed
 
 _EXAMPLES = """\b
 rl8x play my-run
-rl8x play my-run --out films/my-run.gif
-rl8x play runs/000040-step-400 env_config.length=0.4 --episodes 3 --out short-pole.mp4
-rl8x play my-run --grid length=0.25,0.5,1 --grid force_mag=5,10,20 --out physics.gif
-rl8x play my-run --env-config "length: {uniform: [0.2, 2]}" --copies 9 --out random.gif
+rl8x play my-run --output films/my-run.gif
+rl8x play runs/000040-step-400 env_config.length=0.4 --episodes 3 --output short-pole.mp4
+rl8x play my-run --grid length=0.25,0.5,1 --grid force_mag=5,10,20 --output physics.gif
+rl8x play my-run --env-config "length: {uniform: [0.2, 2]}" --copies 9 --output random.gif
 """
 _EPISODES: Final = 10  # without a film
 
@@ -34,7 +34,7 @@ _EPISODES: Final = 10  # without a film
 @click.command("play", epilog=_EXAMPLES, context_settings={"max_content_width": 120})
 @click.argument("run")
 @click.argument("overrides", nargs=-1, metavar="[env_config.NAME=VALUE]...")
-@click.option("--out", metavar="FILE", help="Write a film: a .gif, or a .mp4 (extra `video`).")
+@click.option("--output", "out", metavar="FILE", help="Write a film: a .gif, or a .mp4 (extra `video`).")
 @click.option(
     "--episodes",
     type=click.IntRange(min=1),
@@ -81,7 +81,7 @@ def play(
 ) -> int:
     """Play episodes with the policy of RUN: its name or ID in MLflow, the path of its checkpoints, or of one of them.
 
-    Without --out the returns are printed. Built-in environments draw themselves, as do your own that have a `draw`;
+    Without --output the returns are printed. Built-in environments draw themselves, as do your own that have a `draw`;
     Gymnasium's render. Several copies with different physics are one picture, with the values written above each.
 
     It plays under the env_config of the training, of which env_config.NAME=VALUE changes one parameter; --env-config
@@ -90,9 +90,9 @@ def play(
     with users_mistakes():
         if out is not None:
             check_format(Path(out).suffix)
-            check_folder(Path(out).parent, "--out")
+            check_folder(Path(out).parent, "--output")
             if Path(out).is_dir():
-                raise UserError(f"{out} is a folder: give another --out.")
+                raise UserError(f"{out} is a folder: give another --output.")
         words = [*([] if env_config is None else [f"env_config={env_config}"]), *overrides]
         axes = [_axis(text) for text in grid]
         crossed = _crossed(axes)
