@@ -2,7 +2,7 @@
 
 from rl8x.functional.categorical import expectation, project
 from rl8x.functional.returns import generalized_advantages, running_returns
-from rl8x.functional.statistics import Moments, RunningMoments, explained_variance, moments, pooled_moments
+from rl8x.functional.statistics import Moments, RunningMoments, explained_variance, moments
 
 __all__ = [
     "Moments",
@@ -11,7 +11,6 @@ __all__ = [
     "explained_variance",
     "generalized_advantages",
     "moments",
-    "pooled_moments",
     "project",
     "running_returns",
 ]

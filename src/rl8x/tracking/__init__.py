@@ -11,7 +11,8 @@ files that stand after it here:
     database, database_runs, location                   where runs are kept
     thinning, tables, curves, system_metrics            what of a run a store's pages show
     policy_model                                        a policy as MLflow loads it
-    memory, names, locks, secrets, protocol             what the others share
+    memory, names, locks, secrets, store_errors         what the others share
+    protocol
 """
 
 from rl8x.tracking.memory import MemoryTracker as MemoryTracker

@@ -22,7 +22,8 @@ from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.algorithms.ppo.config import PPOConfig
 from rl8x.algorithms.ppo.losses import KL_DIV, PPO_LOSS_METRICS, TOTAL, ppo_minibatch_losses
 from rl8x.envs import Env
-from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, pooled_moments, running_returns
+from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
+from rl8x.functional.statistics import pooled_moments
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic
