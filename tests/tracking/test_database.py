@@ -7,7 +7,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from rl8x.tracking import database
-from rl8x.tracking.database import empty_tables, ensure_database, prepare_tables
+from rl8x.tracking.database import Point, add_past_points, empty_tables, ensure_database, prepare_tables
 from rl8x.tracking.location import locate
 
 
@@ -92,3 +92,19 @@ def test_one_that_is_there_is_left_alone(mlruns):
     before = (mlruns / "mlflow.db").read_bytes()
     ensure_database(locate())
     assert (mlruns / "mlflow.db").read_bytes() == before
+
+
+def test_points_are_left_to_mlflow_where_a_table_has_a_column_that_is_not_known(mlruns):
+    points = [Point("a", 1.0, 1, 1), Point("a", 2.0, 2, 2)]
+    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
+        connection.execute("INSERT INTO runs (run_uuid, lifecycle_stage) VALUES ('r', 'active')")
+        connection.execute("INSERT INTO latest_metrics (key, value, step, is_nan, run_uuid) VALUES ('a', 0, 0, 0, 'r')")
+    assert add_past_points(mlruns / "mlflow.db", "r", points) == points[1:]
+    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
+        assert connection.execute("SELECT value FROM metrics").fetchall() == [(1.0,)]
+        connection.execute("DROP TABLE metrics")
+        columns = "key, value REAL, timestamp, step, is_nan, run_uuid, workspace TEXT NOT NULL"
+        connection.execute(f"CREATE TABLE metrics ({columns})")
+    assert add_past_points(mlruns / "mlflow.db", "r", points) == points
+    with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection:
+        assert connection.execute("SELECT value FROM metrics").fetchall() == []

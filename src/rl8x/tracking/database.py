@@ -105,7 +105,9 @@ def add_past_points(database: Path, run_id: str, points: Sequence[Point]) -> lis
             past = [point for point in past if point.name in known]
             rows = [(point.name, point.value, point.timestamp, point.step, run_id) for point in past]
             columns = "key, value, timestamp, step, is_nan, run_uuid"
-            connection.executemany(f"INSERT OR IGNORE INTO metrics ({columns}) VALUES (?, ?, ?, ?, 0, ?)", rows)
+            # A point that is there is no error; a column that is not known here, and must have a value, is one.
+            insert = f"INSERT INTO metrics ({columns}) VALUES (?, ?, ?, ?, 0, ?) ON CONFLICT DO NOTHING"
+            connection.executemany(insert, rows)
     except sqlite3.Error:
         return list(points)
     added = {id(point) for point in past}
