@@ -94,11 +94,13 @@ def test_one_that_is_there_is_left_alone(mlruns):
     assert (mlruns / "mlflow.db").read_bytes() == before
 
 
-def test_points_are_left_to_mlflow_where_a_table_has_a_column_that_is_not_known(mlruns):
+def test_points_are_left_to_mlflow_where_a_number_or_a_column_of_the_table_is_out_of_the_ordinary(mlruns):
     points = [Point("a", 1.0, 1, 1), Point("a", 2.0, 2, 2)]
     with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
         connection.execute("INSERT INTO runs (run_uuid, lifecycle_stage) VALUES ('r', 'active')")
         connection.execute("INSERT INTO latest_metrics (key, value, step, is_nan, run_uuid) VALUES ('a', 0, 0, 0, 'r')")
+    too_large = [Point("a", 1.0, 2**63, 1), points[1]]
+    assert add_past_points(mlruns / "mlflow.db", "r", too_large) == too_large
     assert add_past_points(mlruns / "mlflow.db", "r", points) == points[1:]
     with closing(sqlite3.connect(mlruns / "mlflow.db")) as connection, connection:
         assert connection.execute("SELECT value FROM metrics").fetchall() == [(1.0,)]

@@ -120,7 +120,7 @@ def _age(point: Point) -> tuple[int, int, float]:
 
 
 def _is_plain(point: Point) -> bool:
-    return math.isfinite(point.value) and point.timestamp >= 0 and abs(point.step) < 2**63
+    return math.isfinite(point.value) and 0 <= point.timestamp < 2**63 and abs(point.step) < 2**63
 
 
 class DatabaseFile:
