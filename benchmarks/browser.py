@@ -120,6 +120,18 @@ class Browser:
                 raise TimeoutError(f"the page does not show {missing}; it shows:\n{shown}")
             time.sleep(0.2)
 
+    def wait_until(self, condition: str, patience_s: float = PATIENCE_S) -> None:
+        """Wait until a JavaScript expression is true in the page, as where a picture is loaded.
+
+        Raises:
+            TimeoutError: If it never is.
+        """
+        deadline = time.monotonic() + patience_s
+        while not self.run(condition):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"in the page it is never true that {condition}")
+            time.sleep(0.2)
+
     def settle(self, quiet_s: float = 1.5, patience_s: float = PATIENCE_S) -> None:
         """Wait until nothing of the page has changed for a while, as where charts are drawn one after the other.
 
