@@ -304,7 +304,7 @@ def resumed(folder):
         row = again.run(progress="none")
         timeless = [
             {key: value for key, value in each.items() if not key.startswith(("profiling/", "memory/"))}
-            for each in (trainer._row, dict(row))
+            for each in (trainer.train_step.row, dict(row))
         ]
         found[name] = {
             "digests": [problems.digest(each.algorithm) for each in (trainer, again)],

@@ -298,7 +298,7 @@ def test_an_evaluation_with_a_name_is_tracked_under_it_and_is_not_the_runs_own()
     own = run(trainer, steps_per_eval=2, max_steps=2)["eval/returns/mean"]
     stats = trainer.eval(env_config={"length": 2.0}, name="long pole")
     assert set(stats) - {"profiling/eval_ms"} == {
-        name.replace("eval/", "eval/long pole/") for name in names_of(trainer) if name in trainer._eval_row
+        name.replace("eval/", "eval/long pole/") for name in names_of(trainer) if name in trainer.train_step.eval_row
     }
     (point,) = trainer.tracker.history("eval/long pole/returns/mean")
     assert point == (64, stats["eval/long pole/returns/mean"])

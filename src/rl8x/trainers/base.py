@@ -1,43 +1,35 @@
-"""The trainer without its loop: its parts, its evaluations, its state, and going on from a checkpoint."""
+"""The trainer without `run()`: its parts, one step, one evaluation, its state, and going on from a checkpoint."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
-
-import psutil
+from typing import Any, Generic, Self, TypeVar
 
 from rl8x import keys
-from rl8x.algorithms.base import GenericAlgorithmBase
-from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike, read
+from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
+from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.find import spool_of
 from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
-from rl8x.tracking.secrets import logger
-from rl8x.trainers import non_finite
-from rl8x.trainers.callbacks import Callback, check_callbacks, declared_metrics
+from rl8x.trainers.callbacks import Callback, check_callbacks, declared_by
 from rl8x.trainers.evaluation import Evaluations, check_evaluation_name, in_group
 from rl8x.trainers.evaluator import EpisodeEvaluator, make_evaluator
-from rl8x.trainers.films import film_policy, make_film_env
-from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_metrics, policy_at
+from rl8x.trainers.models import check_models
 from rl8x.trainers.non_finite import OnNonFinite
-from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.ranks import begin, warn_of_other_number
-from rl8x.trainers.record import Record, default_tracker
+from rl8x.trainers.record import Record
 from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
-from rl8x.video import Film
+from rl8x.trainers.train_step import TrainStep
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_log = logger(__name__)
 AlgorithmT = TypeVar("AlgorithmT", bound=GenericAlgorithmBase[Any])
 TrainerState = dict[str, int]
 # What a row has of collects: nothing where there is no environment.
@@ -46,7 +38,7 @@ EvalEnv = str | bool | Env | Callable[..., Env] | None
 
 
 class TrainerBase(Generic[AlgorithmT]):
-    """Drives an algorithm: `step()`, `eval()`, and `run()` until a condition stops it.
+    """Drives an algorithm one `step()` or `eval()` at a time; `GenericTrainerBase` adds `run()`.
 
     Args:
         algorithm: What is trained.
@@ -77,7 +69,9 @@ class TrainerBase(Generic[AlgorithmT]):
         evaluations: Under what `eval()` plays, when, and how its metrics are called.
         tracker: Where params and metrics go.
         record: What its tracker and its checkpoints keep of the run beside rows and state.
+        train_step: What makes its steps, and has the latest row and evaluation.
         origin: How it came to go on from a checkpoint; None where it does not, or has done so in a `run()`.
+        saved_run: What that checkpoint has of a `run()`, which the next one goes on with; None where it has none.
         stop_reason: Why the last `run()` stopped.
         ending: Where that run is, what of it has not arrived there, and how to go on with it, in lines for a user.
 
@@ -131,17 +125,132 @@ class TrainerBase(Generic[AlgorithmT]):
         best = None if self.checkpoints.options is None else self.checkpoints.options.best
         if best is not None and best not in self.metric_names:
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.")
+        self.train_step = TrainStep(algorithm, self.record, on_non_finite)
         self.origin: Origin | None = None
+        self.saved_run: Mapping[str, Any] | None = None
         self.stop_reason: str | None = None
         self.ending: list[str] = []
-        self._guard = non_finite.Guard(on_non_finite)
-        self._process = psutil.Process()
-        self._saved_run: Mapping[str, Any] | None = None
-        self._eval_row: dict[str, float] = {}
-        self._row: dict[str, float] = {}
-        self._judged_next: TrainStats | None = None
-        self._evaluated: dict[str, float] = {}
-        self._runs = self._asked_to_save = self._calls_back = False
+
+    def step(self, *, env_config: AnyEnvConfig | None = None) -> TrainStats:
+        """Collect experience and update the policy once; track the row of metrics.
+
+        Args:
+            env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
+                that training had before, whatever an evaluation had in between. Or a function of the trainer's `known`.
+
+        Returns:
+            The row, with the latest evaluation's metrics beside it; an `eval()` before the next step renews them there.
+
+        Raises:
+            ValueError: If the `env_config` is not legal, or would never apply.
+            NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
+            RuntimeError: Within a `run()` of this trainer, or in a callback.
+        """
+        if self.train_step.is_in_progress:
+            raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
+        stats = self.train_step.finish(self.train_step.make_row(env_config), self)
+        self.train_step.open_row = stats
+        return stats
+
+    def __iter__(self) -> Iterator[TrainStats]:
+        """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
+        while True:
+            try:
+                stats = self.step()
+            except KeyboardInterrupt:
+                self.record.close("KILLED", "interrupted", self.train_step.eval_row)
+                raise
+            yield stats
+
+    def eval(
+        self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True, name: str | None = None
+    ) -> EvalStats:
+        """Evaluate the present policy and track the metrics under `eval/`.
+
+        What `step()` has just returned takes the metrics in, as fresh: in a loop of one's own a condition that is then
+        asked about that row counts this evaluation, and once.
+
+        Args:
+            env_config: Values for the environment's parameters in this evaluation; None are those under which the run
+                evaluates, else the training's.
+            deterministic: Whether the policy takes its most likely action rather than a sample.
+            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; where `env_config` is not the one under
+                which the run evaluates, they are tracked under a name made of it, such as `eval/gravity 50/...`. What
+                has a name never replaces the run's own evaluation.
+
+        Raises:
+            RuntimeError: If the training environment is used and is not at a reset, or there is no environment.
+            ValueError: If `env_config` could not be applied, or MLflow does not take the name.
+        """
+        if name is not None:
+            check_evaluation_name(name)
+        tracked_name = self.evaluations.config_name(env_config) if name is None else name
+        with Timer(self.algorithm.device) as timer:
+            stats = self.evaluations.measure(env_config, deterministic=deterministic)
+        spent = {"profiling/eval_ms": timer.elapsed_ms}
+        own, tracked = (in_group(stats, group) for group in (name, tracked_name))
+        self.train_step.take_evaluation(own, tracked | spent, is_of_run=tracked_name is None)
+        return EvalStats(own | spent)
+
+    def evaluate_now(self) -> Mapping[str, float] | None:
+        """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
+        return self.eval() if self.evaluations.is_their_turn else None
+
+    @property
+    def state(self) -> TrainerState:
+        """The running counters by metric name: collects, steps, updates, environment steps and episodes."""
+        return self.algorithm.counters
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The numbers that an `env_config` may go by: metrics of the latest row and evaluation, and the counters."""
+        return self.train_step.known
+
+    @property
+    def metric_names(self) -> frozenset[str]:
+        """Every metric that a row of this trainer may have."""
+        env, names = self.algorithm.env, {*keys.TRAINER_METRICS}
+        if env is None:
+            names -= _COLLECTED
+        else:
+            names |= {*keys.info_metrics(env.metric_names), *keys.parameter_metrics(env.parameters)}
+        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
+        return frozenset(names | {*self.algorithm.metrics} | evaluated | declared_by(self.callbacks))
+
+    def evaluation_name(self, name: str) -> str | None:
+        """Name the metric of an evaluation that measures what another does in a training row.
+
+        Args:
+            name: The metric of a training row.
+
+        Returns:
+            The name; None where no evaluation measures that.
+        """
+        return self.evaluations.name_of(name)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The params of the run: hyperparameters, physics, run options, versions and the machine."""
+        return self.record.params
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next step depends on."""
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
+            **self.train_step.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken.
+
+        Args:
+            state: The state that it returned.
+        """
+        self.algorithm.load_state_dict(state["algorithm"])
+        if self.evaluator is not None and state["evaluator"] is not None:
+            self.evaluator.load_state_dict(state["evaluator"])
+        self.train_step.load_state_dict(state)
 
     @classmethod
     def resume(
@@ -208,7 +317,7 @@ class TrainerBase(Generic[AlgorithmT]):
         self.origin = origin
         try:
             self._load_rank(state)
-            self._saved_run = state["run"]
+            self.saved_run = state["run"]
             self.checkpoints.go_on_from(checkpoint, origin.known)
         except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
             reason = " ".join(described(error).split())
@@ -217,8 +326,8 @@ class TrainerBase(Generic[AlgorithmT]):
             ) from error
         self.record.run_file = metadata.get("run_file")
         algorithm.seed = metadata["build"]["config"].get("seed", algorithm.seed)
-        evaluated_under = None if self._saved_run is None else self._saved_run["options"]["eval_env_config"]
-        if self._saved_run is not None:
+        evaluated_under = None if self.saved_run is None else self.saved_run["options"]["eval_env_config"]
+        if self.saved_run is not None:
             self.evaluations.env_config = evaluated_under
         if isinstance(self.tracker, MLflowTracker):
             self.tracker.resumed_spool = spool_of(checkpoint.path.parent, metadata)
@@ -238,228 +347,15 @@ class TrainerBase(Generic[AlgorithmT]):
             set_torch_generators(own["torch_generators"], self.algorithm.device)
             return
         self.algorithm.join(saved["trainer"]["algorithm"])
-        self._load_rows(saved["trainer"])
+        self.train_step.load_state_dict(saved["trainer"])
 
-    @property
-    def state(self) -> TrainerState:
-        """The running counters by metric name: collects, steps, updates, environment steps and episodes."""
-        return self.algorithm.counters
 
-    @property
-    def known(self) -> dict[str, float]:
-        """The numbers that an `env_config` may go by: metrics of the latest row and evaluation, and the counters."""
-        return {**self._row, **self._eval_row, **self.state}
-
-    @property
-    def metric_names(self) -> frozenset[str]:
-        """Every metric that a row of this trainer may have."""
-        env, names = self.algorithm.env, {*keys.TRAINER_METRICS}
-        if env is None:
-            names -= _COLLECTED
-        else:
-            names |= {*keys.info_metrics(env.metric_names), *keys.parameter_metrics(env.parameters)}
-        evaluated = {keys.EVAL_PREFIX + name for name in self.evaluations.measured}
-        return frozenset(names | {*self.algorithm.metrics} | evaluated | self._declared)
-
-    @property
-    def _declared(self) -> set[str]:
-        return {name for callback in self.callbacks for name in declared_metrics(callback)}
-
-    def evaluation_name(self, name: str) -> str | None:
-        """Name the metric of an evaluation that measures what another does in a training row.
-
-        Args:
-            name: The metric of a training row.
-
-        Returns:
-            The name; None where no evaluation measures that.
-        """
-        return self.evaluations.name_of(name)
-
-    # -- one step, one evaluation
-
-    def eval(
-        self, *, env_config: Mapping[str, Any] | None = None, deterministic: bool = True, name: str | None = None
-    ) -> EvalStats:
-        """Evaluate the present policy and track the metrics under `eval/`.
-
-        What `step()` has just returned takes the metrics in, as fresh: in a loop of one's own a condition that is then
-        asked about that row counts this evaluation, and once.
-
-        Args:
-            env_config: Values for the environment's parameters in this evaluation; None are those under which the run
-                evaluates, else the training's.
-            deterministic: Whether the policy takes its most likely action rather than a sample.
-            name: The metrics are `eval/<name>/...`. None: they are `eval/...`; where `env_config` is not the one under
-                which the run evaluates, they are tracked under a name made of it, such as `eval/gravity 50/...`. What
-                has a name never replaces the run's own evaluation.
-
-        Raises:
-            RuntimeError: If the training environment is used and is not at a reset, or there is no environment.
-            ValueError: If `env_config` could not be applied, or MLflow does not take the name.
-        """
-        if name is not None:
-            check_evaluation_name(name)
-        tracked_name = self.evaluations.config_name(env_config) if name is None else name
-        with Timer(self.algorithm.device) as timer:
-            stats = self.evaluations.measure(env_config, deterministic=deterministic)
-        spent = {"profiling/eval_ms": timer.elapsed_ms}
-        own, tracked = (in_group(stats, group) for group in (name, tracked_name))
-        if tracked_name is None:
-            self._eval_row = own
-            if self._judged_next is not None:
-                self._judged_next.add(own)
-        self.record.log(tracked | spent, trains=False)
-        self._evaluated |= tracked | spent
-        return EvalStats(own | spent)
-
-    def play(
-        self,
-        path: str | Path | None = None,
-        *,
-        copies: int | None = None,
-        env_config: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Film:
-        """Film the present policy, in an environment of its own; a notebook shows what is returned.
-
-        Args:
-            path: A file to write too, whose ending says the format; None makes a GIF.
-            copies: Copies side by side; None are as many as a list in `env_config` has values, else one.
-            env_config: Values for the environment's parameters; None are those under which the run evaluates.
-            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions`, as
-                `rl8x.video.film` takes them.
-
-        Raises:
-            ValueError: If the environment has no pictures or cannot be made again, or an option is not legal.
-        """
-        lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
-        copies = max(lists, default=1) if copies is None else copies
-        suffix = ".gif" if path is None else Path(path).suffix
-        env = self.make_film_env(copies)
-        try:
-            config = self.evaluations.runs_config() if env_config is None else env_config
-            film = film_policy(self.algorithm, env, config, copies, suffix=suffix, **options)
-        finally:
-            env.close()
-        if path is not None:
-            film.save(path)
-        return film
-
-    def make_film_env(self, copies: int) -> Env:
-        """Make an environment of its own to film in.
-
-        Args:
-            copies: Its copies.
-
-        Raises:
-            ValueError: If the environment has no pictures or cannot be made again.
-        """
-        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
-
-    def plot(self, *metrics: str) -> Figure:
-        """Draw what the run has logged so far; a notebook shows the figure.
-
-        Args:
-            metrics: A panel for each; none are the returns of training and evaluations.
-
-        Returns:
-            The figure.
-
-        Raises:
-            ValueError: If the tracker keeps no metrics, or has none of these so far.
-        """
-        return plot_run(self.tracker, metrics, sorted(self.metric_names), self.algorithm.clock)
-
-    def save(self) -> Path | None:
-        """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.
-
-        Within a `run()`, as in a callback, it is written after the step in progress, once the conditions have seen it.
-
-        Returns:
-            The checkpoint's folder; None where the trainer has no checkpoints or the disk refused, and in a `run()`.
-        """
-        if self._runs:
-            self._asked_to_save = True
-            return None
-        self.record.open(trains=False)
-        self.checkpoints.begin()
-        self.record.save(self.state_dict(), None)
-        return self.checkpoints.end()
-
-    def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
-        """Keep the present policy in the tracker as a model, with the latest metrics; of several ranks the first does.
-
-        Args:
-            name: What the model is called.
-            register: A name in MLflow's model registry of which it becomes a version.
-            alias: What that version is called: with `register="cartpole"` and `alias="champion"` the model is
-                `models:/cartpole@champion` from then on.
-
-        Raises:
-            TypeError: If the policy has no form in a file, or the tracker keeps no models.
-        """
-        if not ranks().is_first:
-            return
-        check_models(self.algorithm.policy, self.tracker)
-        self.record.open(trains=False)
-        metrics = model_metrics({**self._row, **self._eval_row})
-        step = self.algorithm.counters[self.algorithm.clock]
-        about = {"name": name, "step": step, "metrics": metrics, "register": register, "alias": alias}
-        log_policy(self.tracker, self.algorithm.policy, **about)
-
-    def _log_models(self) -> None:
-        """Log the last policy, and the best where checkpoints go by a metric; what cannot be is warned of."""
-        path = self.checkpoints.best_path
-        try:
-            self.log_model(LAST)
-            if path is not None:
-                policy, about = policy_at(read(path), self.algorithm)
-                log_policy(self.tracker, policy, name=BEST, **about)
-        except (CheckpointError, OSError) as error:
-            _log.warning("rl8x: not all policies are logged as models: %s", error)
-
-    def evaluate_now(self) -> Mapping[str, float] | None:
-        """Evaluate, track, and return the metrics, for a condition that wants to be confirmed; None out of turn."""
-        return self.eval() if self.evaluations.is_their_turn else None
-
-    # -- tracking
-
-    def close(self) -> None:
-        """End the tracked run of a loop over `step()`; `run()` does so itself."""
-        self.record.close("FINISHED", self.stop_reason, self._eval_row)
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The params of the run: hyperparameters, physics, run options, versions and the machine."""
-        return self.record.params
-
-    # -- saving
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next step depends on."""
-        return {
-            "algorithm": self.algorithm.state_dict(),
-            "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
-            "eval_row": dict(self._eval_row),
-            "row": dict(self._row),
-            "compiled_since": self.algorithm.execution.compiled_since,
-            "non_finite_in_a_row": self._guard.in_a_row,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken.
-
-        Args:
-            state: The state that it returned.
-        """
-        self.algorithm.load_state_dict(state["algorithm"])
-        if self.evaluator is not None and state["evaluator"] is not None:
-            self.evaluator.load_state_dict(state["evaluator"])
-        self._load_rows(state)
-
-    def _load_rows(self, state: Mapping[str, Any]) -> None:
-        self._eval_row = dict(state["eval_row"])
-        self._row = dict(state.get("row", {}))
-        self.algorithm.execution.compiled_since = state.get("compiled_since")
-        self._guard.in_a_row = state.get("non_finite_in_a_row", 0)
+def default_tracker() -> Tracker:
+    """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
+    if importlib.util.find_spec("mlflow") is not None:
+        return MLflowTracker()
+    warnings.warn(
+        "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",
+        stacklevel=3,
+    )
+    return NullTracker()

@@ -23,6 +23,11 @@ def declared_metrics(callback: object) -> tuple[str, ...]:
     return tuple(names)
 
 
+def declared_by(callbacks: Iterable[Callback]) -> set[str]:
+    """Return the metrics that any of the callbacks declares."""
+    return {name for callback in callbacks for name in declared_metrics(callback)}
+
+
 def check_callbacks(callbacks: Sequence[Callback], known: Collection[str]) -> None:
     """Refuse callbacks that cannot be called, and names that they declare where MLflow or the trainer has no place.
 
@@ -63,7 +68,7 @@ def returned_metrics(
                 f"the callback {_name(callback)} returned {new[0]!r}, which is not tracked: it declares no metrics. "
                 f"Write {_name(callback)}.metric_names = {new!r}.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return {}
     if not isinstance(returned, Mapping):

@@ -6,6 +6,8 @@ the counts come to the host with everything else. Only where one is not 0 are th
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -14,8 +16,10 @@ from torch import Tensor
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
+from rl8x.checkpoint import CheckpointManager
 from rl8x.checkpoint.tree import clone
-from rl8x.trainers.ranks import one_diagnosis, take_over
+from rl8x.tracking import Tracker
+from rl8x.trainers.ranks import from_first, one_diagnosis, take_over
 
 OnNonFinite = Literal["stop", "skip", "rollback"]
 CHOICES: Final = ("stop", "skip", "rollback")
@@ -115,7 +119,7 @@ class Decision(NamedTuple):
 
 
 class Guard:
-    """Decides by the trainer's `on_non_finite` what follows from a step's counts, and takes an update back.
+    """Decides by the trainer's `on_non_finite` what follows from a step's counts, and does it.
 
     Attributes:
         in_a_row: How many steps in a row, up to the last, had numbers that are not finite.
@@ -144,15 +148,50 @@ class Guard:
         self.in_a_row += 1
         return Decision(self._mode, diagnosis)
 
-    def take_back(
-        self, algorithm: GenericAlgorithmBase[Any], decision: Decision, saved: Mapping[str, Any] | None
+    def act_on(
+        self,
+        decision: Decision,
+        algorithm: GenericAlgorithmBase[Any],
+        tracker: Tracker,
+        checkpoints: CheckpointManager,
     ) -> None:
-        """Go back to earlier weights; counters go on, and experience too unless it was not finite itself.
+        """Stop with the diagnosis, or go back to earlier weights and warn.
 
         Args:
-            algorithm: What took the step.
             decision: What `judge` returned.
-            saved: The algorithm's state in the last good checkpoint; None goes back to before the step.
+            algorithm: What took the step.
+            tracker: Gets the diagnosis, as a tag and as artifacts.
+            checkpoints: Has the weights that `"rollback"` goes back to; without a good one that is before the step.
+
+        Raises:
+            NonFiniteError: If the decision is to stop.
+        """
+        diagnosis, text = decision.diagnosis, message(decision.diagnosis)
+        if decision.action == "stop":
+            tracker.set_tags({TAG: text})
+            written = json.dumps(diagnosis, indent=1, default=str) + "\n"
+            tracker.log_text(written, "diagnosis.json")
+            tracker.log_text(text + "\n", "diagnosis.txt")
+            path = checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
+            raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
+        checkpoint = checkpoints.last_good() if decision.action == "rollback" else None
+        state, learned = None if checkpoint is None else checkpoint.state["trainer"]["algorithm"], None
+        if state is not None:  # a replay, which is each rank's own, stays
+            learned = {name: state[name] for name in algorithm.learned_state() if name in state}
+        saved = from_first(learned)
+        self._take_back(algorithm, decision, saved)
+        to = "before the step" if saved is None else "in the last checkpoint"
+        to = to if checkpoint is None else f"in {checkpoint.path.name}"
+        text = f"{text}; the weights are as they were {to}"
+        tracker.set_tags({TAG: text})
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+    def _take_back(
+        self, algorithm: GenericAlgorithmBase[Any], decision: Decision, saved: Mapping[str, Any] | None
+    ) -> None:
+        """Go back to `saved` weights, or to those before the step.
+
+        Counters go on, and experience too unless it was not finite itself.
         """
         if saved is None:
             algorithm.load_learned_state(self._before)

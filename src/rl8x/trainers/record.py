@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import platform
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -24,20 +22,28 @@ from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.ranks import RANKS, gathered
 from rl8x.distributed import ranks
 from rl8x.envs import Env
+from rl8x.envs.parameters import inherited_config, shown_value
 from rl8x.plain_yaml import dump_run
-from rl8x.tracking import MLflowTracker, NullTracker, Tracker
+from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
-from rl8x.trainers.config_params import PlainConfig, config_params, training_config
-from rl8x.trainers.description import RUN_FILE, command, describe, describe_ending, labels, run_file, task_name
-from rl8x.trainers.going_on import GoingOn
+from rl8x.trainers.description import (
+    RUN_FILE,
+    GoingOn,
+    command,
+    describe,
+    describe_ending,
+    labels,
+    run_file,
+    task_name,
+)
 from rl8x.trainers.progress import counter_name
-from rl8x.trainers.restart import job
-from rl8x.trainers.results import Results
-from rl8x.trainers.resume import kind_of, torch_generators
+from rl8x.trainers.resume import job, kind_of, torch_generators
 from rl8x.trainers.run_state import RunState, function_form, function_name
+from rl8x.trainers.statistics import Results
 
+PlainConfig = Mapping[str, object]
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 
 
@@ -119,7 +125,7 @@ class Record:
         """
         self._results.load_state_dict(results)
         trained = {} if self.algorithm.env is None else self.algorithm.env.config
-        self._shown = {*config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
+        self._shown = {*_config_params(self.algorithm.env, self._eval_env, trained, eval_config, None)}
         self._handle, self._repeats, self._resume_tags = handle, True, dict(tags)
 
     def prepare(self, run: RunState, *, callbacks: bool) -> None:
@@ -131,7 +137,7 @@ class Record:
         elif not (callbacks or self._steered_by):
             options = {**self.options, **run.plain, "stop_conditions": run.specs}
             self._whole_file = run_file(self.algorithm, self.build, options)
-        config = training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
+        config = _training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
         self._config = self._config if config is None else config
 
     def open(self, *, trains: bool = True) -> None:
@@ -233,7 +239,7 @@ class Record:
         together = {"ranks": ranks().size} if ranks().size > 1 else {}
         if together and isinstance(algorithm, OnlineAlgorithm):
             together["num_envs.total"] = algorithm.config.num_envs * ranks().size
-        configs = config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
+        configs = _config_params(env, self._eval_env, config, eval_config, self._steered_by, self._shown)
         if "num_eval_envs" in configs:
             configs["num_eval_envs"] = sum(self._num_eval_envs)
         return {
@@ -351,12 +357,49 @@ class Record:
         )
 
 
-def default_tracker() -> Tracker:
-    """Return a tracker to MLflow, or one that keeps nothing where MLflow is not installed, with a warning."""
-    if importlib.util.find_spec("mlflow") is not None:
-        return MLflowTracker()
-    warnings.warn(
-        "MLflow is not installed: this run is not tracked. `pip install mlflow`, or pass tracker=NullTracker().",
-        stacklevel=3,
-    )
-    return NullTracker()
+# -- the configurations of a run's environments as params
+
+
+def _training_config(algorithm: GenericAlgorithmBase[Any], given: PlainConfig | None) -> PlainConfig | None:
+    """Return what the next step trains under, with a run's `env_config`, in plain form; None without environment."""
+    if not isinstance(algorithm, OnlineAlgorithm):
+        return None
+    if not algorithm.reset_is_due():
+        return algorithm.env.config
+    return algorithm.env.next_config if given is None else given
+
+
+def _config_params(
+    env: Env | None,
+    eval_env: Env | None,
+    config: PlainConfig,
+    eval_config: PlainConfig | None,
+    steered_by: str | None,
+    shown: Collection[str] = (),
+) -> dict[str, Any]:
+    """Name the value of each parameter of the environment, and those of evaluations where they are others.
+
+    Without training environment `config` is what the evaluation environment came with; without `eval_config`
+    evaluations are under `config` too. Where a function sets the values again and again, its name stands for all.
+    What has been `shown` of evaluations is so again, also where it is as in training by now: no param goes away.
+    """
+    trained = {} if env is None else _in_force(env, config)
+    params = {f"env_config.{name}": shown_value(value) for name, value in trained.items()}
+    if steered_by is not None:
+        trained, params = {}, {"env_config": f"function {steered_by}"}
+    played = env if eval_env is None else eval_env
+    if played is None:
+        return params
+    inherited = inherited_config(config, played.num_envs) if eval_config is None else eval_config
+    played_under = {} if steered_by and eval_config is None else _in_force(played, inherited)
+    for name, value in played_under.items():
+        param = f"eval_env_config.{name}"
+        if name in (eval_config or {}) or value != trained.get(name) or param in shown:
+            params[param] = shown_value(value)
+    params["num_eval_envs"] = played.num_envs
+    params["eval_env"] = "training environment" if eval_env is None else type(eval_env).__name__
+    return params
+
+
+def _in_force(env: Env, config: PlainConfig) -> dict[str, object]:
+    return {name: config.get(name, parameter.default) for name, parameter in env.parameters.items()}

@@ -1,20 +1,25 @@
-"""Going on with an interrupted run: what its checkpoint says, checked against what is asked for."""
+"""Going on with a run, asked for or after torchrun has started a job again: its checkpoint, checked against both."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Final
 
+import psutil
 import torch
 
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase, qualified_name
 from rl8x.checkpoint import Checkpoint, CheckpointError, Checkpoints, CheckpointsLike, find, listed
 from rl8x.checkpoint.build import build_algorithm, changes
+from rl8x.checkpoint.find import find_of_job
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker, Tracker, TrackingError
 from rl8x.tracking.location import is_users_own, locate, recorded_location, user_tracking_uri
 from rl8x.tracking.runs import has_run
@@ -22,6 +27,8 @@ from rl8x.tracking.stored_run import RESUMED_TAG
 
 # Trackers of rl8x that can be made again where none is given.
 REMADE: Final = ("MLflowTracker", "NullTracker")
+# Runs that this process has gone on with: the next trainer of a script means another.
+_TAKEN: Final[set[Path]] = set()
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,37 @@ def newest(directory: Path, origin: Origin, algorithm: GenericAlgorithmBase[Any]
     known = listed(directory)
     checkpoint = find(directory, auto=origin.auto)
     return checkpoint, replace(origin, known=known, tags=_tags(checkpoint, algorithm, origin.overrides))
+
+
+@functools.cache
+def job() -> str | None:
+    """Return what tells a job from others: the torchrun that started this process; None without it.
+
+    It is of one machine: of torchrun's own names for a job the usual one is the same for all.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    agent = psutil.Process(os.getppid())
+    return f"{os.environ['TORCHELASTIC_RUN_ID']} on {platform.node()}, {agent.pid} since {agent.create_time():.2f}"
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this job before."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def unfinished(build: Mapping[str, Any], root: Path | None) -> Path | None:
+    """Return the folder of checkpoints of the run that the job began of an algorithm.
+
+    Args:
+        build: How the algorithm was built, as plain data.
+        root: Where such folders are, or the run's own; None: nothing is saved.
+    """
+    name = job()
+    folder = None if name is None or root is None else find_of_job(name, build, root, _TAKEN)
+    if folder is not None:
+        _TAKEN.add(folder)
+    return folder
 
 
 def after_restart(directory: Path, algorithm: GenericAlgorithmBase[Any]) -> tuple[Checkpoint, Origin]:

@@ -50,6 +50,7 @@ class RunState:
         steps: Steps so far, those before a resume among them.
         met: The conditions that the last row met.
         last: The last row, once the run has come to its end.
+        asked_to_save: Whether a callback has asked for a checkpoint after the step in progress.
 
     Raises:
         ValueError: If an option is not legal.
@@ -70,6 +71,7 @@ class RunState:
         self.steps = 0
         self.met: list[Condition] = []
         self.last: TrainStats | None = None
+        self.asked_to_save = False
         self._saved = saved
         self._measured: frozenset[str] = frozenset()
         self._steps_before = 0

@@ -3,157 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
-import time
 import traceback
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rl8x import keys
 from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
+from rl8x.checkpoint import CheckpointError, read
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions import Condition
 from rl8x.distributed import ranks
+from rl8x.envs import Env
 from rl8x.envs.parameters import followed_in
 from rl8x.output import described
-from rl8x.rollouts.statistics import Stats
 from rl8x.tracking import MLflowTracker
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.runs import shown_path
-from rl8x.tracking.secrets import hide
-from rl8x.trainers import non_finite
+from rl8x.tracking.secrets import hide, logger
 from rl8x.trainers.base import AlgorithmT, TrainerBase
-from rl8x.trainers.callbacks import returned_metrics
-from rl8x.trainers.films import log_film
-from rl8x.trainers.non_finite import NonFiniteError
+from rl8x.trainers.callbacks import declared_by
+from rl8x.trainers.films import film_policy, log_film, make_film_env
+from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_metrics, policy_at
+from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.progress import Progress, ProgressReporter
-from rl8x.trainers.ranks import agree, check_alike, execute_alike, from_first, pooled_row
-from rl8x.trainers.restart import is_restart, unfinished
-from rl8x.trainers.resume import after_restart, newest
+from rl8x.trainers.ranks import agree, check_alike
+from rl8x.trainers.resume import after_restart, is_restart, newest, unfinished
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard
-from rl8x.trainers.statistics import Timer, TrainStats
+from rl8x.trainers.statistics import TrainStats
+from rl8x.video import Film
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_log = logger(__name__)
 
 
 class GenericTrainerBase(TrainerBase[AlgorithmT]):
-    """Drives an algorithm: `step()`, `eval()`, and `run()` until a condition stops it; options as `TrainerBase`."""
+    """Drives an algorithm: `step()`, `eval()`, and `run()` until a condition stops it; arguments are `TrainerBase`'s.
 
-    def step(self, *, env_config: AnyEnvConfig | None = None) -> TrainStats:
-        """Collect experience and update the policy once; track the row of metrics.
-
-        Args:
-            env_config: Values for the environment's parameters, applied where a reset is due; None goes on with those
-                that training had before, whatever an evaluation had in between. Or a function of the trainer's `known`.
-
-        Returns:
-            The row, with the latest evaluation's metrics beside it; an `eval()` before the next step renews them there.
-
-        Raises:
-            ValueError: If the `env_config` is not legal, or would never apply.
-            NonFiniteError: If numbers are not finite and `on_non_finite` says stop.
-            RuntimeError: Within a `run()` of this trainer, or in a callback.
-        """
-        if self._runs or self._calls_back:
-            raise RuntimeError("a step of this trainer is in progress: a callback cannot make another one.")
-        stats = self._judged_next = self._finish_row(self._step(env_config))
-        return stats
-
-    def __iter__(self) -> Iterator[TrainStats]:
-        """Yield the statistics of one `step()` after another, for as long as the caller takes them."""
-        while True:
-            try:
-                stats = self.step()
-            except KeyboardInterrupt:
-                self.record.close("KILLED", "interrupted", self._eval_row)
-                raise
-            yield stats
-
-    def _step(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
-        """Collect, learn, and track the row; then act on what was not finite."""
-        algorithm, state, device = self.algorithm, self.algorithm.counters, self.algorithm.device
-        transitions, begin, self._judged_next = state[keys.ENV_STEPS], time.perf_counter(), None
-        if state[keys.STEPS] >= algorithm.execution.due:
-            algorithm.execution.begin_step(state[keys.STEPS])
-        self._guard.before_step(algorithm)
-        with Timer(device) as collecting:
-            algorithm.follow(self.known)
-            collected = algorithm.collect(env_config=env_config)
-            self.record.note_config(env_config)
-        with Timer(device) as learning:
-            learned = algorithm.step()
-
-        def measure() -> dict[str, float]:
-            measured = {"profiling/collect_ms": collecting.elapsed_ms, "profiling/step_ms": learning.elapsed_ms}
-            if algorithm.env is not None:
-                gathered = state[keys.ENV_STEPS] - transitions
-                measured["profiling/env_steps_per_s"] = gathered / (time.perf_counter() - begin)
-            measured["profiling/tracking_ms"] = self.record.log_ms
-            measured["memory/process_mb"] = self._process.memory_info().rss / 1e6
-            if device.type == "cuda":
-                measured["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
-            return measured
-
-        stats = Stats.merge(collected, learned)
-        row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
-        not_finite = non_finite.take_counts(row)
-        state[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
-        row.update(state)
-        row.update(measured)
-        self.record.log(row)
-        decision = self._guard.judge(algorithm, not_finite)
-        if decision is not None:
-            self._act_on(decision)
-        execute_alike(algorithm, fallen)
-        algorithm.watch(row)
-        return row
-
-    def _act_on(self, decision: non_finite.Decision) -> None:
-        """Stop with the diagnosis, or go back to earlier weights and warn."""
-        diagnosis, text = decision.diagnosis, non_finite.message(decision.diagnosis)
-        if decision.action == "stop":
-            self.tracker.set_tags({non_finite.TAG: text})
-            written = json.dumps(diagnosis, indent=1, default=str) + "\n"
-            self.tracker.log_text(written, "diagnosis.json")
-            self.tracker.log_text(text + "\n", "diagnosis.txt")
-            path = self.checkpoints.write_text(f"diagnosis-step-{diagnosis['step']}.json", written)
-            raise NonFiniteError(text if path is None else f"{text}; see {path}", diagnosis)
-        checkpoint = self.checkpoints.last_good() if decision.action == "rollback" else None
-        state, learned = None if checkpoint is None else checkpoint.state["trainer"]["algorithm"], None
-        if state is not None:  # a replay, which is each rank's own, stays
-            learned = {name: state[name] for name in self.algorithm.learned_state() if name in state}
-        saved = from_first(learned)
-        self._guard.take_back(self.algorithm, decision, saved)
-        to = "before the step" if saved is None else "in the last checkpoint"
-        to = to if checkpoint is None else f"in {checkpoint.path.name}"
-        text = f"{text}; the weights are as they were {to}"
-        self.tracker.set_tags({non_finite.TAG: text})
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-    def _finish_row(self, row: dict[str, float]) -> TrainStats:
-        stats = TrainStats({**self._eval_row, **row}, frozenset(row))
-        for callback in self.callbacks:
-            self._evaluated, evaluation = {}, self._eval_row
-            self._calls_back = True
-            try:
-                returned = returned_metrics(callback, callback(self, stats), self._evaluated, stats)
-            finally:
-                self._calls_back = False
-            returned = ranks().first("what a callback measured", returned)
-            new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
-            if new:
-                self.record.log(new)
-            stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
-        self._row = dict(stats)
-        return stats
-
-    # -- running
+    Of the trainer's own state it changes `stop_reason`, `ending` and, once a run has begun, `origin` and `saved_run`.
+    What a run has come to is in its `RunState`.
+    """
 
     def run(
         self,
@@ -205,7 +100,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             KeyboardInterrupt: After SIGINT, once the run is saved.
             SystemExit: After SIGTERM and SIGHUP, once the run is saved.
         """
-        if self._runs or self._calls_back:
+        if self.train_step.is_in_progress:
             raise RuntimeError("this trainer is in a run() already: one at a time, and none in its callbacks.")
         options = {
             "env_config": env_config,
@@ -215,39 +110,29 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        if is_restart() and self.origin is None and self.algorithm.counters[keys.STEPS] == 0:
-            self._restart()
+        self._go_on_after_restart()
         run = self._checked_run(options)
         check_alike("the start of the run", {**run.params, **run.plain})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
-            self._runs, self._asked_to_save = True, False
+            self.train_step.in_run = True
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
                 self._catch_up()
                 run = self._checked_run(options)
-            self._prepare(run)
-            progress = progress if ranks().is_first else "none"
-            reporter = ProgressReporter(progress, run.total_steps(self.state), self.algorithm.clock)
-            self.algorithm.execution.announce(reporter.say)
+            reporter = self._prepare(run, progress)
             with SignalGuard(quiet=reporter.mode == "none") as signals:
                 with self._tracked(run, reporter, signals):
                     stats, stop = self._begin(run), None
-                    self.origin = self._saved_run = None  # only now: what could not begin can be tried again
+                    self.origin = self.saved_run = None  # only now: what could not begin can be tried again
                     while stats is None or stats.stop_reason is None:
                         if stop is not None or (signals.stop is not None and ranks().size == 1):
                             self.record.save(self.state_dict(), run, "KILLED")
                             raise signals.exception()
-                        row = self._step(run.options["env_config"])
+                        row = self.train_step.make_row(run.options["env_config"])
                         run.steps += 1
-                        if run.evaluation_is_due:
-                            row |= self.eval() | self.state
-                        if run.film_is_due:
-                            log_film(self.tracker, self.play(), self.state)
-                        stats = self._finish_row(row)
-                        evaluation = self._eval_row
-                        run.judge(stats, evaluation)
-                        if self._eval_row is not evaluation:  # a condition evaluated; the best goes by that too
-                            stats.add(self._eval_row)
+                        self._evaluate_where_due(run, row)
+                        stats = self.train_step.finish(row, self)
+                        self._judge(run, stats)
                         reporter.update(stats, run.total_steps(self.state))
                         stop = self._save_where_due(run, stats, signals, reporter)
                     self.stop_reason = stats.stop_reason
@@ -255,11 +140,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                     raise signals.exception()
             return stats
         finally:
-            self._runs = False
+            self.train_step.in_run = False
             self.checkpoints.end()  # only now: a lock that was left marks a run that was killed before its end
 
-    def _prepare(self, run: RunState) -> None:
-        """Take over what a run is made of, before it begins."""
+    def _prepare(self, run: RunState, progress: Progress) -> ProgressReporter:
+        """Take over what a run is made of, before it begins; returns what shows how far it has come."""
         algorithm = self.algorithm
         config = algorithm.config
         collected = 0 if algorithm.env is None else config.num_envs * config.horizon * ranks().size
@@ -267,6 +152,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         algorithm.execution.plan(algorithm.seconds_per_step, run.most_steps, algorithm.counters[keys.STEPS])
         self.evaluations.env_config = run.options["eval_env_config"]
         self.record.prepare(run, callbacks=bool(self.callbacks))
+        shown = progress if ranks().is_first else "none"
+        reporter = ProgressReporter(shown, run.total_steps(self.state), algorithm.clock)
+        algorithm.execution.announce(reporter.say)
+        return reporter
 
     def _begin(self, run: RunState) -> TrainStats | None:
         """Begin the tracked run and its checkpoints; returns the last row of a run that has come to its end."""
@@ -283,6 +172,20 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             self.record.save(self.state_dict(), run)
             self.checkpoints.wait()
         return None
+
+    def _evaluate_where_due(self, run: RunState, row: dict[str, float]) -> None:
+        """Make the evaluation and the film that follow the step, and have the row take in what was measured."""
+        if run.evaluation_is_due:
+            row |= self.eval() | self.state
+        if run.film_is_due:
+            log_film(self.tracker, self.play(), self.state)
+
+    def _judge(self, run: RunState, stats: TrainStats) -> None:
+        """Ask the conditions, one of which may evaluate: the row takes that in, and the best goes by it too."""
+        evaluation = self.train_step.eval_row
+        run.judge(stats, evaluation)
+        if self.train_step.eval_row is not evaluation:
+            stats.add(self.train_step.eval_row)
 
     @contextlib.contextmanager
     def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
@@ -304,7 +207,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 self.checkpoints.wait()
                 if status != "FAILED" and self.options["log_models"]:
                     self._log_models()
-                self.record.close(status, self.stop_reason, self._eval_row)
+                self.record.close(status, self.stop_reason, self.train_step.eval_row)
             finally:
                 # Of a run that failed before its first step the error says enough.
                 if status != "FAILED" or run.has_stepped:
@@ -316,7 +219,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
         steps = self.algorithm.counters[keys.STEPS]
         is_best = self.checkpoints.improved(stats, stats.fresh, steps)
-        asked, self._asked_to_save = self._asked_to_save, False
+        asked, run.asked_to_save = run.asked_to_save, False
         stop, saves = agree(stats, signals, is_best or asked or self.checkpoints.due(steps))
         if stats.stop_reason is not None:
             run.last = stats
@@ -331,6 +234,17 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                 )
         return stop
 
+    def _log_models(self) -> None:
+        """Log the last policy, and the best where checkpoints go by a metric; what cannot be is warned of."""
+        path = self.checkpoints.best_path
+        try:
+            self.log_model(LAST)
+            if path is not None:
+                policy, about = policy_at(read(path), self.algorithm)
+                log_policy(self.tracker, policy, name=BEST, **about)
+        except (CheckpointError, OSError) as error:
+            _log.warning("rl8x: not all policies are logged as models: %s", error)
+
     def check_run(self, **options: Any) -> None:
         """Refuse what `run()` would refuse before its first step.
 
@@ -344,7 +258,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         self._checked_run(dict.fromkeys(RUN_OPTIONS, ...) | options)
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
-        saved = self._saved_run
+        """Return the run that is asked for, once all of it is known to be legal."""
+        saved = self.saved_run
         run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         steps = 0 if saved is None else int(saved["steps"])
@@ -352,10 +267,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         plain_configs = self.evaluations.plain_configs(env_config, eval_config, self.known)
         if run.options["evals_per_film"] is not None:
             self.make_film_env(1).close()  # what cannot be filmed is told before the first step
-        run.start(self, plain_configs, known=self.metric_names, measured=self._declared)
+        run.start(self, plain_configs, known=self.metric_names, measured=declared_by(self.callbacks))
         env, calls_back = self.algorithm.env, bool(self.callbacks)
         followed = followed_in(plain_configs["env_config"] or ({} if env is None else env.next_config))
-        run.check_followed(followed, self.metric_names, self._eval_row, calls_back=calls_back)
+        run.check_followed(followed, self.metric_names, self.train_step.eval_row, calls_back=calls_back)
         if isinstance(self.tracker, MLflowTracker) and not self.record.is_open:
             self.tracker.check()
         if self.checkpoints.check():
@@ -365,8 +280,10 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             )
         return run
 
-    def _restart(self) -> None:
+    def _go_on_after_restart(self) -> None:
         """Go on where the same job was before torchrun started it again, if it had saved something."""
+        if not is_restart() or self.origin is not None or self.algorithm.counters[keys.STEPS] > 0:
+            return
         build = dict(self.record.build)
         if self.algorithm.config.seed is None:  # the one that was drawn then is meant
             build["config"] = {**build["config"], "seed": None}
@@ -386,6 +303,106 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
             raise self.checkpoints.outrun_error()
         self.go_on_from(*newest(directory, origin, self.algorithm))
+
+    def play(
+        self,
+        path: str | Path | None = None,
+        *,
+        copies: int | None = None,
+        env_config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Film:
+        """Film the present policy, in an environment of its own; a notebook shows what is returned.
+
+        Args:
+            path: A file to write too, whose ending says the format; None makes a GIF.
+            copies: Copies side by side; None are as many as a list in `env_config` has values, else one.
+            env_config: Values for the environment's parameters; None are those under which the run evaluates.
+            **options: `episodes`, `deterministic`, `seed`, `max_steps`, `fps`, `columns` and `captions`, as
+                `rl8x.video.film` takes them.
+
+        Raises:
+            ValueError: If the environment has no pictures or cannot be made again, or an option is not legal.
+        """
+        lists = [len(value) for value in (env_config or {}).values() if isinstance(value, list | tuple)]
+        copies = max(lists, default=1) if copies is None else copies
+        suffix = ".gif" if path is None else Path(path).suffix
+        env = self.make_film_env(copies)
+        try:
+            config = self.evaluations.runs_config() if env_config is None else env_config
+            film = film_policy(self.algorithm, env, config, copies, suffix=suffix, **options)
+        finally:
+            env.close()
+        if path is not None:
+            film.save(path)
+        return film
+
+    def make_film_env(self, copies: int) -> Env:
+        """Make an environment of its own to film in.
+
+        Args:
+            copies: Its copies.
+
+        Raises:
+            ValueError: If the environment has no pictures or cannot be made again.
+        """
+        return make_film_env(self.algorithm, None if self.evaluator is None else self.evaluator.env, copies)
+
+    def plot(self, *metrics: str) -> Figure:
+        """Draw what the run has logged so far; a notebook shows the figure.
+
+        Args:
+            metrics: A panel for each; none are the returns of training and evaluations.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ValueError: If the tracker keeps no metrics, or has none of these so far.
+        """
+        return plot_run(self.tracker, metrics, sorted(self.metric_names), self.algorithm.clock)
+
+    def log_model(self, name: str = LAST, *, register: str | None = None, alias: str | None = None) -> None:
+        """Keep the present policy in the tracker as a model, with the latest metrics; of several ranks the first does.
+
+        Args:
+            name: What the model is called.
+            register: A name in MLflow's model registry of which it becomes a version.
+            alias: What that version is called: with `register="cartpole"` and `alias="champion"` the model is
+                `models:/cartpole@champion` from then on.
+
+        Raises:
+            TypeError: If the policy has no form in a file, or the tracker keeps no models.
+        """
+        if not ranks().is_first:
+            return
+        check_models(self.algorithm.policy, self.tracker)
+        self.record.open(trains=False)
+        metrics = model_metrics(self.known)
+        step = self.algorithm.counters[self.algorithm.clock]
+        about = {"name": name, "step": step, "metrics": metrics, "register": register, "alias": alias}
+        log_policy(self.tracker, self.algorithm.policy, **about)
+
+    def save(self) -> Path | None:
+        """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.
+
+        Within a `run()`, as in a callback, it is written after the step in progress, once the conditions have seen it.
+
+        Returns:
+            The checkpoint's folder; None where the trainer has no checkpoints or the disk refused, and in a `run()`.
+        """
+        if self.train_step.in_run:
+            assert self.record.run is not None
+            self.record.run.asked_to_save = True
+            return None
+        self.record.open(trains=False)
+        self.checkpoints.begin()
+        self.record.save(self.state_dict(), None)
+        return self.checkpoints.end()
+
+    def close(self) -> None:
+        """End the tracked run of a loop over `step()`; `run()` does so itself."""
+        self.record.close("FINISHED", self.stop_reason, self.train_step.eval_row)
 
 
 class Trainer(GenericTrainerBase[GenericAlgorithmBase[Any]]):

@@ -1,0 +1,173 @@
+"""One step of a trainer: collect, learn, track the row of metrics, act on what is not finite, call back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+import torch
+
+from rl8x import keys
+from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
+from rl8x.distributed import ranks
+from rl8x.rollouts.statistics import Stats
+from rl8x.trainers.callbacks import Callback, returned_metrics
+from rl8x.trainers.non_finite import Guard, OnNonFinite, take_counts
+from rl8x.trainers.ranks import execute_alike, pooled_row
+from rl8x.trainers.record import Record
+from rl8x.trainers.statistics import Timer, TrainStats
+
+
+class TrainStep:
+    """Makes the steps of a trainer one after another, and keeps the latest row and the latest evaluation.
+
+    Args:
+        algorithm: What is trained.
+        record: What tracks the rows.
+        on_non_finite: What happens where numbers are not finite, see `Trainer`.
+
+    Attributes:
+        row: The latest row with all that joined it; empty before the first step.
+        eval_row: The latest of the run's own evaluations, under `eval/`; empty before the first.
+        open_row: The row that a single `step()` returned last: an evaluation before the next step joins it.
+        in_run: Whether a `run()` makes the steps.
+        calls_back: Whether a callback is being called.
+    """
+
+    def __init__(self, algorithm: GenericAlgorithmBase[Any], record: Record, on_non_finite: OnNonFinite) -> None:
+        self.row: dict[str, float] = {}
+        self.eval_row: dict[str, float] = {}
+        self.open_row: TrainStats | None = None
+        self.in_run = self.calls_back = False
+        self._algorithm = algorithm
+        self._record = record
+        self._guard = Guard(on_non_finite)
+        self._process = psutil.Process()
+        self._evaluated: dict[str, float] = {}  # by evaluations within the present callback
+
+    @property
+    def is_in_progress(self) -> bool:
+        """Whether no other step can be made now."""
+        return self.in_run or self.calls_back
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The numbers that an `env_config` may go by: metrics of the latest row and evaluation, and the counters."""
+        return {**self.row, **self.eval_row, **self._algorithm.counters}
+
+    def make_row(self, env_config: AnyEnvConfig | None) -> dict[str, float]:
+        """Collect, learn, and track the row; then act on what was not finite.
+
+        Args:
+            env_config: Values for the environment's parameters; None changes nothing.
+
+        Returns:
+            The row, the same on all ranks.
+
+        Raises:
+            NonFiniteError: If numbers are not finite, and `on_non_finite` says stop.
+        """
+        algorithm, counters, device = self._algorithm, self._algorithm.counters, self._algorithm.device
+        transitions, begin, self.open_row = counters[keys.ENV_STEPS], time.perf_counter(), None
+        if counters[keys.STEPS] >= algorithm.execution.due:
+            algorithm.execution.begin_step(counters[keys.STEPS])
+        self._guard.before_step(algorithm)
+        with Timer(device) as collecting:
+            algorithm.follow(self.known)
+            collected = algorithm.collect(env_config=env_config)
+            self._record.note_config(env_config)
+        with Timer(device) as learning:
+            learned = algorithm.step()
+
+        def measure() -> dict[str, float]:
+            gathered = counters[keys.ENV_STEPS] - transitions
+            return self._profile(collecting, learning, gathered / (time.perf_counter() - begin))
+
+        stats = Stats.merge(collected, learned)
+        row, measured, fallen = pooled_row(stats, measure, algorithm.execution.fell_back)  # the one copy to the host
+        not_finite = take_counts(row)
+        counters[keys.ENV_EPISODES] += int(row.get(keys.EPISODES_ENDED, 0))
+        row.update(counters)
+        row.update(measured)
+        self._record.log(row)
+        decision = self._guard.judge(algorithm, not_finite)
+        if decision is not None:
+            self._guard.act_on(decision, algorithm, self._record.tracker, self._record.checkpoints)
+        execute_alike(algorithm, fallen)
+        algorithm.watch(row)
+        return row
+
+    def _profile(self, collecting: Timer, learning: Timer, env_steps_per_s: float) -> dict[str, float]:
+        """Return times, the rate and the memory of this rank, once the step's numbers are on the host."""
+        measured = {"profiling/collect_ms": collecting.elapsed_ms, "profiling/step_ms": learning.elapsed_ms}
+        if self._algorithm.env is not None:
+            measured["profiling/env_steps_per_s"] = env_steps_per_s
+        measured["profiling/tracking_ms"] = self._record.log_ms
+        measured["memory/process_mb"] = self._process.memory_info().rss / 1e6
+        device = self._algorithm.device
+        if device.type == "cuda":
+            measured["memory/device_mb"] = torch.cuda.memory_allocated(device) / 1e6
+        return measured
+
+    def take_evaluation(self, own: dict[str, float], tracked: dict[str, float], *, is_of_run: bool) -> None:
+        """Track an evaluation; the run's own joins the rows from now on.
+
+        Args:
+            own: Its metrics, as the caller of `eval()` gets them.
+            tracked: The same under the names that are tracked, and how long it took.
+            is_of_run: Whether it is what the run evaluates, rather than under another name or `env_config`.
+        """
+        if is_of_run:
+            self.eval_row = own
+            if self.open_row is not None:
+                self.open_row.add(own)
+        self._record.log(tracked, trains=False)
+        self._evaluated |= tracked
+
+    def finish(self, row: dict[str, float], trainer: Any) -> TrainStats:
+        """Call all callbacks with a row, and track what they return.
+
+        Args:
+            row: What `make_row` returned, with what was measured since.
+            trainer: What has the `callbacks`, each of which is called with it.
+
+        Returns:
+            The row, with the latest evaluation and the callbacks' metrics.
+        """
+        stats = TrainStats({**self.eval_row, **row}, frozenset(row))
+        for callback in trainer.callbacks:
+            evaluation = self.eval_row
+            returned = self._call(callback, trainer, stats)
+            new = {name: value for name, value in returned.items() if self._evaluated.get(name) != value}
+            if new:
+                self._record.log(new)
+            stats.add((self.eval_row if self.eval_row is not evaluation else {}) | returned)
+        self.row = dict(stats)
+        return stats
+
+    def _call(self, callback: Callback, trainer: Any, stats: TrainStats) -> dict[str, float]:
+        """Return what a callback measures of a row, as the first rank has it."""
+        self._evaluated, self.calls_back = {}, True
+        try:
+            returned = returned_metrics(callback, callback(trainer, stats), self._evaluated, stats)
+        finally:
+            self.calls_back = False
+        return dict(ranks().first("what a callback measured", returned))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on, but for the algorithm's own state."""
+        return {
+            "eval_row": dict(self.eval_row),
+            "row": dict(self.row),
+            "compiled_since": self._algorithm.execution.compiled_since,
+            "non_finite_in_a_row": self._guard.in_a_row,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.eval_row = dict(state["eval_row"])
+        self.row = dict(state.get("row", {}))
+        self._algorithm.execution.compiled_since = state.get("compiled_since")
+        self._guard.in_a_row = state.get("non_finite_in_a_row", 0)
