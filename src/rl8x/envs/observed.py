@@ -1,10 +1,10 @@
 """Parameters of an environment as a part of its observation: `observe_parameters="none" | "critic" | "all"`.
 
-Nobody who writes an environment writes anything for it. What makes environments (`EnvType`) takes the keyword from the
-constructor's arguments, whether the class's own `__init__` knows it or not, and `ShowsParameters` wraps `restart` and
-`advance` of each class, where observations leave it. The carry's parameters are those of the episode that an
-observation is of: the one after a reset has the new episode's, `final_obs` the old one's, also where a simulator keeps
-its state outside of the carry.
+Nobody who writes an environment writes anything for it. `ShowsParameters` wraps four methods where a class defines
+them: `__init__`, which takes the keyword whether the class's own knows it or not; `restart` and `advance`, where
+observations leave the environment; and `another`. The carry's parameters are those of the episode that an observation
+is of: the one after a reset has the new episode's, `final_obs` the old one's, also where a simulator keeps its state
+outside of the carry.
 
 Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees more than the actor); Lee et al. 2020, arXiv:2010.11251
 (a teacher that sees the physics).
@@ -40,33 +40,6 @@ _DECADE: Final = 10.0
 _TINY: Final = 1e-30
 # A slope that float32 has.
 _LARGEST: Final = 1e30
-
-
-class EnvType(type):
-    """The type of environments: each takes `observe_parameters`, whatever its own constructor takes."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an environment, and have it show its parameters where that is asked for."""
-        given = kwargs.get(_NAME, ...)
-        if _NAME not in inspect.signature(cls.__init__).parameters:  # type: ignore[misc] # of a class
-            kwargs.pop(_NAME, None)
-        env = super().__call__(*args, **kwargs)
-        try:
-            env.show_parameters(env.observe_parameters if given is ... else given)
-        except ValueError:
-            env.close()
-            raise
-        return env
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """The constructor's arguments, with `observe_parameters` among them."""
-        _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc] # of a class
-        if not any(parameter.name == _NAME for parameter in parameters):
-            last = parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-            where = len(parameters) - 1 if last else len(parameters)
-            parameters.insert(where, inspect.Parameter(_NAME, inspect.Parameter.KEYWORD_ONLY, default="none"))
-        return inspect.Signature(parameters)
 
 
 class ScaledParameters:
@@ -174,7 +147,41 @@ def joined(obs: Any, parameters: Tensor) -> Any:
     return {**parts, PARAMETERS: parameters}
 
 
-# What leaves an environment. A class that overrides one of these may call its parent's: the outermost one alone shows.
+# What makes an environment, and what leaves it. A class that overrides one of these may call its parent's: the
+# outermost one alone shows.
+
+
+def taking_mode(method: Callable[..., None]) -> Callable[..., None]:
+    """Have an `__init__` take `observe_parameters`, and show the parameters at its end where that is asked for."""
+    signature = inspect.signature(method)
+    knows_it = _NAME in signature.parameters
+
+    @functools.wraps(method)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for one
+        if type(self).__init__ is not __init__:
+            method(self, *args, **kwargs)
+            return
+        given = kwargs.get(_NAME, ...)
+        if not knows_it:
+            kwargs.pop(_NAME, None)
+        method(self, *args, **kwargs)
+        try:
+            self.show_parameters(self.observe_parameters if given is ... else given)
+        except ValueError:
+            self.close()
+            raise
+
+    __init__.__signature__ = signature if knows_it else _with_mode(signature)  # type: ignore[attr-defined]
+    return __init__
+
+
+def _with_mode(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature with `observe_parameters` after its other arguments."""
+    parameters = list(signature.parameters.values())
+    last = parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    where = len(parameters) - 1 if last else len(parameters)
+    parameters.insert(where, inspect.Parameter(_NAME, inspect.Parameter.KEYWORD_ONLY, default="none"))
+    return signature.replace(parameters=parameters)
 
 
 def showing_restart(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,14 +228,15 @@ def showing_another(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SHOWING: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+    "__init__": taking_mode,
     "restart": showing_restart,
     "advance": showing_advance,
     "another": showing_another,
 }
 
 
-class ShowsParameters(metaclass=EnvType):
-    """What an environment has so that it can show its parameters; `Env` is one.
+class ShowsParameters:
+    """The part of an environment that shows its parameters in its observations; `Env` is one.
 
     Attributes:
         observe_parameters: Who sees them: nobody, the critic alone, or all.
