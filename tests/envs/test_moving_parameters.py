@@ -7,7 +7,7 @@ import torch
 from rl8x import PPOConfig
 from rl8x.distributed import Ranks
 from rl8x.envs import CartPole, Parameter
-from rl8x.envs.parameters import inherited_config, moving_in, shown_value
+from rl8x.envs.env_config import inherited_config, moving_in, shown_value
 from rl8x.envs.simulator import SimulatorEnv
 from rl8x.randomization import Adaptive, Choice, Grid, Learnable, Scheduled, Uniform
 

@@ -16,6 +16,7 @@ from rl8x import keys
 from rl8x.algorithms.hyperparameters import check_names, check_options, option, replaced_by_schedules, resolve_device
 from rl8x.algorithms.seeds import draw_seed, part_seed
 from rl8x.envs import Env
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
@@ -23,7 +24,6 @@ from rl8x.schedules import Schedule
 
 ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
 EnvFactory = Callable[..., Env]
-AnyEnvConfig = Mapping[str, Any] | Callable[[Mapping[str, float]], Mapping[str, Any]]
 
 LR: Final = "coefficients/lr"
 """The metric of the learning rate that a step's updates had."""

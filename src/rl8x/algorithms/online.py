@@ -13,11 +13,11 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, EnvFactory, GenericAlgorithmBase, flatten_params
+from rl8x.algorithms.base import EnvFactory, GenericAlgorithmBase, flatten_params
 from rl8x.algorithms.online_config import OnlineConfig
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.parameters import shown_value
+from rl8x.envs.env_config import AnyEnvConfig, shown_value
 from rl8x.rollouts.buffer import Rollout
 from rl8x.rollouts.collector import Collector
 from rl8x.rollouts.statistics import Stats, collect_stats, parameter_stats, pool

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
+from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.hyperparameters import option
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm, OnPolicyConfig, SequenceBatch
 from rl8x.algorithms.on_policy.algorithm import EXPLAINED_VARIANCE, GRAD_NORM
 from rl8x.distributions.categorical import pick
 from rl8x.envs import Env
 from rl8x.envs.base import Step
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.functional import explained_variance, generalized_advantages
 from rl8x.models.registry import default_model
 from rl8x.policy import Act

@@ -94,6 +94,11 @@ class CheckpointManager:
         tracked = None if root is None else root.parent / "checkpoints"
         return self._directory or tracked or (None if self._where_tracked else mlruns_dir() / "checkpoints")
 
+    @property
+    def best_metric(self) -> str | None:
+        """The metric that the best checkpoint goes by; None where there is none."""
+        return None if self.options is None else self.options.best
+
     # -- the folder and its lock
 
     def check(self) -> bool:

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from rl8x.envs.arguments import check_time_limit
 from rl8x.envs.base import MAX_EVAL_ENVS, Actions, Carry, Env, Observation, Step
+from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
 from rl8x.envs.mujoco_model import ModelField
-from rl8x.envs.parameters import EnvConfig, ResolvedConfig
+from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.setting import BatchedSetting, PerCopySetting, Setting
 from rl8x.envs.simulator import SimulatorEnv
@@ -86,8 +87,9 @@ class GymnasiumEnv(SimulatorEnv):
             vectorization: "sync", "async" (a process each), or "vector" (the id's own vectorised form).
             metrics: Values of `info` to average over episodes, as `EpisodeMetrics` takes them; "auto" is `success` and
                 `is_success` at the episode's end.
-            parameters: What `env_config` may set: names to an attribute's path, `Attribute`, `ModelField` (of MuJoCo),
-                `Scale`, a function `(unwrapped env, value) -> None`, or the plain forms of the first three.
+            parameters: Parameters of `env_config`: names to an attribute's path, `Attribute`,
+                `ModelField` (of MuJoCo), `Scale`, a function `(unwrapped env, value) -> None`, or the plain forms of
+                the first three.
             **kwargs: For the id's constructor; with `vector_kwargs` for the vectoriser.
         """
         if not isinstance(time_limit, EllipsisType):
@@ -188,7 +190,7 @@ class GymnasiumEnv(SimulatorEnv):
         """Step the simulators, which changes them: not pure, unlike the base class's.
 
         Args:
-            carry: What `restart` or the step before returned.
+            carry: The carry that `restart` or the last `advance` returned.
             actions: `[num_envs, *action]`, or a dict of such.
             noise: `[num_envs, noise_width]` in [0, 1).
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rl8x.distributed import ranks
-from rl8x.envs.parameters import EnvConfig, Parameter, ResolvedConfig, resolve_config
+from rl8x.envs.env_config import EnvConfig
+from rl8x.envs.parameters import Parameter, ResolvedConfig, resolve_config
 from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, ParameterGroup
 from rl8x.randomization.scheduled import PerCopy
 
@@ -29,7 +30,7 @@ class MovesParameters:
     gives_sources: ClassVar[bool] = True
     """Whether `Step.sources` says of each episode how its parameters were drawn."""
     parameters: Mapping[str, Parameter] = {}
-    """What `env_config` may set."""
+    """The parameters that `env_config` may set, by name."""
     num_envs: int
     metric_names: tuple[str, ...]
     shared_seed: int = 0
@@ -58,8 +59,8 @@ class MovesParameters:
 
         Args:
             config: Names of parameters to values, distributions or their JSON forms.
-            called: What the user calls it in error messages.
-            copies: What the user calls the number of copies.
+            called: Its name in error messages.
+            copies: The argument that sets the number of copies, for error messages.
 
         Raises:
             TypeError: If it is no mapping.
@@ -116,7 +117,7 @@ class MovesParameters:
 
         Args:
             resolved: The configuration.
-            owner: What the error calls it.
+            owner: Its name in error messages.
 
         Raises:
             ValueError: If there is such a group.
@@ -174,7 +175,7 @@ class MovesParameters:
         Programs are compiled anew where the kind of a parameter's distribution changes, and not where its numbers do.
 
         Args:
-            config: As `Env.configure` takes it.
+            config: Names of parameters to values in their units, see `Env.configure`.
 
         Raises:
             ValueError: If a name is unknown, a value is out of bounds, or a distribution moves by itself.
@@ -187,7 +188,7 @@ class MovesParameters:
         """Refuse an `env_config` that `steer_config` would refuse; nothing changes.
 
         Args:
-            config: As `Env.configure` takes it.
+            config: Names of parameters to values in their units, see `Env.configure`.
 
         Raises:
             ValueError: As `steer_config` does.
@@ -223,7 +224,7 @@ class MovesParameters:
             ended: Where an episode ended that is experience, `[horizon, num_envs]`, bool.
             returns: The return of the episode up to each step, `[horizon, num_envs]`.
             metrics: The environment's own metrics of it, likewise.
-            sources: What `Step.sources` had of it, likewise, by label.
+            sources: `Step.sources` of it, likewise, by label.
             is_reset: Whether a reset ends all episodes that would go on after the horizon.
         """
         assert self.carry is not None
@@ -334,7 +335,7 @@ class MovesParameters:
         """Restore the configurations of a snapshot, and the state of their moving parameters.
 
         Args:
-            state: What `state_dict` returned.
+            state: The environment's `state_dict`.
         """
         steered, following_steered = state.get("steered", (False, False))
         following = state["next_config"]

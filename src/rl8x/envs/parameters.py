@@ -1,4 +1,4 @@
-"""What `env_config` may set: the parameters of an environment, and how a configuration becomes tensors."""
+"""The parameters of an environment, which `env_config` may set, and how its values become tensors."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rl8x import randomization
+from rl8x.envs.env_config import EnvConfig, parsed_value
 from rl8x.names import did_you_mean
-from rl8x.randomization import Choice, Grid, ParameterDistribution
+from rl8x.randomization import Grid, ParameterDistribution
 from rl8x.randomization.moving import RETURNS, ParameterGroup, make_groups
-from rl8x.randomization.scheduled import PerCopy, Scheduled, Steered
-
-ParameterValue: TypeAlias = float | Sequence[float] | Tensor | np.ndarray | ParameterDistribution | Mapping[str, object]
-EnvConfig: TypeAlias = Mapping[str, ParameterValue]
-
-# Characters up to which a run's params show a value as it is
-_SHOWN_LENGTH: Final = 100
+from rl8x.randomization.scheduled import PerCopy, Steered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +26,7 @@ class Parameter:
         low: The smallest legal value; may be -inf.
         high: The largest legal value; may be inf.
         unit: Its unit, for example `m/s^2`; empty where it has none.
-        description: What it is, in a few words.
+        description: Its meaning in a few words.
 
     Raises:
         TypeError: If the default or a bound is no number.
@@ -133,10 +125,10 @@ def resolve_config(
     Args:
         config: Name to a number, `num_envs` numbers, a distribution, or a distribution's JSON form.
         parameters: The legal names with their bounds.
-        owner: What error messages call the configuration, such as `CartPole: env_config`.
+        owner: The configuration's name in error messages, such as `CartPole: env_config`.
         num_envs: Number of copies.
         device: Where the tensors go.
-        copies: What the user calls the number of copies.
+        copies: The argument that sets the number of copies, for error messages.
         metrics: The environment's own metrics of episodes.
         steered: Whether its numbers are going to change, so that no program may have them built in.
 
@@ -194,50 +186,6 @@ def _steered(resolved: ResolvedConfig, owner: str) -> ResolvedConfig:
     return dataclasses.replace(resolved, drawn={}, groups=tuple(groups), steered=True)
 
 
-def inherited_config(config: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
-    """Fit a training's configuration to an evaluation's number of copies.
-
-    Of values for each copy, and of a `Grid` of more values than there are copies, the copies take evenly spaced ones.
-    Both are in plain JSON form, as `Env.config` is.
-    """
-    fitted = {}
-    for name, value in config.items():
-        grid = value.get("grid") if isinstance(value, Mapping) else None
-        values = grid if grid is not None and len(grid) > num_envs else value
-        if isinstance(values, list) and len(values) != num_envs:
-            values = [values[(2 * i + 1) * len(values) // (2 * num_envs)] for i in range(num_envs)]
-        fitted[name] = values
-    return fitted
-
-
-def moving_in(config: Mapping[str, Any]) -> dict[str, object]:
-    """Return the part of an `env_config` in plain JSON form that moves while a policy trains."""
-    kinds = {name for name, kind in randomization.KINDS.items() if kind.moves}
-    return {name: value for name, value in config.items() if isinstance(value, Mapping) and kinds & {*value}}
-
-
-def followed_in(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metrics of the trainer's row that parameters of an `env_config` in plain form go by, by name."""
-    forms = {name: value for name, value in config.items() if isinstance(value, Mapping)}
-    schedules = {name: randomization.from_dict(form) for name, form in forms.items() if Scheduled.kind in form}
-    return {name: schedule.by for name, schedule in schedules.items() if isinstance(schedule, Scheduled)}
-
-
-def shown_value(value: object) -> object:
-    """Return a value in plain JSON form as a run's params show it.
-
-    A number stays one; the others become a text such as `Uniform(0.25, 1.0)` or `200 values from 0.25 to 1.0`.
-    """
-    shown: object = randomization.from_dict(value) if isinstance(value, Mapping) else value
-    if len(repr(shown)) <= _SHOWN_LENGTH or not isinstance(shown, Choice | Grid | list):
-        return repr(shown) if isinstance(value, Mapping | list) else value
-    values = shown if isinstance(shown, list) else shown.values
-    text = f"{len(values)} values from {min(values)} to {max(values)}"
-    if isinstance(shown, list):
-        return text
-    return f"{type(shown).__name__} of {text}" + (", weighted" if getattr(shown, "weights", None) is not None else "")
-
-
 def _unknown_name(name: object, parameters: Mapping[str, Parameter], owner: str) -> str:
     if not parameters:
         return f"{owner} has {name!r}, but this environment has no parameters."
@@ -255,8 +203,7 @@ def _resolve_value(
     copies: str,
 ) -> object:
     """Add one value to `resolved` and return its plain JSON form."""
-    if isinstance(value, Mapping):
-        value = randomization.from_dict(value)
+    value = parsed_value(value)
     if not isinstance(value, ParameterDistribution):
         numbers = _numbers(value, num_envs, copies)
         _check_bounds(numbers, parameter)

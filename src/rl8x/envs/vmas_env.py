@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from rl8x.envs.base import MAX_EVAL_ENVS, Carry, Env, Observation, Step
+from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.episode_metrics import EpisodeMetrics
-from rl8x.envs.parameters import EnvConfig, ResolvedConfig
+from rl8x.envs.parameters import ResolvedConfig
 from rl8x.envs.setters import Attribute, Function, Scale, setters_of
 from rl8x.envs.setting import BatchedSetting
 from rl8x.envs.simulator import SimulatorEnv
@@ -55,7 +56,7 @@ class VmasEnv(SimulatorEnv):
             seed: Seeds VMAS; None draws one.
             time_limit: Steps until truncation, None for never; 200 where it is left out.
             metrics: Values of the agents' `info` to average over episodes, as `EpisodeMetrics` takes them.
-            parameters: What `env_config` may set: names to the path of an attribute of VMAS's environment, such as
+            parameters: Parameters of `env_config`: names to the path of an attribute of VMAS's environment, such as
                 `agents[0].mass`, `Attribute`, `Scale`, a function `(environment, values [num_worlds]) -> None`, or
                 the plain forms of the first two.
             **kwargs: For `vmas.make_env`, and through it for the scenario.

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from rl8x import randomization
-from rl8x.envs.parameters import EnvConfig, Parameter, resolve_config
+from rl8x.envs.env_config import EnvConfig
+from rl8x.envs.parameters import Parameter, resolve_config
 from rl8x.names import did_you_mean
 from rl8x.randomization import Choice, ParameterDistribution
 

@@ -11,12 +11,13 @@ from types import EllipsisType
 from typing import Any, Generic, Self, TypeVar
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
+from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.checkpoint import Checkpoint, CheckpointError, CheckpointsLike
 from rl8x.checkpoint.find import spool_of
 from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
 from rl8x.distributed import ranks
 from rl8x.envs import Env
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.trainers.callbacks import Callback, check_callbacks, declared_by
@@ -26,7 +27,16 @@ from rl8x.trainers.models import check_models
 from rl8x.trainers.non_finite import OnNonFinite
 from rl8x.trainers.ranks import begin, warn_of_other_number
 from rl8x.trainers.record import Record
-from rl8x.trainers.resume import Origin, handle_for, prepare, set_torch_generators
+from rl8x.trainers.resume import (
+    Origin,
+    after_restart,
+    handle_for,
+    is_restart,
+    newest,
+    prepare,
+    set_torch_generators,
+    unfinished,
+)
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
 from rl8x.trainers.train_step import TrainStep
 
@@ -122,7 +132,7 @@ class TrainerBase(Generic[AlgorithmT]):
         eval_env_made = None if self.evaluator is None else self.evaluator.env
         self.record = Record(algorithm, self.tracker, checkpoints, self.options, eval_env_made)
         self.checkpoints = self.record.checkpoints
-        best = None if self.checkpoints.options is None else self.checkpoints.options.best
+        best = self.checkpoints.best_metric
         if best is not None and best not in self.metric_names:
             raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.")
         self.train_step = TrainStep(algorithm, self.record, on_non_finite)
@@ -348,6 +358,31 @@ class TrainerBase(Generic[AlgorithmT]):
             return
         self.algorithm.join(saved["trainer"]["algorithm"])
         self.train_step.load_state_dict(saved["trainer"])
+
+    def go_on_after_restart(self) -> None:
+        """Go on where the same job was before torchrun started it again, if it had saved something."""
+        if not is_restart() or self.origin is not None or self.algorithm.counters[keys.STEPS] > 0:
+            return
+        build = dict(self.record.build)
+        if self.algorithm.config.seed is None:  # the one that was drawn then is meant
+            build["config"] = {**build["config"], "seed": None}
+        own_folder = unfinished(build, self.checkpoints.root) if ranks().is_first else None
+        folder = ranks().first("the run to go on with", None if own_folder is None else str(own_folder))
+        if folder is not None:
+            self.go_on_from(*after_restart(Path(folder), self.algorithm))
+
+    def go_on_from_newest(self) -> None:
+        """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
+
+        Raises:
+            CheckpointError: If another was asked for, or the trainer has stepped already.
+        """
+        own_folder = self.checkpoints.directory
+        folder = ranks().first("the run's folder", None if own_folder is None else str(own_folder))
+        origin, directory = self.origin, None if folder is None else Path(folder)
+        if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
+            raise self.checkpoints.outrun_error()
+        self.go_on_from(*newest(directory, origin, self.algorithm))
 
 
 def default_tracker() -> Tracker:

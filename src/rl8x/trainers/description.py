@@ -16,7 +16,7 @@ from rl8x.checkpoint import listed
 from rl8x.checkpoint.build import default_of, names_in
 from rl8x.conditions.spec import kinds_in
 from rl8x.envs import GymnasiumEnv, registry
-from rl8x.envs.parameters import shown_value
+from rl8x.envs.env_config import function_name, shown_value
 from rl8x.importing import CLASS, dotted_path, import_named, is_dotted, is_gymnasium_id, runs_code, texts
 from rl8x.output import is_interactive
 from rl8x.tracking import MLflowTracker, Tracker
@@ -25,7 +25,7 @@ from rl8x.tracking.runs import Whereabouts, shown_path
 from rl8x.tracking.secrets import hide, hide_in_words
 from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import REMADE, kind_of
-from rl8x.trainers.run_state import RunState, function_name
+from rl8x.trainers.run_state import RunState
 from rl8x.trainers.statistics import Results
 
 RUN_FILE: Final = "run.yaml"

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
+from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config, moving_in
+from rl8x.envs.env_config import AnyEnvConfig, function_form, inherited_config, moving_in
 from rl8x.tracking.names import MAX_NAME_LENGTH, digest, legal_name
 from rl8x.trainers.evaluator import EpisodeEvaluator
 from rl8x.trainers.ranks import pooled_row
-from rl8x.trainers.run_state import function_form
 
 _NOWHERE: Final = (
     "there is nothing to evaluate in: the algorithm trains without an environment. Give the trainer an `eval_env`"

@@ -10,7 +10,7 @@ from typing import Any
 from rl8x import keys
 from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config
+from rl8x.envs.env_config import inherited_config
 from rl8x.tracking import Tracker
 from rl8x.video import Film, check_pictures, film, make_filmed
 

@@ -15,35 +15,25 @@ import torch
 
 from rl8x import keys
 from rl8x._version import __version__
-from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
+from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.online import OnlineAlgorithm
 from rl8x.checkpoint import CheckpointManager, CheckpointsLike
 from rl8x.checkpoint.build import describe_algorithm
 from rl8x.checkpoint.ranks import RANKS, gathered
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.parameters import inherited_config, shown_value
+from rl8x.envs.env_config import AnyEnvConfig, PlainConfig, function_form, function_name, inherited_config, shown_value
 from rl8x.plain_yaml import dump_run
 from rl8x.tracking import MLflowTracker, Tracker
 from rl8x.tracking.location import beside
 from rl8x.tracking.protocol import Status
 from rl8x.tracking.secrets import hide, hide_in_data
-from rl8x.trainers.description import (
-    RUN_FILE,
-    GoingOn,
-    command,
-    describe,
-    describe_ending,
-    labels,
-    run_file,
-    task_name,
-)
+from rl8x.trainers import description
 from rl8x.trainers.progress import counter_name
 from rl8x.trainers.resume import job, kind_of, torch_generators
-from rl8x.trainers.run_state import RunState, function_form, function_name
+from rl8x.trainers.run_state import RunState
 from rl8x.trainers.statistics import Results
 
-PlainConfig = Mapping[str, object]
 _CONFIGS: Final = ("env_config.", "eval_env_config.")
 
 
@@ -136,7 +126,7 @@ class Record:
             self._whole_file = dict(hide_in_data(self.run_file))
         elif not (callbacks or self._steered_by):
             options = {**self.options, **run.plain, "stop_conditions": run.specs}
-            self._whole_file = run_file(self.algorithm, self.build, options)
+            self._whole_file = description.run_file(self.algorithm, self.build, options)
         config = _training_config(self.algorithm, None if self._steered_by else run.plain["env_config"])
         self._config = self._config if config is None else config
 
@@ -159,8 +149,8 @@ class Record:
             params=self._logged,
             tags={
                 "rl8x.version": __version__,
-                "rl8x.command": command(),
-                **labels(self.algorithm),
+                "rl8x.command": description.command(),
+                **description.labels(self.algorithm),
                 **self._resume_tags,
             },
             resume=self._handle,
@@ -171,9 +161,9 @@ class Record:
         self._handle, self._repeats = self.tracker.resume_handle, self._repeats and self._only_adds
         self.is_open = True
         if not self._only_adds:
-            self.tracker.describe(describe(self.algorithm, self.run, self._going_on.calls(finished=False)))
+            self.tracker.describe(description.describe(self.algorithm, self.run, self._going_on.calls(finished=False)))
         if fresh and self._whole_file is not None:
-            self.tracker.log_text(dump_run(self._whole_file), RUN_FILE)
+            self.tracker.log_text(dump_run(self._whole_file), description.RUN_FILE)
 
     def log(self, row: Mapping[str, float], *, trains: bool = True) -> None:
         """Log a row at the algorithm's clock; `trains` says whether training goes on, see `open`."""
@@ -201,9 +191,9 @@ class Record:
         self.tracker.set_tags(self.algorithm.tags)
         if not self._only_adds:
             self._log_results(finished=status == "FINISHED")
-            ended = describe_ending(self.algorithm, status, stop_reason, evaluation, self._results)
+            ended = description.describe_ending(self.algorithm, status, stop_reason, evaluation, self._results)
             calls = self._going_on.calls(finished=status == "FINISHED")
-            self.tracker.describe(describe(self.algorithm, self.run, calls, ended))
+            self.tracker.describe(description.describe(self.algorithm, self.run, calls, ended))
         self.tracker.finish(status)
 
     def _log_results(self, *, finished: bool) -> None:
@@ -223,7 +213,7 @@ class Record:
             self.tracker.log_metrics(row, self.algorithm.counters[clock])
         series = {name: course.points for name, course in courses.items()}
         if any(len(points) > 1 for points in series.values()):
-            title = f"{type(self.algorithm).__name__} on {task_name(self.algorithm)}"
+            title = f"{type(self.algorithm).__name__} on {description.task_name(self.algorithm)}"
             self.tracker.log_curves(series, title, counter_name(clock))
 
     # -- params
@@ -344,8 +334,8 @@ class Record:
         return lines
 
     @property
-    def _going_on(self) -> GoingOn:
-        return GoingOn(
+    def _going_on(self) -> description.GoingOn:
+        return description.GoingOn(
             build=self.build,
             options=self.options,
             run_file=self.run_file,

@@ -24,13 +24,12 @@ from rl8x.conditions import (
     to_spec,
 )
 from rl8x.conditions.base import FromCallable
+from rl8x.envs.env_config import function_name
 from rl8x.importing import import_named
 from rl8x.names import did_you_mean
 from rl8x.trainers.statistics import TrainStats
 
 StopConditions = Sequence[Condition | Callable[[Mapping[str, float]], bool]]
-# How a checkpoint has an `env_config` that is a function: by its name.
-_FUNCTION: Final = "function()"
 OPTIONS: Final = ("env_config", "eval_env_config", "steps_per_eval", "evals_per_film", "max_steps")
 RUN_OPTIONS: Final = (*OPTIONS, "stop_conditions")
 
@@ -298,17 +297,6 @@ class RunState:
                 left = math.ceil((bound - counters[name]) / per_step)
                 totals.append(steps + max(left, 0 if steps else 1))
         return min(totals, default=None)
-
-
-def function_form(function: Callable[..., object]) -> dict[str, object]:
-    """Return what stands for an `env_config` that is a function among plain data."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {_FUNCTION: f"{getattr(function, '__module__', '')}.{name}"}
-
-
-def function_name(config: object) -> str | None:
-    """Return the name of the function that an `env_config` in plain form stands for; None where it is none."""
-    return str(config[_FUNCTION]) if isinstance(config, Mapping) and _FUNCTION in config else None
 
 
 def _conditions(

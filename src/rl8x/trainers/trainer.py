@@ -11,14 +11,14 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, GenericAlgorithmBase
+from rl8x.algorithms.base import GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import check_names_in
 from rl8x.checkpoint import CheckpointError, read
 from rl8x.checkpoint.find import CHECKPOINTS_TAG
 from rl8x.conditions import Condition
 from rl8x.distributed import ranks
 from rl8x.envs import Env
-from rl8x.envs.parameters import followed_in
+from rl8x.envs.env_config import AnyEnvConfig, followed_in
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker
 from rl8x.tracking.protocol import Status
@@ -31,7 +31,6 @@ from rl8x.trainers.models import BEST, LAST, check_models, log_policy, model_met
 from rl8x.trainers.plotting import plot_run
 from rl8x.trainers.progress import Progress, ProgressReporter
 from rl8x.trainers.ranks import agree, check_alike
-from rl8x.trainers.resume import after_restart, is_restart, newest, unfinished
 from rl8x.trainers.run_state import RUN_OPTIONS, RunState, StopConditions
 from rl8x.trainers.signals import SignalGuard
 from rl8x.trainers.statistics import TrainStats
@@ -110,14 +109,14 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             "stop_conditions": stop_conditions,
             "max_steps": max_steps,
         }
-        self._go_on_after_restart()
+        self.go_on_after_restart()
         run = self._checked_run(options)
         check_alike("the start of the run", {**run.params, **run.plain})
         self.checkpoints.take()  # before the tracker hears of a run that another process may have
         try:
             self.train_step.in_run = True
             if ranks().first("whether the run is elsewhere", self.checkpoints.outrun):
-                self._catch_up()
+                self.go_on_from_newest()
                 run = self._checked_run(options)
             reporter = self._prepare(run, progress)
             with SignalGuard(quiet=reporter.mode == "none") as signals:
@@ -275,34 +274,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             self.tracker.check()
         if self.checkpoints.check():
             run.state_dict()  # raises where a condition cannot be saved
-            run.check_best(
-                None if self.checkpoints.options is None else self.checkpoints.options.best, calls_back=calls_back
-            )
+            run.check_best(self.checkpoints.best_metric, calls_back=calls_back)
         return run
-
-    def _go_on_after_restart(self) -> None:
-        """Go on where the same job was before torchrun started it again, if it had saved something."""
-        if not is_restart() or self.origin is not None or self.algorithm.counters[keys.STEPS] > 0:
-            return
-        build = dict(self.record.build)
-        if self.algorithm.config.seed is None:  # the one that was drawn then is meant
-            build["config"] = {**build["config"], "seed": None}
-        own_folder = unfinished(build, self.checkpoints.root) if ranks().is_first else None
-        folder = ranks().first("the run to go on with", None if own_folder is None else str(own_folder))
-        if folder is not None:
-            self.go_on_from(*after_restart(Path(folder), self.algorithm))
-
-    def _catch_up(self) -> None:
-        """Go on from the newest checkpoint, which another process has written since this trainer read the one before.
-
-        That is refused if another was asked for, or the trainer has stepped already.
-        """
-        own_folder = self.checkpoints.directory
-        folder = ranks().first("the run's folder", None if own_folder is None else str(own_folder))
-        origin, directory = self.origin, None if folder is None else Path(folder)
-        if origin is None or directory is None or origin.named or self.algorithm.counters[keys.STEPS] != origin.steps:
-            raise self.checkpoints.outrun_error()
-        self.go_on_from(*newest(directory, origin, self.algorithm))
 
     def play(
         self,
@@ -376,12 +349,11 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         """
         if not ranks().is_first:
             return
-        check_models(self.algorithm.policy, self.tracker)
+        algorithm = self.algorithm
+        check_models(algorithm.policy, self.tracker)
         self.record.open(trains=False)
-        metrics = model_metrics(self.known)
-        step = self.algorithm.counters[self.algorithm.clock]
-        about = {"name": name, "step": step, "metrics": metrics, "register": register, "alias": alias}
-        log_policy(self.tracker, self.algorithm.policy, **about)
+        about = {"step": self.state[algorithm.clock], "metrics": model_metrics(self.known)}
+        log_policy(self.tracker, algorithm.policy, name=name, register=register, alias=alias, **about)
 
     def save(self) -> Path | None:
         """Write a checkpoint now and wait until it is on the disk: for loops over `step()`; `run()` saves by itself.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import rl8x
 from rl8x import keys
-from rl8x.algorithms.base import LR, AnyEnvConfig
+from rl8x.algorithms.base import LR
 from rl8x.algorithms.distillation.config import DistillationConfig
 from rl8x.algorithms.distillation.guided import LABELS, PLAYS, Guided, Student, labelled
 from rl8x.algorithms.distillation.losses import DISTILLATION_LOSS_METRICS, distillation_minibatch_losses, loss_of
@@ -30,6 +30,7 @@ from rl8x.algorithms.distillation.teacher import Teacher, View, acting_weights
 from rl8x.algorithms.hyperparameters import resolve_device
 from rl8x.algorithms.on_policy import Objective, OnPolicyAlgorithm
 from rl8x.algorithms.on_policy.algorithm import GRAD_NORM
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.envs.observed import PARAMETERS
 from rl8x.models.registry import BUILTIN
 from rl8x.names import unknown_name

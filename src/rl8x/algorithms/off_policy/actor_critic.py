@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
+from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.off_policy.actor import Actor
 from rl8x.algorithms.off_policy.config import ActorCriticConfig
 from rl8x.algorithms.off_policy.critics import Critics, action_values
@@ -29,6 +29,7 @@ from rl8x.algorithms.off_policy.return_scale import ReturnScale
 from rl8x.algorithms.off_policy.updates import OffPolicyUpdater, ReplayBatch, UpdateResult, weighted_mean
 from rl8x.distributions import Distribution
 from rl8x.envs import Env
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.functional import expectation, project
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.trees import unflatten_tree

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import AnyEnvConfig, EnvFactory
+from rl8x.algorithms.base import EnvFactory
 from rl8x.algorithms.memory_check import available_bytes, check_replay, check_replay_on_disk, check_training
 from rl8x.algorithms.off_policy.config import OffPolicyConfig
 from rl8x.algorithms.off_policy.learner import Learner
@@ -31,6 +31,7 @@ from rl8x.algorithms.online import OnlineAlgorithm, ResetSchedule
 from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.envs.base import Step
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.policy import Act
 from rl8x.replay.nstep import NStep
 from rl8x.replay.prioritized import PrioritizedReplay

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl8x import keys
-from rl8x.algorithms.base import LR, AnyEnvConfig, EnvFactory
+from rl8x.algorithms.base import LR, EnvFactory
 from rl8x.algorithms.hyperparameters import nearest_divisor
 from rl8x.algorithms.memory_check import check_training
 from rl8x.algorithms.on_policy.config import OnPolicyConfig
@@ -27,6 +27,7 @@ from rl8x.algorithms.optimizer_rules import make_rule
 from rl8x.algorithms.seeds import part_seed
 from rl8x.distributed import ranks
 from rl8x.envs import Env, validate
+from rl8x.envs.env_config import AnyEnvConfig
 from rl8x.execution.threads import flushed_denormals
 from rl8x.policy import Policy
 from rl8x.rollouts.buffer import Rollout
