@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import cast
 
 from rl8x.tracking.curves import Series
-from rl8x.tracking.location import Location, check_writable, locate, mlruns_dir
+from rl8x.tracking.location import Location, locate, mlruns_dir
 from rl8x.tracking.logged_models import model_about
 from rl8x.tracking.names import NameTable, artifact_name, metric_step, metric_value
-from rl8x.tracking.opening import Opened, new_header, open_new, open_resumed
-from rl8x.tracking.protocol import Status, TrackingError, check_status
+from rl8x.tracking.opening import Opened, check_folders, new_header, open_new, open_resumed
+from rl8x.tracking.protocol import Status, check_status
 from rl8x.tracking.runs import HANDLE_PREFIX, Whereabouts, add_source_tags, check_installed
 from rl8x.tracking.secrets import logger
 from rl8x.tracking.sender import Sender
@@ -147,15 +147,7 @@ class MLflowTracker:
             TrackingError: If MLflow is not installed, or the store's folder cannot be written.
         """
         check_installed()
-        location = locate(self.tracking_uri)
-        for folder in () if location.database is None else (location.database.parent, self.spool_root):
-            try:
-                check_writable(folder)
-            except OSError as error:
-                raise TrackingError(
-                    f"runs cannot be kept in {folder} ({error.strerror}): change to a folder that can be written, or "
-                    "choose another store by tracking_uri or MLFLOW_TRACKING_URI"
-                ) from None
+        check_folders(locate(self.tracking_uri), self.spool_root)
 
     def start(
         self,
@@ -193,10 +185,9 @@ class MLflowTracker:
         for op in first:
             spool.append(op)
         process = StoreProcess(location, request_timeout_s=self.request_timeout_s)
-        fresh = resume is None
         own_tags = set(first[-1]["tags"])
         # The process has the same calls as a store.
-        self._sender = Sender(spool, cast("MLflowStore", process), fresh=fresh)
+        self._sender = Sender(spool, cast("MLflowStore", process), fresh=resume is None)
         self._sender.known = known
         self._writer = Writer(
             self._sender,

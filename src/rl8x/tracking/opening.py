@@ -7,7 +7,15 @@ import socket
 import uuid
 from pathlib import Path
 
-from rl8x.tracking.location import Location, beside, is_users_own, locate, recorded_location, user_tracking_uri
+from rl8x.tracking.location import (
+    Location,
+    beside,
+    check_writable,
+    is_users_own,
+    locate,
+    recorded_location,
+    user_tracking_uri,
+)
 from rl8x.tracking.protocol import TrackingError
 from rl8x.tracking.runs import HANDLE_PREFIX, check_run_exists, reopened, user_run_id
 from rl8x.tracking.spool import Spool
@@ -16,6 +24,22 @@ from rl8x.tracking.store import DEFAULT_EXPERIMENT
 
 # The spool of the run that a tracker had before, and its store.
 Opened = tuple[Spool, Location]
+
+
+def check_folders(location: Location, spool_root: Path) -> None:
+    """Refuse a local store, or spools beside it, in a folder that cannot be written; touches nothing.
+
+    Raises:
+        TrackingError: If it is so.
+    """
+    for folder in () if location.database is None else (location.database.parent, spool_root):
+        try:
+            check_writable(folder)
+        except OSError as error:
+            raise TrackingError(
+                f"runs cannot be kept in {folder} ({error.strerror}): change to a folder that can be written, or "
+                "choose another store by tracking_uri or MLFLOW_TRACKING_URI"
+            ) from None
 
 
 def new_header(time_ms: int, experiment_name: str | None, run_name: str | None, tracking_uri: str | None) -> Op:
