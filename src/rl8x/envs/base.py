@@ -1,11 +1,11 @@
 """Environments: `num_envs` copies of one task, stepped together as tensors on one device.
 
-An author writes three pure tensor functions, `initial_state`, `transition` and `observe`, and some class attributes;
-examples/own_environment.py is one in full. The base class adds time limits, automatic resets in the same step, the
-observation before each reset, episode statistics, randomised parameters, seeding and snapshots. It does so twice:
-`restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that are compiled or
-captured; `reset` and `step` are Gymnasium's stateful API over them. Noise is an argument because a compiled program
-cannot take a generator, and because equal noise is what makes different ways of execution comparable.
+An author writes the dynamics (`dynamics.py`): three pure tensor functions, `initial_state`, `transition` and `observe`,
+and some class attributes; examples/own_environment.py is one in full. The base class adds time limits, automatic resets
+in the same step, the observation before each reset, episode statistics, randomised parameters, seeding and snapshots.
+It does so twice: `restart` and `advance` are pure functions of what changes (the carry) and of noise, for programs that
+are compiled or captured; `reset` and `step` are Gymnasium's stateful API over them. Noise is an argument because a
+compiled program cannot take a generator, and because equal noise is what makes different ways of execution comparable.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rl8x.envs.arguments import check_declared, check_time_limit, taken_actions, whole_number
+from rl8x.envs.dynamics import Dynamics
+from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.moving import MovesParameters
 from rl8x.envs.observed import ObserveParameters, ShowsParameters
-from rl8x.envs.parameters import EnvConfig, Parameter
+from rl8x.envs.parameters import Parameter
 from rl8x.envs.pictures import DrawsItself
 from rl8x.envs.steps import Actions, Carry, Observation, Outcome, Parameters, State, Step
 from rl8x.spaces import tree_of
@@ -36,7 +38,7 @@ MAX_EVAL_ENVS: Final = 128
 """Copies, and so episodes, of an environment that is made for evaluations, unless more are asked for."""
 
 
-class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
+class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.VectorEnv[Any, Any, Tensor]):
     """Batched environment of torch tensors; a Gymnasium vector environment with same-step autoreset.
 
     A subclass declares `single_observation_space` and `single_action_space`, of one copy, and defines `initial_state`,
@@ -47,20 +49,10 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         ValueError: If one of them is out of its range, or nothing is there that `observe_parameters` could show.
     """
 
-    default_time_limit: ClassVar[int | None] = None
-    """Steps until an episode is truncated; None for never."""
-    terminates: ClassVar[bool] = False
-    """Whether `transition` can ever say terminated; where nothing can end, no reset work is done."""
-    reset_noise: ClassVar[int] = 0
-    """Uniform numbers that one copy needs to start an episode."""
-    step_noise: ClassVar[int] = 0
-    """Uniform numbers that one copy needs for a step."""
     capturable: ClassVar[bool] = True
     """Whether `restart` and `advance` are pure, so that they can be compiled or captured."""
     resumable: ClassVar[bool] = True
     """Whether `load_state_dict` goes on with the same bits; where not, call `reset` after it."""
-    metric_names: tuple[str, ...] = ()
-    """What `measure` returns: metrics that are averaged over the episodes that end, as `episodes/info/<name>/mean`."""
     gives_final_obs: bool = True
     """Whether `Step.final_obs` is the observation before the reset."""
     max_num_envs: ClassVar[int | None] = None
@@ -73,7 +65,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
     """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
 
     carry: Carry | None = None
-    """What the last `reset` or `step` led to; a caller of `advance` writes it back."""
+    """The carry after the last `reset` or `step`; a caller of `advance` writes the new one here."""
 
     def __init__(
         self,
@@ -115,69 +107,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
 
     @property
     def params(self) -> dict[str, Any]:
-        """What a run's params show of it besides class and time limit; empty for the arguments it was made with."""
-        return {}
-
-    # ---- what an author writes: pure functions of their arguments
-
-    def initial_state(self, parameters: Parameters, noise: Tensor) -> State:
-        """Return the state at the start of an episode.
-
-        Args:
-            parameters: As `transition` has them.
-            noise: `[num_envs, reset_noise]` in [0, 1).
-
-        Returns:
-            Tensors by name, each `[num_envs, ...]`.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define initial_state()")
-
-    def transition(self, state: State, actions: Any, parameters: Parameters, noise: Tensor) -> Outcome:
-        """Return what an action leads to, before any reset.
-
-        Args:
-            state: As `initial_state` or this function returned it; must not be changed in place.
-            actions: `[num_envs]` int64 for discrete actions, `[num_envs, size]` float32 for continuous ones, and a dict
-                of tensors for a `Dict` or a `Tuple`, whose keys are "0", "1", ...
-            parameters: float32 `[num_envs]` each, whether one value serves all copies or each has its own.
-            noise: `[num_envs, step_noise]` in [0, 1).
-
-        Returns:
-            The next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define transition()")
-
-    def observe(self, state: State, parameters: Parameters) -> Observation:
-        """Return what the policy sees of a state.
-
-        Args:
-            state: As `initial_state` or `transition` returned it.
-            parameters: As `transition` has them.
-
-        Returns:
-            `[num_envs, *single_observation_space.shape]`, or a dict of such.
-
-        Raises:
-            NotImplementedError: If the subclass does not define it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define observe()")
-
-    def measure(self, state: State, parameters: Parameters) -> dict[str, Tensor]:
-        """Return metrics of a state by `metric_names`; the last of an episode counts.
-
-        Args:
-            state: As `transition` returned it.
-            parameters: As `transition` has them.
-
-        Returns:
-            Float32 `[num_envs]` each.
-        """
+        """Params of a run beside the class and the time limit; empty for the arguments that it was made with."""
         return {}
 
     # ---- pure, for programs that are compiled or captured
@@ -194,7 +124,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
 
     @property
     def program_key(self) -> Hashable:
-        """What a compiled or captured `advance` has built in: where it differs, compile or capture again."""
+        """The constants of a compiled or captured `advance`: where they differ, another program is needed."""
         built_in = (self.num_envs, str(self.device), self.time_limit, self.observe_parameters, self._config.key)
         return type(self), *built_in
 
@@ -232,7 +162,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         """Take one step in every copy and start a new episode where one ended.
 
         Args:
-            carry: What `restart` or the step before returned; not changed.
+            carry: The carry that `restart` or the last `advance` returned; not changed.
             actions: `[num_envs, ...]`, as `transition` takes them.
             noise: `[num_envs, noise_width]` in [0, 1).
 
@@ -261,9 +191,9 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         """Return what `transition` does in the next step, before any reset.
 
         Args:
-            carry: As `advance` takes it.
-            actions: As `advance` takes them, `[num_envs, ...]`.
-            noise: As `advance` takes it.
+            carry: The carry before the step.
+            actions: `[num_envs, ...]`, as `transition` takes them.
+            noise: `[num_envs, noise_width]` in [0, 1).
 
         Returns:
             The next state, rewards `[num_envs]` and terminated `[num_envs]`.
@@ -285,8 +215,8 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         """Return the carry of episodes that all start now.
 
         Args:
-            state: As `initial_state` returned it, `[num_envs, ...]` each.
-            parameters: As `starting_parameters` returned them, `[num_envs]` each.
+            state: The first states of episodes, `[num_envs, ...]` each.
+            parameters: Their parameters, float32 `[num_envs]` each.
         """
         elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         returns = torch.zeros(self.num_envs, device=self.device)
@@ -405,7 +335,7 @@ class Env(ShowsParameters, MovesParameters, DrawsItself, gymnasium.vector.Vector
         """Go on where `state_dict` was taken.
 
         Args:
-            state_dict: What it returned; its tensors are copied.
+            state_dict: A snapshot; its tensors are copied.
 
         Raises:
             ValueError: If it was taken from another number of copies or from another kind of device.
