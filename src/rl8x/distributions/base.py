@@ -1,4 +1,4 @@
-"""What a policy needs of an action distribution."""
+"""The interface of action distributions: parameters from features, samples, log-probabilities, entropies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 Params: TypeAlias = Any
-"""What `from_features` gives: a named tuple of tensors, its fields the subclass's own."""
+"""The distribution's parameters: a named tuple of tensors, whose fields are the subclass's own."""
 
 Actions: TypeAlias = Any
 """A tensor `[..., *action]`, or a dict of such tensors where the action space is a `Dict` or a `Tuple`."""
@@ -142,7 +142,7 @@ class Distribution(nn.Module):
         """Return the actions that the environment gets: those sampled, unless there are bounds.
 
         Args:
-            actions: As they were sampled, `[..., *action]`.
+            actions: Sampled actions, `[..., *action]`.
 
         Returns:
             `[..., *action]`.

@@ -24,7 +24,7 @@ class CategoricalParams(NamedTuple):
 
 
 class Choices(Distribution):
-    """What one choice among numbered actions and several independent ones have in common; actions are int64."""
+    """The common base of one choice among numbered actions and of several independent ones; actions are int64."""
 
     def sample(self, params: CategoricalParams, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw actions `[..., *action]` by one uniform number a choice, `[..., num_noise]`; score them, `[...]`."""

@@ -17,7 +17,7 @@ from rl8x.names import unknown_name
 from rl8x.spaces import describe_space, named_parts
 
 CompositeParams = dict[str, Any]
-"""What each part's `from_features` gave, by the part's key."""
+"""The parameters of each part's distribution, by the part's key."""
 
 
 class Composite(Distribution):

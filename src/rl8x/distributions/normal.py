@@ -32,7 +32,7 @@ class Normal(Distribution):
     Args:
         space: The `Box` space of floating-point numbers, bounded or not.
         std: `"free"`: standard deviations are parameters, the same for every observation; `"state"`: they are features.
-        initial_std: What a free standard deviation starts from, or what a feature of 0 stands for; > 0 and within
+        initial_std: The first value of a free standard deviation, or that of a feature of 0; > 0 and within
             `log_std_bounds`. In the action's units.
         log_std_bounds: Smallest and largest logarithm of a standard deviation; beyond them it is clamped, with
             gradient 0.

@@ -32,9 +32,9 @@ class SquashedNormal(Normal):
 
     Args:
         space: The `Box` space, with finite bounds.
-        std: As for `Normal`; `"state"` by default.
-        initial_std: As for `Normal`, before squashing.
-        log_std_bounds: As for `Normal`.
+        std: `"free"` or `"state"`, the default; see `Normal`.
+        initial_std: The first standard deviation, > 0, before squashing; see `Normal`.
+        log_std_bounds: Smallest and largest logarithm of a standard deviation; see `Normal`.
 
     Raises:
         TypeError: As for `Normal`.

@@ -26,7 +26,7 @@ START_SPREAD = 0.1
 
 
 class Links(NamedTuple):
-    """What the equations of motion need of the parameters, `[num_envs]` each."""
+    """Coefficients of the equations of motion, made of the parameters, `[num_envs]` each."""
 
     inertia: Tensor
     """m1 c1^2 + m2 (l1^2 + c2^2) + 2 I: of both links about the upper joint, without the coupling."""

@@ -17,9 +17,9 @@ def whole_number(number: Any, owner: str, name: str) -> int:
     """Return a number as an int.
 
     Args:
-        number: What was given.
-        owner: What the error calls the environment.
-        name: What it calls the argument.
+        number: The argument's value.
+        owner: The environment's name in error messages.
+        name: The argument's name there.
 
     Raises:
         TypeError: If it is no whole number.
@@ -35,7 +35,7 @@ def check_time_limit(limit: Any, owner: str) -> None:
 
     Args:
         limit: Steps until an episode is truncated; None for never.
-        owner: What the error calls the environment.
+        owner: The environment's name in error messages.
 
     Raises:
         TypeError: If it is no whole number.
@@ -72,8 +72,8 @@ def taken_actions(actions: Any, space: gymnasium.Space[Any], num_envs: int, owne
         actions: Tensors, in dicts where the space has parts.
         space: Space of one copy's action.
         num_envs: Copies of the environment.
-        owner: What the error calls the environment.
-        name: What it calls the actions.
+        owner: The environment's name in error messages.
+        name: The actions' name there.
 
     Raises:
         ValueError: If a tensor is not `[num_envs, *action]`, or is missing, or has a number that is no action. That is

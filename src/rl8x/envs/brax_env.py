@@ -49,12 +49,12 @@ class BraxEnv(SimulatorEnv):
         """Compile the environment for a batch.
 
         Args:
-            env: What `brax.envs.get_environment` or Playground's `registry.load` returns.
+            env: An environment of `brax.envs.get_environment` or Playground's `registry.load`.
             num_envs: Copies.
             device: Where the tensors are wanted; JAX simulates on its own default device.
             seed: Seeds the keys.
             time_limit: Steps until truncation, None for never.
-            parameters: What `env_config` may set: names to the path of a field of the system, `SystemField`,
+            parameters: Parameters of `env_config`: names to the path of a field of the system, `SystemField`,
                 `ModelField` (of an MJX model), `Scale`, their plain forms, or a pure function `(system, value) ->
                 system` with a default, `Function(f, default=...)`.
 

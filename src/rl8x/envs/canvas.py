@@ -1,4 +1,4 @@
-"""What environments draw themselves on: shapes in the units of their physics, with smooth edges, without a window.
+"""A canvas for pictures of environments: shapes in the units of their physics, with smooth edges, without a window.
 
 Everything is drawn three times as large as the picture, which then is the mean of 3 x 3 points. Pillow is imported when
 the first picture is drawn.
@@ -57,7 +57,7 @@ class Canvas:
 
     @property
     def span(self) -> tuple[Point, Point]:
-        """What is seen of x and of y, from the lowest to the highest."""
+        """The visible ranges of x and of y, each from the lowest to the highest."""
         halves = [size / scale / 2 for size, scale in zip(self._size, self._scales, strict=True)]
         return tuple((middle - half, middle + half) for middle, half in zip(self._middle, halves, strict=True))  # type: ignore[return-value]
 
@@ -89,7 +89,7 @@ class Canvas:
 
         Args:
             at: Where its anchor is.
-            text: What is written.
+            text: The text.
             size: Of the letters, in the units of y.
             colour: Of the letters.
             anchor: Pillow's: left, middle or right (`l`, `m`, `r`), and top, middle or baseline (`t`, `m`, `s`).

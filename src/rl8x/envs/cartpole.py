@@ -46,7 +46,7 @@ def cart_pole_dynamics(physics: Tensor, force: Tensor, parameters: Parameters) -
     Args:
         physics: x (m), x_dot (m/s), theta (rad, 0 is upright), theta_dot (rad/s), `[num_envs, 4]`.
         force: On the cart, to the right, in N, `[num_envs]`.
-        parameters: As in `PARAMETERS`; m is the mass of cart and pole together.
+        parameters: Values of `PARAMETERS`, `[num_envs]` each; m is the mass of cart and pole together.
 
     Returns:
         The next x, x_dot, theta and theta_dot, `[num_envs, 4]`.

@@ -36,8 +36,8 @@ class _Dummy(Env):
         """Change the position; the reward is minus its new distance from 0.
 
         Args:
-            state: As `initial_state` returned it.
-            change: What is added, `[num_envs]`.
+            state: The state, each `[num_envs, ...]`.
+            change: The summand, `[num_envs]`.
 
         Returns:
             The next state, rewards and terminated, as `transition` returns them.

@@ -14,7 +14,7 @@ from rl8x.names import did_you_mean, unknown_name
 
 REDUCTIONS = ("last", "mean", "sum", "max", "min")
 AUTO = {"success": "last", "is_success": "last"}
-"""What is reduced by default, where a simulator reports it."""
+"""Metrics that are reduced by default, where a simulator reports them, and how."""
 
 Accumulators: TypeAlias = dict[str, dict[str, Tensor]]
 """For each metric its value over the episode so far and how often it was reported, each `[num_envs]`."""
@@ -52,7 +52,7 @@ class EpisodeMetrics:
         """Take in what a step reported.
 
         Args:
-            accumulators: What the step before returned; empty at first. Not changed.
+            accumulators: The accumulators after the last step; empty at first. Not changed.
             info: The step's `info`; the values before a reset are under `final_info`.
             final: Copies that were reset in this very step, `[num_envs]`, bool: theirs are the values in `final_info`
                 where it has them. None where no reset changes `info`.
@@ -80,8 +80,8 @@ class EpisodeMetrics:
         """Warn, where the first episode has ended, of metrics that were asked for and not reported until then.
 
         Args:
-            accumulators: What `update` returned.
-            info: What the step reported.
+            accumulators: The accumulators that `update` returned.
+            info: The simulator's report of the step.
             done: Copies whose episode ended, `[num_envs]`, bool.
         """
         if self._looked or not bool(done.any()):

@@ -67,7 +67,7 @@ class MjlabEnv(SimulatorEnv):
             metrics: Values of `extras` to average over the episodes that end, as `EpisodeMetrics` takes them, such as
                 `log/Episode_Reward/upright`.
             groups: The groups of observations to take, where the task has them.
-            parameters: What `env_config` may set: names to an event term's name or `Event`, `ModelField`, `Scale` of
+            parameters: Parameters of `env_config`: names to an event term's name or `Event`, `ModelField`, `Scale` of
                 one, or their plain forms.
 
         Raises:

@@ -27,7 +27,7 @@ _NAMES: Final = {
     "tendon": "tendon_names",
 }
 _NEUTRAL: Final = {"scale": 1.0, "add": 0.0}
-"""What each operation of an event leaves the model as it is with."""
+"""The value with which each operation of an event changes nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Events:
     """The events of a task that set parameters.
 
     Args:
-        setters: What to set, by the parameters' names.
+        setters: A setter for each parameter, by its name.
         config: The task's config, whose events are changed.
 
     Raises:

@@ -63,7 +63,7 @@ class _Valley(Env):
         """Return whether a car is at the flag, and fast enough.
 
         Args:
-            state: As `initial_state` returned it.
+            state: The state, each `[num_envs, ...]`.
             parameters: Float32 `[num_envs]` each.
 
         Returns:

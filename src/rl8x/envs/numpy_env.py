@@ -59,7 +59,7 @@ class NumpyEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """Take one step in every copy.
 
         Args:
-            actions: As the action space has them, `[num_envs, ...]`.
+            actions: Actions of the space, `[num_envs, ...]`.
 
         Returns:
             Observations, rewards float32, terminated and truncated bool, as arrays `[num_envs, ...]`, and the info.

@@ -36,7 +36,7 @@ class DrawsItself:
         """Draw a copy, for films; an environment without it has no pictures.
 
         Args:
-            canvas: What is drawn on; `canvas.view` says first what is seen.
+            canvas: The picture to draw on; `canvas.view` sets the visible ranges first.
             state: The copy's state: each of `initial_state` without its first dimension, as NumPy's.
             parameters: The values of its parameters.
             past: Its states before this one in the same episode, the last ones, the oldest first; empty where they are
@@ -68,9 +68,9 @@ class DrawsItself:
         """Draw a copy on a canvas.
 
         Args:
-            state: As `draw` has it.
-            parameters: As `draw` has them.
-            past: As `draw` has it.
+            state: The copy's state, see `draw`.
+            parameters: The values of its parameters.
+            past: Its states before this one in the same episode, the oldest first.
             size: Width and height in pixels.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What every setter of a simulator's parameter has: a default, bounds, how it is read, written and shown."""
+"""A setter of a simulator's parameter: its default and bounds, how it is read, written and shown."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Value: TypeAlias = "float | Tensor"
 
 @dataclasses.dataclass(frozen=True)
 class Setter(ABC):
-    """How one parameter is read from a simulator and set in it.
+    """Reads one parameter from a simulator, and sets it there.
 
     Attributes:
         default: Its value where `env_config` says nothing; None leaves what the simulator has.
         low: The smallest legal value; by default 0, or -inf where the default is not positive.
         high: The largest legal value; by default inf, or 0 where the default is negative.
         unit: Its unit, for example `kg`.
-        description: What it is, in a few words; by default what is set.
+        description: Its meaning in a few words; by default the setter itself, as it is made.
     """
 
     kind: ClassVar[str]
@@ -43,7 +43,7 @@ class Setter(ABC):
 
     @property
     def unset(self) -> float | None:
-        """What is set where `env_config` says nothing; None for nothing."""
+        """The value that is set where `env_config` has none; None sets nothing."""
         return self.default
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Setter(ABC):
 
         Args:
             simulator: The unwrapped simulator.
-            original: What `read` returned at first.
+            original: The value before any `write`, as `read` returns it.
             value: The value, float32 `[num_envs]` for a simulator of many copies; None puts `original` back.
 
         Raises:
@@ -80,9 +80,9 @@ class Setter(ABC):
         """Whether what `write` set is still there after a reset.
 
         Args:
-            simulator: As `write` had it.
-            original: As `write` had it.
-            value: As `write` had it.
+            simulator: The unwrapped simulator.
+            original: The value before any `write`, as `read` returns it.
+            value: The value that was written, float32 `[num_envs]` for a simulator of many copies; None for `original`.
         """
         return True
 
@@ -90,7 +90,7 @@ class Setter(ABC):
         """Return the one number that `read` found.
 
         Args:
-            original: What it returned.
+            original: A number or an array of them, as `read` returns it.
 
         Raises:
             ValueError: If it found several that differ.
@@ -107,7 +107,7 @@ class Setter(ABC):
         """Return the default and the bounds that `env_config` is checked by.
 
         Args:
-            original: What `read` returned.
+            original: A number or an array of them, as `read` returns it.
 
         Raises:
             ValueError: If `read` found several numbers and there is no `default`, or the default does not lie in the

@@ -1,4 +1,4 @@
-"""What a parameter of somebody else's simulator sets: an attribute, a field of its model, a scale, or a function.
+"""Setters for the parameters of simulators: an attribute, a field of the model, a scale, or a function.
 
     GymnasiumEnv("CartPole-v1", 16, parameters={"length": "length", "gravity": Scale("gravity", high=3.0)})
     GymnasiumEnv("HalfCheetah-v5", 16, parameters={"mass": Scale(ModelField("body_mass", "torso"))})
@@ -107,7 +107,7 @@ class Scale(Setter):
     """A factor of what other setters set: 1 is what the simulator has.
 
     Attributes:
-        of: What is multiplied: a setter, an attribute's path, a plain form, or several of them.
+        of: The values that are multiplied: a setter, an attribute's path, a plain form, or several of them.
     """
 
     kind: ClassVar[str] = "scale"
@@ -129,7 +129,7 @@ class Scale(Setter):
 
     @property
     def parts(self) -> list[Any]:
-        """What is multiplied, as given."""
+        """The setters and paths that are multiplied, as given."""
         return list(self.of) if isinstance(self.of, list | tuple) else [self.of]
 
     def read(self, simulator: Any) -> Any:
@@ -209,8 +209,8 @@ def setters_of(parameters: Mapping[str, Any], kinds: Sequence[type[Setter]], own
 
     Args:
         parameters: Names to setters, their plain forms, texts that the first of the kinds takes, or functions.
-        kinds: What the adapter can set.
-        owner: What error messages call the adapter.
+        kinds: The kinds of setters that the adapter takes.
+        owner: The adapter's name in error messages.
 
     Raises:
         ValueError: If something is none of them.

@@ -31,7 +31,7 @@ class Simulator:
 
     Args:
         simulator: The unwrapped environment.
-        setters: What to set, by the parameters' names.
+        setters: A setter for each parameter, by its name.
 
     Raises:
         ValueError: If something of it is not there.
@@ -149,7 +149,7 @@ class ParameterWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Setting(Protocol):
-    """Where the parameters of all copies are set."""
+    """Sets the parameters of all copies."""
 
     parameters: Mapping[str, Parameter]
 

@@ -1,4 +1,4 @@
-"""What environments are given, what they carry from step to step, and what a step leads to."""
+"""Types of an environment's step: state, actions, parameters, the carry between steps, and the step's result."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 State: TypeAlias = dict[str, Tensor]
-"""What the physics needs from step to step, each `[num_envs, ...]`."""
+"""The physics' state between two steps: tensors by name, each `[num_envs, ...]`."""
 Parameters: TypeAlias = Mapping[str, Tensor]
 """The values of the environment's parameters, float32 `[num_envs]` each, also where all copies have the same."""
 Outcome: TypeAlias = tuple[State, Tensor, Tensor]
-"""What a transition returns: the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`."""
+"""The result of a transition: the next state, rewards float32 `[num_envs]` and terminated bool `[num_envs]`."""
 Observation: TypeAlias = "Tensor | dict[str, Observation]"
 """A tensor `[num_envs, *shape]`, or nested dicts of them for `Dict` and `Tuple` spaces."""
 Actions: TypeAlias = "Tensor | dict[str, Actions]"
@@ -24,7 +24,7 @@ Where parameters move with the returns of episodes, `sources` too: as `Step` has
 
 
 class Step(NamedTuple):
-    """What one step of all copies led to; every field is `[num_envs, ...]`."""
+    """The result of one step of all copies; every field is `[num_envs, ...]`."""
 
     obs: Observation
     """The next observation, after the reset where an episode ended."""
@@ -45,4 +45,4 @@ class Step(NamedTuple):
     metrics: dict[str, Tensor] = {}  # noqa: RUF012 - `advance` passes its own, this one stays empty
     """Further metrics of the episode up to this step, before the reset, float32; NaN where there is none."""
     sources: dict[str, Tensor] = {}  # noqa: RUF012 - as above
-    """What the draw of the episode's parameters said of it, int64, by groups that move with returns."""
+    """The source of the episode's parameters, int64, by the label of each group that moves with returns."""

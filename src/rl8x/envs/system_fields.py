@@ -76,7 +76,7 @@ class Systems:
     """The system of an environment, and those that take its place in the program of each copy.
 
     Args:
-        setters: What to replace, by the parameters' names.
+        setters: A setter for each parameter, by its name.
         env: The environment, whose system is `sys`, or `_mjx_model` in MuJoCo Playground.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How programs of tensors run: eagerly, compiled, or captured in CUDA graphs. Knows torch only."""
+"""Execution of programs of tensors: eager, compiled, or captured in CUDA graphs. It imports nothing but torch."""
 
 from rl8x.execution.execution import MODES, PRECISIONS, Execution, Mode, Precision
 from rl8x.execution.programs import Program

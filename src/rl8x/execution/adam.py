@@ -115,4 +115,4 @@ DECOMPOSITIONS: Final[dict[Any, Callable[..., None]]] = {
     for decoupled in (False, True)
     if (operator := private.fused_adam(decoupled)) is not None
 }
-"""What lowering puts in the place of the kernels."""
+"""Decompositions of the fused Adam kernels, which lowering puts in their place."""

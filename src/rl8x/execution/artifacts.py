@@ -76,7 +76,7 @@ class Artifacts:
         return self.folder / f".{uuid.uuid4().hex}.{kind}"
 
     def library(self, key: str) -> Path:
-        """Where the shared library of a key is."""
+        """Return the path of a key's shared library."""
         return self.folder / f"{key}.so"
 
     def headers(self, key: str) -> Path | None:
@@ -165,7 +165,7 @@ class Artifacts:
 
     @property
     def limit_mb(self) -> float:
-        """How much is kept, in MB.
+        """The size up to which artifacts are kept, in MB.
 
         Raises:
             ValueError: If `RL8X_CACHE_MB` is no number, not finite or less than 0.

@@ -82,7 +82,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 class Headers:
-    """What all programs include, precompiled.
+    """The headers that all programs include, precompiled.
 
     Args:
         folder: Where the programs are.

@@ -21,8 +21,9 @@ class CapturedProgram:
     """A function of tensors whose kernels are captured once for every layout of its arguments, and replayed.
 
     Args:
-        function: As `Execution.program` takes it.
-        num_fixed: As `Execution.program` takes it; the other arguments are copied to where the capture reads them.
+        function: The function of tensors, see `Execution.program`.
+        num_fixed: How many first arguments are the same tensors at each call, see `Execution.program`; the others are
+            copied to where the capture reads them.
         capture: Captures; see `capture_cuda`.
     """
 
@@ -74,8 +75,8 @@ class CapturedLoop:
     """A loop whose kernels, those of all items, are captured once for every layout of its arguments.
 
     Args:
-        loop: What is called for each item; its state is copied to where the capture has it and back, and need not stay
-            where it is.
+        loop: The function that is called for each item; its state is copied to where the capture has it and back, and
+            need not stay where it is.
         capture: Captures; see `capture_cuda`.
     """
 
@@ -96,7 +97,7 @@ class CapturedLoop:
 
 
 class _Captured(NamedTuple):
-    """What was captured: where its arguments are read, how it is replayed, where its results are."""
+    """A captured program: the tensors that it reads its arguments from, its replay, and the tensors of its results."""
 
     varying: Sequence[Tensor]
     replay: Callable[[], object]

@@ -29,8 +29,8 @@ class CompiledProgram:
     into C++.
 
     Args:
-        function: As `Execution.program` takes it.
-        made_of: As `Execution.program` takes it.
+        function: The function of tensors, see `Execution.program`.
+        made_of: The objects that decide its trace, see `Execution.program`.
         compiles: Whether the traced graph is compiled, or run as it is, for comparison.
     """
 
@@ -159,9 +159,9 @@ class CompiledLoop(CompiledProgram):
     """A loop that runs in C++: beside a small minibatch's arithmetic, what Python does for each counts.
 
     Args:
-        loop: What is called for each item.
-        made_of: As for `CompiledProgram`.
-        compiles: As for `CompiledProgram`.
+        loop: The function that is called for each item.
+        made_of: The objects that decide its trace, see `Execution.program`.
+        compiles: Whether the traced graph is compiled, or run as it is, for comparison.
     """
 
     def __init__(self, loop: Loop, made_of: MadeOf | None = None, *, compiles: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""How programs run: the one place that decides what is compiled, and when.
+"""Execution of an algorithm's programs: the one place that decides which of them are compiled, and when.
 
 Algorithms hand over functions of tensors. Eager execution calls them as they are and is the reference. Compiled
 execution traces each once for every layout of its arguments and calls what a compiler's process built of it. `auto` has
@@ -43,7 +43,7 @@ _WORTH_SECONDS: Final = 18.0
 
 
 class Execution:
-    """How the programs of one algorithm run.
+    """Runs the programs of one algorithm: eagerly, compiled or captured.
 
     Args:
         mode: `"eager"`; `"compile"`; `"graph"`: kernels captured once on CUDA and replayed; or `"auto"`: graph on CUDA,
@@ -178,7 +178,7 @@ class Execution:
 
         Args:
             fact: A word for what it has found.
-            made_of: As for `program`.
+            made_of: Returns the objects, see `program`.
         """
         mark = fingerprint(made_of())
         return mark is not None and compiler().artifacts.noted(key_of(fact, mark.text)) is not None
@@ -188,7 +188,7 @@ class Execution:
 
         Args:
             fact: A word for it.
-            made_of: As for `program`.
+            made_of: Returns the objects, see `program`.
         """
         mark = fingerprint(made_of())
         if mark is not None:
@@ -237,8 +237,8 @@ class Execution:
         """Make programs of a function of tensors that adds up over ranks on its way.
 
         Args:
-            function: As for `program`, of tensors `[*]`.
-            num_fixed: As for `program`.
+            function: Takes and returns tensors `[*]`, see `program`.
+            num_fixed: How many of the first arguments are the same tensors in every call.
 
         Returns:
             Takes and returns the same.
@@ -255,12 +255,13 @@ class Execution:
         """Make a loop of a function that adds up over ranks.
 
         Args:
-            function: As for `loop`; its state, of tensors `[*]`, must stay where it is.
-            num_state: As for `loop`.
-            num_items: As for `loop`, each `[n, *]`.
+            function: Is called for one item after the other, see `loop`; its state, of tensors `[*]`, must stay where
+                it is.
+            num_state: How many of the first arguments are the state.
+            num_items: How many of the last arguments are items, each `[n, *]`.
 
         Returns:
-            As for `loop`.
+            Takes the same, with all items, and returns the results of all, each `[n, *]`, see `loop`.
         """
         return SplitLoop(self.split(function, num_state), num_state, num_items, host_looks=self.host_looks)
 
@@ -281,7 +282,7 @@ class Execution:
             num_state: How many of the first arguments are the state.
             num_items: How many of the last arguments are items, each `[n, *]`.
             ends: Whether the last tensor that the function returns is a 0-d bool: whether to go on to the next item.
-            made_of: As for `program`.
+            made_of: Returns the objects that decide what the function does, see `program`.
 
         Returns:
             Takes the same, with all items, and returns the results of all, each `[n, *]`; 0 for items after the one
@@ -307,7 +308,7 @@ def _compiled(function: Callable[..., Sequence[Tensor]], num_fixed: int) -> Comp
 
 
 class _Guarded:
-    """What was made of a function; the function itself while execution is eager, and where `auto` falls back.
+    """The program made of a function; the function itself while execution is eager, and where `auto` falls back.
 
     Args:
         execution: Decides which.

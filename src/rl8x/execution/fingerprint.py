@@ -1,4 +1,4 @@
-"""What a traced function would be, read off the objects that it is made of: found without tracing it.
+"""The fingerprint of a function's trace, read off the objects that the function is made of, without tracing it.
 
 All that a trace can depend on is walked: the values of objects' attributes, the sources of their classes and functions
 and of the modules that those import, and of tensors the layout, since a program reads their values at each call. Of a
@@ -76,7 +76,7 @@ _MADE_OF_FUNCTIONS: Final = (
 
 
 class Fingerprint(NamedTuple):
-    """What was read.
+    """A text that stands for a trace, and the tensors that the trace may read.
 
     Attributes:
         text: The same for objects that make the same trace.

@@ -63,7 +63,7 @@ def compiled_here(graph: torch.fx.GraphModule, examples: Sequence[Tensor]) -> Ca
 
     Args:
         graph: The graph.
-        examples: What it is called with, `[*]` each.
+        examples: Its arguments, `[*]` each.
     """
     # Traced once more: the compiler needs metadata of every argument, which only tracing gives.
     traced = make_fx(graph, decomposition_table=adam.DECOMPOSITIONS)(*[tensor.detach().clone() for tensor in examples])

@@ -1,4 +1,4 @@
-"""How memory that tensors have freed is kept for the next ones."""
+"""Allocator settings by which memory that tensors have freed is kept for the next ones."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def layout_of(tensors: Sequence[Tensor]) -> Hashable:
 
 
 class Layout(NamedTuple):
-    """Where the tensors of a tree are: its structure, and which of its leaves are tensors rather than None."""
+    """The layout of a tree of tensors: its structure, and which of its leaves are tensors rather than None."""
 
     structure: TreeSpec
     is_tensor: list[bool]

@@ -41,9 +41,9 @@ class SplitProgram:
     """A function of tensors as programs between sums over ranks.
 
     Args:
-        function: As `Execution.program` takes it. What it writes to beside its fixed arguments it must not read after
-            a later sum.
-        num_fixed: As `Execution.program` takes it.
+        function: The function of tensors, see `Execution.program`. After a sum it must not read what it wrote before
+            to tensors that are not fixed arguments.
+        num_fixed: How many first arguments are the same tensors at each call, see `Execution.program`.
         make: Makes the program of a piece.
         mode: The mode's name, for errors.
     """
@@ -101,9 +101,9 @@ class Piece(NamedTuple):
 
     Attributes:
         run: The operations, as a function of tensors.
-        inputs: What it takes, by the names of the nodes, those that stay the same tensors first.
+        inputs: Its arguments, by the names of the nodes, those that stay the same tensors first.
         num_fixed: How many of them those are.
-        outputs: What it returns.
+        outputs: Its results, by the names of the nodes.
         summed: The name of what is added up over the ranks after it, the last of the outputs, and of the sum; None at
             the end.
     """

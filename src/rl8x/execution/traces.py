@@ -1,4 +1,4 @@
-"""What a function of tensors does, traced and written down: all that decides the program that is compiled of it."""
+"""The trace of a function of tensors, and its text, which decides the program that is compiled of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trace(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LoopShape:
-    """How a traced function is called in a loop; see `Execution.loop`.
+    """The arguments and results of a traced function that is called in a loop; see `Execution.loop`.
 
     Attributes:
         num_given: How many arguments come before the items.
@@ -84,7 +84,7 @@ def describe_program(
 
     Args:
         graph: The graph.
-        examples: What it, or the loop, is called with, `[*]` each.
+        examples: Arguments of the function, or of the loop, `[*]` each.
         loop: How the graph is called in a loop.
     """
     return ProgramDescription(

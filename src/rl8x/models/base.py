@@ -1,4 +1,4 @@
-"""What a policy needs of a model."""
+"""The interface of models: networks from observations to features and values."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class Model(nn.Module):
         """Return the values alone; a subclass may skip the actor's work.
 
         Args:
-            obs: As in `forward`.
-            state: As in `forward`.
-            starts: As in `forward`.
+            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
+            state: The state before the first of them, each `[B, *]`.
+            starts: Where an observation begins an episode, `[T, B]`, bool.
 
         Returns:
             Values, `[T, B]`.
@@ -91,9 +91,9 @@ class Model(nn.Module):
         """Return features and state without values, as `forward` does; a subclass may skip the critic's work.
 
         Args:
-            obs: As in `forward`.
-            state: As in `forward`, or what `actor_state` leaves of it.
-            starts: As in `forward`.
+            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
+            state: The state before the first of them, each `[B, *]`, whole or as `actor_state` returns it.
+            starts: Where an observation begins an episode, `[T, B]`, bool.
 
         Returns:
             Features `[T, B, num_features]`, and the state after the last observation, each `[B, *]`.

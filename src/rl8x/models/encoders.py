@@ -112,10 +112,10 @@ class ObservationEncoder(nn.Module):
 
     Args:
         space: Space of one copy's observation.
-        convolutions: As for `ImageEncoder`.
-        activation: As for `ImageEncoder`.
-        channels: As for `ImageEncoder`.
-        layer_norm: As for `ImageEncoder`.
+        convolutions: Channels, kernel size and stride of each layer, see `ImageEncoder`.
+        activation: Name of the activation after each layer.
+        channels: Where the channels of images are: "auto", "first" or "last", see `ImageEncoder`.
+        layer_norm: Whether each layer is normalised before its activation.
     """
 
     def __init__(

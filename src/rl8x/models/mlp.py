@@ -58,8 +58,8 @@ class ActorCritic(Model):
         Args:
             width: Width of the actor's output.
             critic_width: Width of the critic's output.
-            policy_gain: As for the class.
-            value_gain: As for the class.
+            policy_gain: Gain of the head of features.
+            value_gain: Gain of the head of values.
         """
         self.policy_head = linear(width, self.num_features, policy_gain, kind=Head)
         self.value_head = linear(critic_width, 1, value_gain, kind=Head)
@@ -85,9 +85,9 @@ class ActorCritic(Model):
         """Return what the heads read.
 
         Args:
-            obs: As in `forward`.
-            state: As in `forward`.
-            starts: As in `forward`.
+            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
+            state: The state before the first of them, each `[B, *]`.
+            starts: Where an observation begins an episode, `[T, B]`, bool.
             values_only: Whether only the second result counts, so that the actor's work may be left out.
 
         Returns:
@@ -104,9 +104,9 @@ class ActorCritic(Model):
         """Return the arguments with which `actor` and `critic` are called, and the state after them.
 
         Args:
-            obs: As in `forward`, `[T, B, *obs]`.
-            state: As in `forward`.
-            starts: As in `forward`.
+            obs: Observations, `[T, B, *obs]`, or a dict of such tensors.
+            state: The state before the first of them, each `[B, *]`.
+            starts: Where an observation begins an episode, `[T, B]`, bool.
 
         Returns:
             The actor's arguments, the critic's, and the state, each `[B, *]`.

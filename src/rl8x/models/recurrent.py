@@ -161,8 +161,8 @@ class RecurrentModel(ActorCritic):
 
         Args:
             parts: The state in the order of `state_names`, each `[trunks, B, hidden_size]`.
-            inputs: What the observation contributes to the gates, `[trunks, B, num_gates * hidden_size]`.
-            weights: What `_weights` gave.
+            inputs: The observation's part of the gates' inputs, `[trunks, B, num_gates * hidden_size]`.
+            weights: The weights that `_weights` returned.
         """
 
     def _run(self, obs: Any, state: State, starts: Tensor, trunks: slice) -> tuple[Tensor, State]:

@@ -1,4 +1,4 @@
-"""The memory of a replay: what a row holds, how many bytes that takes, and where it lies."""
+"""The memory of a replay: the columns of its rows, their size in bytes, and where they lie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Column(NamedTuple):
-    """What a row holds under one name.
+    """The shape and type of one named column of a replay.
 
     Attributes:
         shape: Its shape in one row, `()` for a scalar.
@@ -32,11 +32,11 @@ class Column(NamedTuple):
 
 
 Spec = Mapping[str, Column]
-"""What a row holds, by name."""
+"""The columns of a row by name."""
 
 
 def spec_of(rows: Mapping[str, Tensor]) -> dict[str, Column]:
-    """Return what a row of some rows, each `[rows, ...]`, holds."""
+    """Return the columns of some rows, each `[rows, ...]`."""
     return {name: Column(tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in rows.items()}
 
 
@@ -49,10 +49,10 @@ def check_fits(spec: Spec, capacity: int, available: int | None, where: str) -> 
     """Refuse a replay that does not fit, before any of it is allocated.
 
     Args:
-        spec: What a row holds.
+        spec: The columns of a row.
         capacity: Rows.
         available: Bytes that can still be taken; None where that is not known.
-        where: What has them, for the message: a device or a folder.
+        where: The device or folder that has them, for the message.
 
     Raises:
         ValueError: If they are too few; it says how many rows would fit.
@@ -74,14 +74,14 @@ class Columns:
     image, is a tensor of its own, `[capacity, *shape]`.
 
     Args:
-        spec: What a row holds.
+        spec: The columns of a row.
         capacity: Rows.
         device: Where they live.
         path: A folder on a disk to map them from; None for memory. The files have no name in it, and their space is
             free again when the process ends.
 
     Attributes:
-        spec: What a row holds.
+        spec: The columns of a row.
         tensors: The tensors, by a name of their own.
     """
 

@@ -54,7 +54,7 @@ class Dataset:
         transitions: By name, each `[rows, ...]`, in the order in which they were made, episode after episode. Floats
             become float32, whole numbers what their space has; rewards and flags may be `[rows, 1]`, and flags 0 and 1.
         device: Where batches are made.
-        gaps: What happens where a row that ends no episode is not followed by the row that it led to: "refuse" it, or
+        gaps: Treatment of a row that ends no episode and is not followed by the row that it led to: "refuse" it, or
             "truncate" the episode there, as for rows in any order.
         observation_space: Space of one observation; None where it is not known, as an algorithm needs it.
         action_space: Space of one action, likewise.
@@ -103,9 +103,9 @@ class Dataset:
         """Make a data set of transitions by name, whose observations and actions may be trees `[rows, ...]`.
 
         Args:
-            tensors: As `transitions` of the class; a dict of tensors in place of one is a tree.
-            device: As the class has it.
-            options: As the class has them.
+            tensors: Transitions by name, see the class; a dict of tensors in place of one is a tree.
+            device: Where batches are made.
+            options: `gaps`, `observation_space` and `action_space` of the class.
 
         Raises:
             ValueError: If something is wrong with them; it says what, and in which row.
@@ -137,8 +137,8 @@ class Dataset:
         Args:
             path: A folder that `save` wrote, a file in the layout of D4RL (.hdf5 or .h5), or the id of one of Minari's
                 data sets on this machine, such as "D4RL/pen/human-v2".
-            device: As the class has it.
-            options: As the class has them.
+            device: Where batches are made.
+            options: `gaps`, `observation_space` and `action_space` of the class.
 
         Raises:
             ValueError: If there is no such data set, or something is wrong with it.
@@ -162,8 +162,9 @@ class Dataset:
 
         Args:
             source: Its id, or the `MinariDataset`: what has `iterate_episodes()`.
-            device: As the class has it.
-            options: As the class has them; with an `action_space` actions stay as they were recorded.
+            device: Where batches are made.
+            options: `gaps`, `observation_space` and `action_space` of the class; with an `action_space` actions stay as
+                they were recorded.
 
         Raises:
             ValueError: If Minari has no data set of this id on this machine, or it has no steps.
@@ -236,7 +237,7 @@ class Dataset:
         """Return the memory that the rows of `prepare` take on the device, in bytes; a few of them may be left out.
 
         Args:
-            next_actions: As `prepare` has it.
+            next_actions: Whether rows have `next_actions` too, see `prepare`.
         """
         parts = (keys.OBS, keys.NEXT_OBS, keys.ACTIONS) + (keys.ACTIONS,) * next_actions
         spec = spec_of(self.transitions)
@@ -247,10 +248,10 @@ class Dataset:
         """Return the same transitions with rows of their own on a device; see `prepare`.
 
         Args:
-            n: As `NStep` has it.
-            gamma: As `NStep` has it.
+            n: Steps of a return, at least 1.
+            gamma: Discount of a step, in [0, 1].
             device: Where the rows go.
-            next_actions: As `prepare` has it.
+            next_actions: Whether rows have `next_actions` too, see `prepare`.
 
         Raises:
             ValueError: As `prepare` does.

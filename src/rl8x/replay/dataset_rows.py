@@ -1,4 +1,4 @@
-"""What the transitions of a data set must be, and what a row gets from the row after it."""
+"""Checks of a data set's transitions, and the values that a row gets from the row after it."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def write_minari(name: str, dataset: Dataset, *, algorithm_name: str) -> None:
 
     Args:
         name: The id, such as "cartpole/medium-v0".
-        dataset: What is written; its spaces must be known.
-        algorithm_name: What made the actions.
+        dataset: The data set to write; its spaces must be known.
+        algorithm_name: The name of the policy or algorithm that made the actions.
 
     Raises:
         ValueError: As `check_new_id`, or if Minari cannot store such spaces.

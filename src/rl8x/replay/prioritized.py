@@ -31,9 +31,9 @@ class PrioritizedReplay(Replay):
         capacity: Rows that are kept, at least 1.
         device: Where they live, and where batches are made.
         alpha: How much priorities count, in [0, 1]; 0 draws uniformly.
-        epsilon: What keeps a row without an error from never being drawn again, greater than 0.
-        path: As `Replay` takes it.
-        available: As `Replay` takes it.
+        epsilon: Is added to each error, so that a row without one is drawn again; greater than 0.
+        path: A folder to keep rows in, see `Replay`; None keeps them in memory.
+        available: Returns how many bytes a device has left, see `Replay`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -111,7 +111,7 @@ class PrioritizedReplay(Replay):
         The maximum is that of the batch.
 
         Args:
-            index: What `sample` returned, `[count, batch]`; priorities must not have changed since.
+            index: Rows that `sample` returned, `[count, batch]`; priorities must not have changed since.
             beta: How much is made up for, in [0, 1]; 1 is all.
         """
         # N and the sum of all powers are the same for a whole batch: the normalisation takes them out.

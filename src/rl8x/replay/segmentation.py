@@ -1,4 +1,4 @@
-"""How a replay's rows are cut into segments that checkpoints share."""
+"""Segmentation of a replay's rows into files that checkpoints share."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Rollout:
-    """What `horizon` steps of all copies gave, time-major; allocated at the first write, its pointers never change.
+    """The buffer of `horizon` steps of all copies, time-major; allocated at the first write, its pointers never change.
 
     Args:
         horizon: Steps of each copy.

@@ -1,6 +1,6 @@
-"""Gathers experience: horizons of a policy in an environment, the same for every environment, model and algorithm.
+"""Collection of experience: horizons of a policy in an environment, alike for all environments, models and algorithms.
 
-What happens in one step is a pure function of tensors, so that it can be compiled or captured; the noise that sampling
+One step is a pure function of tensors, so that it can be compiled or captured; the noise that sampling
 and resets need is drawn for the whole horizon beforehand.
 """
 
@@ -30,7 +30,7 @@ class Collector:
         policy: The policy that acts.
         generator: Source of the sampling noise, on the policy's device.
         execution: How the steps run.
-        slot: What a slot of a rollout holds.
+        slot: Returns the tensors that a slot of a rollout holds.
         bootstrap: Values the observations at which time limits truncate episodes; see `Stepper`.
         state_reset_every: The policy's state is reset every so many steps of a horizon; 0 is never.
 
@@ -60,7 +60,7 @@ class Collector:
 
     @property
     def stepper(self) -> Stepper:
-        """What takes the steps now: eagerly, or compiled, captured, or about to be."""
+        """The stepper in use: eager, or one that is compiled or captured, or prepares for it."""
         if self._compiled is None or (self.execution.mode == "eager" and not self.execution.prepares):
             return self._eager
         return self._compiled

@@ -22,8 +22,8 @@ class Horizon(ABC):
     """Fills a rollout's horizon by compiled programs.
 
     Args:
-        stepper: What takes the steps.
-        written: What they write; a rollout may hold what was written under another `env_config` too.
+        stepper: Takes the steps.
+        written: Names of the tensors that they write; a rollout may hold others of an earlier `env_config`.
     """
 
     def __init__(self, stepper: Stepper, written: Collection[str]) -> None:
@@ -73,7 +73,7 @@ class Horizon(ABC):
         """Value the observations at which time limits truncate episodes, of which there are few.
 
         Args:
-            rollout: What is written to.
+            rollout: The buffer that is written.
             final: Returns the flat tensors of a step's final observation and the policy's state after it.
         """
         if self.stepper.bootstrap is None:

@@ -25,7 +25,7 @@ class Moment(NamedTuple):
     """All copies at one time; of a copy whose episode has ended, state and parameters are another's.
 
     Attributes:
-        state: As the environment's `initial_state` has it, `[num_envs, ...]` each; where an episode ends, the state
+        state: The environment's state, `[num_envs, ...]` each; where an episode ends, the state
             before the reset, if the environment's physics are pure functions.
         parameters: Those of the episode, `[num_envs]` each.
         running: Whether the first episode of a copy goes on, `[num_envs]`.

@@ -18,7 +18,7 @@ from rl8x.rollouts.buffer import Rollout
 from rl8x.trees import Tree, flatten_tree, tree_map
 
 Slot = Callable[["Cursor", Act, Step], dict[str, Tensor]]
-"""Says what a slot of a rollout holds of one step, by name, each `[num_envs, ...]`."""
+"""Returns the tensors that a slot of a rollout holds of one step, by name, each `[num_envs, ...]`."""
 
 Bootstrap = Callable[[Tree, State, Tensor], Tensor]
 """Values observations `[rows, *obs]`, given the policy's state `[rows, *]` and starts `[rows]`; returns `[rows]`."""
@@ -28,7 +28,7 @@ Noises = Iterable[tuple[Tensor, Tensor | None]]
 
 
 class Cursor(NamedTuple):
-    """Where the environment and the policy stand between two steps.
+    """The policy's side of the present step: what it acts on, and its state.
 
     Attributes:
         obs: The observation to act on, `[num_envs, *obs]` or a dict of such.
@@ -42,7 +42,7 @@ class Cursor(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """What one step led to: where the environment and the policy stand now, the action, and the environment's step."""
+    """The result of one step: the environment's next carry, the policy's next cursor and its act, and the step."""
 
     carry: Carry
     cursor: Cursor
@@ -103,7 +103,7 @@ class Stepper:
         policy: The policy that acts.
         env: The environment.
         execution: How programs run.
-        slot: What a slot of a rollout holds.
+        slot: Returns the tensors that a slot of a rollout holds.
         bootstrap: Values the observations at which time limits truncate episodes, stored as `final_values`, and those
             after the last step, stored as `values`; None stores neither.
         state_reset_every: The policy's state is reset every so many steps; 0 is never.
@@ -155,7 +155,7 @@ class Stepper:
         """Take the steps of a horizon and write them into a rollout's slots.
 
         Args:
-            rollout: What is written to.
+            rollout: The buffer that is written.
             carry: Where the environment stands.
             cursor: Where environment and policy stand.
             env_noise: Noise of the environment, `[horizon, num_envs, *]`.

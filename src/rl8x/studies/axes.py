@@ -24,7 +24,7 @@ class Axis(NamedTuple):
 
     Attributes:
         name: The parameter.
-        values: What stands on the axis, ascending, `[values]`: the values of a grid, or the middles of bins.
+        values: The axis's values, ascending, `[values]`: the values of a grid, or the middles of bins.
         edges: Where the cells of a heat map begin and end, `[values + 1]`.
         positions: Position of each test cell on the axis, `[cells]`.
         logarithmic: Whether equal ratios are equal distances.

@@ -53,7 +53,7 @@ class Comparison:
         tracks: By metric, the curve of each run that has it.
         group_by: The params whose values make groups.
         groups: The runs of each group, by its label; one group a run where nothing groups them.
-        notes: What a reader must know, in sentences.
+        notes: Reservations about the figures, in sentences.
         minimize: Whether the lowest value of a metric is its best one.
         level: Coverage of the intervals.
         folder: Where its files were written last; None where they were not.
@@ -196,7 +196,7 @@ class Comparison:
 
     @property
     def clock(self) -> str:
-        """What the steps count, in words."""
+        """The unit of the steps, in words."""
         clocks = {_clock_of(run) for run in self.runs}
         words = {keys.ENV_STEPS: "transitions of training", keys.UPDATES: "updates"}
         return words.get(clocks.pop() or "", "clock of the algorithm") if len(clocks) == 1 else "clock of the algorithm"

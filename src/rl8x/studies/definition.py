@@ -1,4 +1,4 @@
-"""What a study is made of, as one config: a run's keys and those of a study, from a file or a script."""
+"""The config of a study: a run's keys and those of a study, from a file or a script."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StudyConfig:
     """A study: trainings under some configurations, hyperparameters and seeds, and the cells they are tested in.
 
     Args:
-        trust: As in `RunConfig`.
+        trust: Whether names in it may be imported, see `RunConfig`.
 
     Raises:
         TypeError: If a value is of another kind.
@@ -140,8 +140,8 @@ class StudyConfig:
         """Make a study of plain data: the keys of a run file, and those of a study beside them.
 
         Args:
-            data: What a study's file holds.
-            trust: As for `RunConfig.from_file`.
+            data: The content of a study's file.
+            trust: Whether names in it may be imported, see `RunConfig.from_file`.
 
         Raises:
             ValueError: If a key is unknown or a value is not legal.
@@ -167,7 +167,7 @@ class StudyConfig:
         Args:
             path: YAML, TOML or JSON.
             overrides: Texts such as `episodes=8` or `lr=3e-4`.
-            trust: As for `RunConfig.from_file`; None trusts what the overrides name.
+            trust: Whether names in it may be imported, see `RunConfig.from_file`; None trusts those in the overrides.
         """
         data = renamed(load_run_file(path))
         named = data.get("algorithm")
@@ -195,7 +195,7 @@ class StudyConfig:
         """List what is different from the stored definition of a study, but for what may be.
 
         Args:
-            before: What `to_dict` returned then.
+            before: The `to_dict()` of then.
 
         Returns:
             A sentence for each key.

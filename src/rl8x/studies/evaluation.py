@@ -68,7 +68,7 @@ class CellEvaluator:
         copies: Copies that are stepped together at most; None goes by memory and kind of environment.
 
     Attributes:
-        parameters: What the cells may set.
+        parameters: The parameters that the cells may set.
 
     Raises:
         ValueError: If there is nothing to make an environment with, or its episodes never end.

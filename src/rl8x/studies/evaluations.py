@@ -41,7 +41,7 @@ class Group:
     Attributes:
         training: Its name.
         vary: The hyperparameters that the study varies.
-        label: What distinguishes it from the others.
+        label: Its name, made of the training and hyperparameters in which groups differ.
         seeds: `[seeds]`.
         scores: Mean returns of the last policies, `[seeds, cells]`.
         inside: Whether each cell lies in what the policy was trained on, `[seeds, cells]`: distributions that move go
@@ -57,7 +57,7 @@ class Group:
 
 
 class Counts(NamedTuple):
-    """How much was played to evaluate, and to train what was evaluated.
+    """Counts of what was played for evaluations, and for the training of their policies.
 
     Attributes:
         policies: Policies that were evaluated, those of points of training included.
@@ -76,14 +76,14 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What a table of evaluations says.
+    """The content of a table of evaluations.
 
     Attributes:
         groups: In the order of the table.
         cells: The test cells, a row each and a column for each test parameter, in the order of the scores' columns.
         points: The whole table without what was left out, with a column `group`, the position in `groups`.
-        counts: What the evaluations cost.
-        notes: What was left out, in sentences.
+        counts: How many policies, episodes and steps the evaluations took.
+        notes: The rows that were left out, in sentences.
     """
 
     groups: tuple[Group, ...]

@@ -1,4 +1,4 @@
-"""Where a study is: its folder, or its parent run in MLflow with the same files as artifacts."""
+"""The search for a study: in its folder, or its parent run in MLflow with the same files as artifacts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNFINISHED: Final = "they are there when it has come to its end; `rl8x study` g
 
 
 class FoundStudy(NamedTuple):
-    """What a report needs of a study.
+    """The parts of a study that a report is made of.
 
     Attributes:
         table: Its evaluations, with the columns of `rl8x.studies.table`.

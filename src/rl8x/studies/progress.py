@@ -1,4 +1,4 @@
-"""What a user sees of a study: a line for each training that begins and ends, and a bar on a terminal."""
+"""The progress of a study for its user: a line for each training that begins and ends, and a bar on a terminal."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Report:
 
     Attributes:
         title: Name of the study.
-        evaluations: What its table of evaluations says.
+        evaluations: Its table of evaluations.
         summary: The statistics.
         drawings: The figures, which are drawn when they are asked for.
         definition: The study as it was asked for, for the page; empty where it is not known.
@@ -152,7 +152,7 @@ def report(
         baseline: The group that the others are compared with, by its label or training. None: the first.
         parameters: Test parameters to draw over; of two the heat maps are made. None: all, and of more than two those
             two for the heat maps that explain most.
-        over: What the bootstrap draws: whole "policies", or seeds anew in each of the "cells" (see
+        over: The units that the bootstrap draws: whole "policies", or seeds anew in each of the "cells" (see
             `rl8x.studies.statistics.bootstrap`).
         level: Coverage of the intervals.
         seed: Of the bootstrap's random numbers.
@@ -205,9 +205,9 @@ def make_report(
         title: Name of the study.
         units: Units of test parameters, for the figures.
         definition: The study as it was asked for, shown on the page.
-        baseline: As of `report`, and so are those that follow.
-        parameters: Test parameters to draw over.
-        over: What the bootstrap draws.
+        baseline: The group that the others are compared with, by its label or training. None: the first.
+        parameters: Test parameters to draw over, see `report`.
+        over: The units that the bootstrap draws: "policies" or "cells", see `report`.
         level: Coverage of the intervals.
         seed: Of the bootstrap's random numbers.
 

@@ -1,4 +1,4 @@
-"""What runs have in common and where they differ: a metric to compare, params, and groups by their values."""
+"""Runs in groups: a metric that all have, the params in which they differ, and groups by the values of those."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Study:
         """Make a study of its config.
 
         Args:
-            config: As `StudyConfig.from_file` reads it.
+            config: The config, such as `StudyConfig.from_file` returns.
         """
         return cls(**config.plain, trust=config.trusted)
 
@@ -366,7 +366,7 @@ class Study:
         """Write the study's report, as `rl8x report` does: tables, figures, and a page.
 
         Args:
-            options: As `rl8x.studies.report.report` takes them: `baseline`, `parameters`, `over`, `level`, `seed`,
+            options: Arguments of `rl8x.studies.report.report`: `baseline`, `parameters`, `over`, `level`, `seed`,
                 `output`.
 
         Returns:

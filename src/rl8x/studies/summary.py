@@ -55,9 +55,9 @@ class Summary(NamedTuple):
     Attributes:
         rows: In the order of the groups.
         baseline: Label of the group that `improvement` compares with; empty where there is one group alone.
-        over: What the bootstrap resampled.
+        over: The units that the bootstrap resampled.
         level: Coverage of the intervals.
-        notes: What a reader must know, in sentences.
+        notes: Reservations about the figures, in sentences.
     """
 
     rows: tuple[Row, ...]
