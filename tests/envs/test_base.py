@@ -389,6 +389,25 @@ def test_config_is_kept_in_plain_form():
     assert torch.equal(again.reset(config=env.config)[0], CartPole(2, seed=0).reset(config=config)[0])
 
 
+def test_what_a_config_says_is_found_out_anew_where_anything_in_it_has_changed():
+    env = CartPole(2, seed=0)
+    config = {"length": Uniform(0.2, 0.8), "gravity": 9.0}
+    copies = [5.0, 6.0]
+    for change in ({}, {"gravity": 8.0}, {"length": Uniform(0.2, 0.7)}, {"length": copies}, {"masspole": 0.2}):
+        config |= change
+        for _ in range(2):
+            assert env.plain_config(config) == CartPole(2).plain_config(config)
+    copies[0] = 7.0
+    assert env.plain_config(config)["length"] == [7.0, 6.0]
+    # Draws take noise in the order of the names.
+    one, other = {"length": Uniform(0.2, 0.8), "gravity": Uniform(5, 20)}, {"gravity": Uniform(5, 20)}
+    other["length"] = one["length"]
+    for config in (one, other):
+        _, fresh = env.reset(config=config, seed=1), CartPole(2, seed=1)
+        fresh.reset(config=config)
+        assert torch.equal(env.carry["parameters"]["length"], fresh.carry["parameters"]["length"])
+
+
 def test_the_plain_form_of_a_config_can_be_compared():
     env = CartPole(2, seed=0)
     config = {"length": Uniform(0.2, 0.8), "gravity": torch.tensor([9.0, 10.0])}

@@ -19,6 +19,7 @@ from rl8x.execution.compiler import Compiler
 from rl8x.execution.loops import Loop
 from rl8x.execution.programs import ProgramError
 from rl8x.execution.threads import Workers
+from rl8x.randomization import Uniform
 from rl8x.rollouts.statistics import Stats
 
 CPU = torch.device("cpu")
@@ -427,12 +428,15 @@ def test_an_iteration_looks_at_no_value_but_in_its_one_copy_of_statistics(case, 
     monkeypatch.setattr(Stats, "_fetch", lambda stats: fetched.append(stats) or dict.fromkeys(stats._pending, 0.0))
     algorithm = build(env, **options, mode="eager")
     algorithm.execution.host_looks = False
+    config = {next(iter(env.parameters)): Uniform(0.5, 1.0), list(env.parameters)[1]: 1.0}
+    algorithm.collect(env_config=config)
+    algorithm.step()
     # Nor does it make tensors of the host's numbers, which would be copies the other way.
     monkeypatch.setattr(torch, "tensor", None)
     monkeypatch.setattr(torch, "as_tensor", None)
     with FakeTensorMode(allow_non_fake_inputs=True):
         for _ in range(2):
-            row = Stats.merge(algorithm.collect(), algorithm.step())
+            row = Stats.merge(algorithm.collect(env_config=config), algorithm.step())
             assert not fetched
             assert "losses/total" in row
             assert len(fetched) == 1

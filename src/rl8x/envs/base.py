@@ -60,7 +60,16 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
     not_traced: ClassVar[tuple[str, ...]] = (
-        *("carry", "generator", "metadata", "render_mode", "_next_config", "_known_groups", "shared_seed"),
+        *(
+            "carry",
+            "generator",
+            "metadata",
+            "render_mode",
+            "_next_config",
+            "_known_groups",
+            "_last_resolved",
+            "shared_seed",
+        ),
     )
     """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from rl8x.distributed import ranks
 from rl8x.envs.env_config import EnvConfig
 from rl8x.envs.parameters import Parameter, ResolvedConfig, resolve_config
+from rl8x.randomization.base import ParameterDistribution
 from rl8x.randomization.moving import NO_SOURCE, RETURNS, Episodes, ParameterGroup
 from rl8x.randomization.scheduled import PerCopy
 
@@ -38,6 +39,7 @@ class MovesParameters:
     carry: Carry | None
     generator: torch.Generator
     _known_groups: dict[str, ParameterGroup]
+    _last_resolved: tuple[object, ResolvedConfig] | None = None
     _no_noise: Tensor
     _config: ResolvedConfig
     _next_config: ResolvedConfig | None
@@ -90,12 +92,21 @@ class MovesParameters:
     def _resolve(
         self, config: EnvConfig, called: str = "env_config", copies: str = "num_envs", *, steered: bool = False
     ) -> ResolvedConfig:
-        """Check an `env_config` and turn it into tensors on the environment's device."""
+        """Check an `env_config` and turn it into tensors on the environment's device; the last one is remembered.
+
+        A run gives its `env_config` with each step: to make tensors of it anew would be a copy to the device for each
+        parameter, and each a wait for it.
+        """
+        values = _constants(config)
+        if values is not None and self._last_resolved is not None and self._last_resolved[0] == (values, steered):
+            return self._last_resolved[1]
         # A tensor's device has its index ("cuda:0"), by which constants are found again.
         owner, device = f"{type(self).__name__}: {called}", self._no_noise.device
         options: Any = {"owner": owner, "device": device, "copies": copies, "steered": steered}
         resolved = resolve_config(config, self.parameters, num_envs=self.num_envs, metrics=self.metric_names, **options)
         self.check_moves(resolved, owner)
+        # Groups have a state, and are not shared.
+        self._last_resolved = None if values is None or resolved.groups else ((values, steered), resolved)
         return resolved
 
     # ---- which groups there are
@@ -344,3 +355,13 @@ class MovesParameters:
             self._next_config = self._with_known_groups(self._resolve(following, steered=following_steered))
         for key, group in self._in_use.items():
             group.load_state_dict(state["moving"][key])
+
+
+def _constants(config: EnvConfig) -> tuple[tuple[str, object], ...] | None:
+    """Return an `env_config` as a value to compare; None if something in it, such as a list, can change in place."""
+    items = tuple(config.items()) if isinstance(config, Mapping) else None
+    if items is None or any(
+        type(value) not in (int, float) and not isinstance(value, ParameterDistribution) for _, value in items
+    ):
+        return None
+    return items

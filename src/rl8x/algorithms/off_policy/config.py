@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
+import torch
+from torch import Tensor
+
 from rl8x.algorithms.base import AlgorithmConfig, EnvFactory, GenericAlgorithmBase
 from rl8x.algorithms.hyperparameters import given_for_nothing, option
 from rl8x.algorithms.memory_check import Space, row_bytes, slot_bytes
@@ -116,16 +119,16 @@ class LearnerConfig(AlgorithmConfig):
         """Steps and discount of the returns that a row has: of algorithms that use none, one reward."""
         return 1, 1.0
 
-    def tau_at(self, update: int) -> float:
-        """Return the share of the way that target networks move in an update.
+    def taus(self, updates: Tensor) -> Tensor:
+        """Return the share of the way that target networks move in updates; it is found on the device.
 
         Args:
-            update: The update, counted from 1.
+            updates: Which ones, counted from 1, int64 `[count]`.
 
         Returns:
-            In [0, 1]; 0 leaves them where they are.
+            In [0, 1], float32 `[count]`; 0 leaves them where they are.
         """
-        return 0.0
+        return torch.zeros_like(updates, dtype=torch.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,9 +155,9 @@ class ValueConfig(LearnerConfig):
         """Steps and discount of the returns that a row has."""
         return self.n_step, self.gamma
 
-    def tau_at(self, update: int) -> float:
-        """Return the share of the way that target networks move in an update, which counts from 1."""
-        return 0.0 if update % self.target_interval else self.tau
+    def taus(self, updates: Tensor) -> Tensor:
+        """Return the share of the way that target networks move in updates, which count from 1."""
+        return torch.where(updates % self.target_interval == 0, self.tau, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

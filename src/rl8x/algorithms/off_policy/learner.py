@@ -165,8 +165,8 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
         """
         if not self.nets.targets:
             return {}
-        taus = [self.config.tau_at(first + i) for i in range(1, count + 1)]
-        return {TAU: torch.tensor(taus, device=self.device)}
+        # Made on the device: a copy from the host would wait for it.
+        return {TAU: self.config.taus(torch.arange(first + 1, first + count + 1, device=self.device))}
 
     # -- building
 
