@@ -149,7 +149,18 @@ def resolve_config(
             raise ValueError(f"{owner}[{name!r}] {error}") from None
         if name in config:
             resolved.given[name] = given
-    return _steered(resolved, owner) if steered else _grouped(resolved, owner, metrics)
+    grouped = _steered(resolved, owner) if steered else _grouped(resolved, owner, metrics)
+    return dataclasses.replace(grouped, fixed={name: _placed(each, device) for name, each in resolved.fixed.items()})
+
+
+def _placed(values: Tensor, device: torch.device) -> Tensor:
+    """Return the values of a parameter, float32 `[num_envs]`, on the device; one that serves all copies by a fill.
+
+    To copy it from the host would wait for the device, for each parameter whenever a function sets them.
+    """
+    if values.stride() != (0,) or values.device == device:
+        return values.to(device)
+    return torch.full((1,), values[0].item(), device=device).expand(len(values))
 
 
 def _grouped(resolved: ResolvedConfig, owner: str, metrics: Sequence[str]) -> ResolvedConfig:
@@ -208,7 +219,7 @@ def _resolve_value(
         numbers = _numbers(value, num_envs, copies)
         _check_bounds(numbers, parameter)
         # From one dimension, so that a single copy's has stride 1.
-        resolved.fixed[name] = numbers.to(device, torch.float32).reshape(-1).expand(num_envs)
+        resolved.fixed[name] = numbers.to(torch.float32).reshape(-1).expand(num_envs)
         return numbers.tolist()
     if isinstance(value, Grid) and len(value.values) > num_envs:
         raise ValueError(
