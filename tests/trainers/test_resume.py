@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl8x import keys
-from rl8x.algorithms import PPOConfig
+from rl8x.algorithms import DQNConfig, PPOConfig
 from rl8x.checkpoint import CheckpointError, Checkpoints, files, find, listed, read
 from rl8x.checkpoint.tree import encode
 from rl8x.cli.main import main
@@ -19,6 +19,7 @@ from rl8x.randomization import Uniform
 from rl8x.tracking import MemoryTracker, MLflowTracker, NullTracker
 from rl8x.tracking.locks import FileLock
 from rl8x.trainers import Trainer
+from rl8x.trainers.resume import torch_generators
 
 
 def config(**options):
@@ -49,7 +50,7 @@ def killed_at(step):
 
 def weights(trainer):
     state = trainer.algorithm.state_dict()
-    _, tensors = encode([state["policy"], state["optimizer"]])
+    _, tensors = encode([state["policy"], state.get("optimizer", state.get("nets"))])
     return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors.values()])
 
 
@@ -691,6 +692,35 @@ def test_torchs_own_generator_is_restored(tmp_path):
     torch.manual_seed(5)
     Trainer.resume(path, tracker=NullTracker())
     assert torch.equal(torch.rand(3), expected)
+
+
+def as_on_cuda(part, name=""):
+    """Return a trainer's state as a GPU would have had it: generators of 16 bytes, seed and offset."""
+    if isinstance(part, dict):
+        return {key: as_on_cuda(each, key) for key, each in part.items()}
+    if name == "generator_device":
+        return "cuda"
+    return torch.tensor([7, *[0] * 15], dtype=torch.uint8) if name.endswith("generator") else part
+
+
+@pytest.mark.parametrize("algorithm", [PPOConfig, DQNConfig])
+def test_a_run_of_a_gpu_goes_on_where_there_is_none_with_other_random_numbers(algorithm, tmp_path, monkeypatch):
+    replay = {"buffer_size": 100, "batch_size": 8, "warmup_steps": 0} if algorithm is DQNConfig else {}
+    small = {"num_envs": 4, "horizon": 8, "seed": 5, "device": "auto", "model_config": {"hidden_sizes": [8]}, **replay}
+    trainer = Trainer(algorithm(**small).build(CartPole), tracker=NullTracker(), checkpoints=tmp_path)
+    save, state_of = trainer.record.save, torch_generators
+    monkeypatch.setattr(trainer.record, "save", lambda state, *rest, **more: save(as_on_cuda(state), *rest, **more))
+    monkeypatch.setattr("rl8x.trainers.record.torch_generators", lambda device: {**state_of(device), "cuda": 0})
+    run(trainer, max_steps=3, steps_per_eval=2)
+    saved, ends = weights(trainer), []
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="was on 'cuda' and goes on on 'cpu', whose random numbers are others"):
+            resumed = Trainer.resume(tmp_path, tracker=NullTracker(), checkpoints=False)
+        assert torch.equal(weights(resumed), saved)
+        run(resumed, max_steps=6)
+        ends.append(weights(resumed))
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], saved)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -35,6 +35,7 @@ from rl8x.trainers.resume import (
     newest,
     prepare,
     set_torch_generators,
+    with_generators_of,
     unfinished,
 )
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
@@ -353,7 +354,7 @@ class TrainerBase(Generic[AlgorithmT]):
             own = of_rank(saved, others, ranks().rank)
             if num_ranks(state) != ranks().size:  # evaluations have other shares: they begin anew
                 own = {**own, "trainer": {**own["trainer"], "evaluator": None}}
-            self.load_state_dict(own["trainer"])
+            self.load_state_dict(with_generators_of(self.algorithm.device, own["trainer"], own["torch_generators"]))
             set_torch_generators(own["torch_generators"], self.algorithm.device)
             return
         self.algorithm.join(saved["trainer"]["algorithm"])

@@ -6,6 +6,8 @@ import functools
 import json
 import os
 import platform
+import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -249,3 +251,40 @@ def set_torch_generators(generators: Mapping[str, Any], device: torch.device) ->
     torch.set_rng_state(generators["cpu"])
     if device.type == "cuda" and "cuda" in generators:
         torch.cuda.set_rng_state(generators["cuda"], device)
+
+
+def with_generators_of(device: torch.device, state: Mapping[str, Any], before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put generators of a device in the place of those of another kind, as of a run that is moved off a GPU.
+
+    Random numbers differ between kinds of devices: each generator goes on from a seed that its state decides.
+
+    Args:
+        device: Where the run goes on.
+        state: What was saved of a trainer.
+        before: What was saved beside it by `torch_generators`, which has the kind of device.
+
+    Returns:
+        The state as it was, on the same kind of device; else another one, with a warning.
+    """
+    kind = next((name for name in before if name != "cpu"), "cpu")
+    if kind == device.type:
+        return state
+    warnings.warn(
+        f"the run was on {kind!r} and goes on on {device.type!r}, whose random numbers are others: it will not be, to "
+        "the bit, the run that it would have been.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    moved: Mapping[str, Any] = _moved(state, device)
+    return moved
+
+
+def _moved(part: Any, device: torch.device, name: str = "") -> Any:
+    """Return a part of a state with states of generators of the device, where its name says that it is of one."""
+    if isinstance(part, Mapping):
+        return {key: _moved(each, device, str(key)) for key, each in part.items()}
+    if name == "generator_device":
+        return device.type
+    if name.endswith("generator") and isinstance(part, torch.Tensor):
+        return torch.Generator(device).manual_seed(zlib.crc32(part.numpy().tobytes())).get_state()
+    return part
