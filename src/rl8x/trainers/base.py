@@ -35,8 +35,8 @@ from rl8x.trainers.resume import (
     newest,
     prepare,
     set_torch_generators,
-    with_generators_of,
     unfinished,
+    with_generators_of,
 )
 from rl8x.trainers.statistics import EvalStats, Timer, TrainStats
 from rl8x.trainers.train_step import TrainStep
