@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-torch check format fuzz learning study-figures run-figures play-figure docs docs-serve package clean
+.PHONY: demo test test-torch check format fuzz fuzz-cuda learning study-figures run-figures play-figure docs docs-serve package clean
 
 demo: $(STAMP)
 	$(BIN)/rl8x train -f examples/demo.yaml
@@ -36,6 +36,10 @@ format: $(STAMP)
 # Random runs of features combined, for so many minutes; prints each new fault with the run that shows it.
 fuzz: $(STAMP)
 	RL8X_FUZZ_MINUTES=$(or $(MINUTES),30) $(BIN)/python -m pytest tests/combinations -s -k "0"
+
+# The same on a simulated CUDA device, where there is no GPU.
+fuzz-cuda: $(STAMP)
+	$(BIN)/python -m tests.simulated_cuda.fuzz $(or $(MINUTES),10)
 
 learning: $(STAMP)
 	$(BIN)/python benchmarks/learning.py --publish

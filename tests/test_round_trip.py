@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,12 @@ ACTIONS = {
 }
 
 
+@functools.cache
+def constant(content, shape, device):
+    """Make a tensor of float32 numbers, once: what is captured may copy nothing to the device."""
+    return torch.tensor(np.frombuffer(content, np.float32), device=device).view(shape)
+
+
 def from_uniform(space, noise):
     """Make elements of a space from uniform numbers `[num_envs, 1]`: all of an element say the same number."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -56,7 +64,9 @@ def from_uniform(space, noise):
         spaces.MultiBinary: lambda: (0, 2),
         spaces.Box: lambda: (space.low, space.high),
     }[type(space)]()
-    low, high = (torch.as_tensor(np.asarray(bound, dtype=np.float32)) for bound in (low, high))
+    low, high = (
+        constant(np.asarray(bound, np.float32).tobytes(), np.shape(bound), noise.device) for bound in (low, high)
+    )
     noise = noise.view(-1, *(1,) * len(space.shape)).expand(-1, *space.shape)
     values = low + noise * (high - low)
     return (values if torch_dtype(space).is_floating_point else values.floor()).to(torch_dtype(space))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,6 +67,8 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
 WITH_A_REPLAY = ("dqn", "sac", "td3")
 OFFLINE = ("bc", "iql", "cql", "offline sac", "offline td3")
 LOSSES = {"ppo": "losses/total", "bc": "losses/bc", "distillation": "losses/distillation"}
+# Where runs are, such as "cuda"; `make fuzz-cuda` has a simulated one.
+DEVICE = os.environ.get("RL8X_FUZZ_DEVICE", "cpu")
 
 
 def is_bounded(space: Space[Any]) -> bool:
@@ -308,7 +311,7 @@ def common(draw: Any, modes: tuple[str, ...], models: list[str | None]) -> dict[
     optimizer = draw(st.sampled_from(["adam", "adamw", "sgd", "radam"]))
     return {
         "seed": draw(st.integers(0, 3)),
-        "device": "cpu",
+        "device": DEVICE,
         "model": model,
         "model_config": {**sizes, "shared": draw(st.booleans())},
         "optimizer": optimizer,
@@ -553,7 +556,7 @@ CONFIGS = {
 @st.composite
 def cases(draw: Any, algorithm: str, *, compiled_one_in: int) -> Case:
     """A run of an algorithm; where something about it must be refused, `Case.refusal` says so."""
-    modes = (*["eager"] * (compiled_one_in - 1), "compile")
+    modes = (*["eager"] * (compiled_one_in - 1), "compile" if DEVICE == "cpu" else "graph")
     kind = draw(st.sampled_from(["tensors", "logged", "gymnasium"]))
     fitting = [name for name, space in ACTIONS.items() if fits(algorithm, space)]
     actions, observations = draw(st.sampled_from(fitting)), draw(st.sampled_from(list(OBSERVATIONS)))

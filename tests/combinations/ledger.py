@@ -96,6 +96,7 @@ def check_rows_of_replay(replay: Replay, horizons: Sequence[Horizon], n: int, ga
     assert (replay.total, replay.size) == (total, min(total, replay.capacity))
     if not total:
         return
+    stored = {name: column.cpu() for name, column in stored.items()}
     order = torch.cat([torch.arange(slots.start, slots.stop) for _, slots in replay.slots(replay.oldest, total)])
     compare(
         {name: stored[name][order] for name in expected}, {name: row[-replay.size :] for name, row in expected.items()}
@@ -104,7 +105,7 @@ def check_rows_of_replay(replay: Replay, horizons: Sequence[Horizon], n: int, ga
 
 def check_rows_of_dataset(dataset: Dataset, n: int, gamma: float) -> None:
     """Compare what a data set gives with what must be made of its transitions, one copy's."""
-    found = dataset.gather(torch.arange(dataset.size))
+    found = dataset.gather(torch.arange(dataset.size, device=dataset.device))
     has_next = any(name.split("/")[0] == keys.NEXT_ACTIONS for name in found)
     transitions = with_next_actions(dataset.transitions) if has_next else dataset.transitions
     slots = {name: part.unsqueeze(1) for name, part in transitions.items()}
@@ -132,7 +133,8 @@ def compare(found: Rows, expected: Rows) -> None:
     """Rows are equal; sums of rewards nearly."""
     assert found.keys() == expected.keys()
     for name, rows in expected.items():
+        rows, found_rows = rows.cpu(), found[name].cpu()
         if name in (keys.RETURNS, keys.DISCOUNTS):
-            torch.testing.assert_close(found[name], rows, rtol=1e-5, atol=1e-4)
+            torch.testing.assert_close(found_rows, rows, rtol=1e-5, atol=1e-4)
         else:
-            assert torch.equal(found[name], rows), (name, found[name], rows)
+            assert torch.equal(found_rows, rows), (name, found_rows, rows)

@@ -41,7 +41,7 @@ def observation_space(observations: str, actions: str, *, masked: bool) -> space
 def legal_actions(space: spaces.Space[Any], number: torch.Tensor) -> torch.Tensor:
     """Make masks `[num_envs, width]` of uniform numbers `[num_envs, 1]`; the first action of a choice is legal."""
     sizes = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.tolist()
-    bits = (number * 2 ** torch.arange(1, 5)).floor().long() % 2
+    bits = (number * 2 ** torch.arange(1, 5, device=number.device)).floor().long() % 2
     parts = [torch.cat((torch.ones_like(bits[:, :1]), bits[:, : size - 1]), 1) for size in sizes]
     return torch.cat(parts, 1).to(torch.int8)
 
@@ -116,7 +116,7 @@ class LoggedWalk(Walk):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.log, self.elapsed = Log(), torch.zeros(self.num_envs)
+        self.log, self.elapsed = Log(), torch.zeros(self.num_envs, device=self.device)
 
     def advance(self, carry, actions, noise):
         carry, step = super().advance(carry, actions, noise)
@@ -125,7 +125,7 @@ class LoggedWalk(Walk):
         return carry, step
 
     def restart(self, noise):
-        self.elapsed = torch.zeros(self.num_envs)
+        self.elapsed = torch.zeros(self.num_envs, device=self.device)
         return super().restart(noise)
 
     def transition(self, state, actions, parameters, noise):

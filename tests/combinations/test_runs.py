@@ -22,7 +22,7 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
-from tests.combinations.cases import ALGORITHMS, WITH_A_REPLAY, Case, cases
+from tests.combinations.cases import ALGORITHMS, DEVICE, WITH_A_REPLAY, Case, cases
 from tests.combinations.ledger import Horizon, check_rows_of_dataset, check_rows_of_replay
 from tests.probes import traced_only
 from tests.trainers.test_resume import Killed, killed_at
@@ -144,7 +144,7 @@ def check_physics(env, config: dict) -> None:
         env.parameters,
         owner="expected",
         num_envs=env.num_envs,
-        device=torch.device("cpu"),
+        device=env.device,
         metrics=env.metric_names,
     )
     actual = env.carry["parameters"]
@@ -174,7 +174,7 @@ def rows(tracker: MemoryTracker) -> dict[tuple[int, str], list[float]]:
 def learned(trainer: Trainer) -> torch.Tensor:
     """All that was learned, and what draws batches, as one vector, float64; NaN is 9."""
     _, tensors = encode(trainer.algorithm.learned_state())
-    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors.values()]).nan_to_num(9.0)
+    return torch.cat([tensor.flatten().cpu().to(torch.float64) for tensor in tensors.values()]).nan_to_num(9.0)
 
 
 def everything(trainer: Trainer) -> dict[str, object]:
@@ -282,7 +282,7 @@ def check_replay(case: Case, trainer: Trainer, horizons: Sequence[Horizon] | Non
     assert trainer.state[keys.UPDATES] == (int(due) if replay.size else 0)
     assert trainer.state[keys.UPDATES] + algorithm.updates_owed == due
     if config.prioritized and replay.size:
-        index = torch.arange(replay.size)[None]
+        index = torch.arange(replay.size, device=replay.device)[None]
         weights, powers = replay.weights(index, 1.0), replay.state_dict()["powers"].view(-1)
         assert bool(
             (powers[: replay.size] > 0).all() and torch.isfinite(powers).all() and torch.isfinite(weights).all()
@@ -448,7 +448,8 @@ def test_features_combined(half, database, monkeypatch):
 def drawn(seed: int, examples: int, algorithm: str, function: Callable[[Case], None]) -> Callable[[], None]:
     """Return a test that calls a function for so many random cases; the first that fails is not made smaller."""
     # A program takes seconds to record, and a run has a dozen.
-    given = hypothesis.given(cases(algorithm, compiled_one_in=20 if MINUTES else 100))(function)
+    one_in = 4 if DEVICE != "cpu" else 20 if MINUTES else 100
+    given = hypothesis.given(cases(algorithm, compiled_one_in=one_in))(function)
     checks = list(HealthCheck)
     phases = [Phase.generate]
     chosen = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=checks, phases=phases)

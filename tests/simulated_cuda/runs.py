@@ -1,0 +1,148 @@
+"""Trains on the CPU and on the simulated device, and prints what of each run as a line of JSON; a process of its own.
+
+LD_PRELOAD=LIBRARY python -m tests.simulated_cuda.runs LIBRARY [RUN ...]
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.simulated_cuda.device import Device
+
+from rl8x.algorithms import DQNConfig, IQLConfig, PPOConfig, PQNConfig, SACConfig
+from rl8x.checkpoint.tree import encode
+from rl8x.cli.collect import record
+from rl8x.envs import CartPole, Pendulum
+from rl8x.execution import captured
+from rl8x.randomization import Adaptive, Learnable, Uniform
+from rl8x.tracking import NullTracker
+from rl8x.trainers import Trainer
+
+STEPS = 4
+COUNTED = 2
+
+Swing = functools.partial(Pendulum, time_limit=10)
+SMALL: dict[str, Any] = {"num_envs": 4, "horizon": 8, "seed": 1, "model_config": {"hidden_sizes": [8]}}
+REPLAY = {"batch_size": 8, "buffer_size": 100, "warmup_steps": 32, "updates_per_sample": 0.25}
+MOVING = {
+    "length": Adaptive(0.5, thresholds=(5, 10), step=0.1, episodes=2, limits=(0.2, 2.0)),
+    "gravity": Learnable(Uniform(5, 20), levels=2, candidates=3, episodes=2, threshold=12.0),
+    "masscart": Uniform(0.5, 2.0),
+}
+
+
+def by_steps(row):
+    """Have the pole grow: an `env_config` that is a function."""
+    return {"length": 0.4 if row["env/steps"] < 64 else 0.8}
+
+
+# What differs from the small PPO on CartPole, and how often the host may wait for the device in a step: once for the
+# statistics, and once where the host must know of the rows before it goes on.
+RUNS: dict[str, tuple[Any, Any, Any, dict[str, Any], int]] = {
+    "ppo, moving physics, normalised": (
+        *(PPOConfig, CartPole, MOVING),
+        {"sgd_minibatch_size": 16, "normalize_observations": True, "normalize_rewards": True, "normalize_values": True},
+        1,
+    ),
+    "ppo, memory, a function's physics": (
+        *(PPOConfig, CartPole, by_steps),
+        {"model": "gru", "model_config": {"hidden_size": 8}, "seq_len": 4, "accumulate_grads": True},
+        1,
+    ),
+    "ppo, eager, limited": (PPOConfig, Swing, None, {"execution": "eager", "target_kl_div": 0.01}, 2),
+    "pqn": (PQNConfig, CartPole, None, {"sgd_minibatch_size": 32}, 1),
+    "dqn": (
+        *(DQNConfig, CartPole, {"length": Uniform(0.3, 1.0)}),
+        {**REPLAY, "prioritized": True, "n_step": 3, "num_atoms": 11, "v_min": 0.0, "v_max": 20.0, "dueling": True},
+        2,
+    ),
+    "sac": (SACConfig, Swing, None, {**REPLAY, "normalize_observations": True}, 2),
+    "iql": (IQLConfig, CartPole, None, {"batch_size": 8, "updates_per_step": 4}, 1),
+}
+
+
+def make(name: str, device: str) -> Trainer[Any]:
+    """Make the trainer of a run."""
+    algorithm, env, _, options, _ = RUNS[name]
+    shared: Any = {"tracker": NullTracker(), "num_eval_envs": 2, "checkpoints": False, "eval_env": env}
+    if algorithm is IQLConfig:
+        small = {"seed": 1, "model_config": {"hidden_sizes": [8]}}
+        return Trainer(IQLConfig(**small, **options, device=device, dataset=data()).build(), **shared)
+    return Trainer(algorithm(**{**SMALL, **options, "device": device}).build(env), **shared)
+
+
+def data() -> Any:
+    """Record what an untrained policy does."""
+    policy = PPOConfig(**SMALL, device="cpu").build(CartPole).policy
+    return record(policy, CartPole(2, seed=0), 100, epsilon=0.5).dataset
+
+
+def numbers(state: Any) -> torch.Tensor:
+    """Return all that is in a state as one vector, float64."""
+    _, tensors = encode(state)
+    return torch.cat([tensor.detach().cpu().flatten().double() for tensor in tensors.values()])
+
+
+def run(name: str, device: Device) -> dict[str, Any]:
+    """Train on the CPU and on the device; say how far the two are apart, and what the device saw."""
+    *_, env_config, _, _ = RUNS[name]
+    given = {} if RUNS[name][0] is IQLConfig else {"env_config": env_config}
+    host, other = make(name, "cpu"), make(name, "cuda")
+    for trainer in (host, other):
+        for _ in range(STEPS):
+            trainer.step(**given)
+    apart = float((numbers(host.algorithm.learned_state()) - numbers(other.algorithm.learned_state())).abs().max())
+    before = device.waits
+    for _ in range(COUNTED):
+        other.step(**given)
+    waits = (device.waits - before) / COUNTED
+    played = other.eval(deterministic=True)["eval/returns/mean"]
+    restored = make(name, "cuda")
+    restored.load_state_dict(other.state_dict())
+    same = torch.equal(numbers(restored.state_dict()), numbers(other.state_dict()))
+    mode = other.algorithm.execution.mode
+    return {"run": name, "apart": apart, "waits": waits, "mode": mode, "played": played, "restored": same}
+
+
+def refusals(device: Device) -> dict[str, Any]:
+    """Do what a GPU refuses, and twice what waits for it."""
+
+    def item_while_capturing():
+        with device.refusing_waits():
+            torch.zeros(2, device="cuda").sum().item()
+
+    wrong = (
+        lambda: torch.zeros(2, 2, device="cuda").index_select(0, torch.tensor([0])),
+        lambda: torch.rand(2, device="cuda", generator=torch.Generator()),
+        item_while_capturing,
+    )
+    said = []
+    for call in wrong:
+        try:
+            call()
+        except RuntimeError as error:
+            said.append(str(error).partition(",")[0].partition(":")[0])
+    before = device.waits
+    torch.ones(2).to("cuda").tolist()
+    return {"run": "refusals", "refused": said, "waits": device.waits - before}
+
+
+def main() -> None:
+    """Do all runs."""
+    torch.set_num_threads(1)
+    device = Device(Path(sys.argv[1]))
+    captured.capture_cuda = device.capture
+    warnings.simplefilter("error", RuntimeWarning)
+    print(json.dumps(refusals(device)), flush=True)
+    for name in sys.argv[2:] or RUNS:
+        print(json.dumps(run(name, device)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""rl8x on a CUDA device, as far as one can be simulated: see `device.cpp`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.simulated_cuda.device import build
+from tests.simulated_cuda.runs import RUNS
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++, which builds the device")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What came out of each run, by its name; and what was printed, for those of which nothing did."""
+    library = tmp_path_factory.mktemp("device") / "device.so"
+    build(library)
+    # Loaded before torch is, which asks once for a GPU.
+    environment = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [sys.executable, "-m", "tests.simulated_cuda.runs", str(library)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {row["run"]: row for row in rows}, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_on_the_device_is_that_on_the_cpu_and_seldom_waits(name, seen):
+    """Its captured programs give the CPU's eager numbers, on the same noise; whatever is of the host is refused."""
+    rows, errors = seen
+    assert name in rows, errors
+    *_, options, waits = RUNS[name]
+    row = rows[name]
+    assert row["mode"] == options.get("execution", "graph")
+    assert row["apart"] < 1e-6
+    assert row["waits"] == waits
+    assert row["played"] == row["played"] != 0
+    assert row["restored"]
+
+
+def test_what_a_gpu_refuses_is_refused(seen):
+    """Else the runs above would show nothing."""
+    rows, errors = seen
+    assert rows["refusals"]["refused"] == [
+        "Expected all tensors to be on the same device",
+        "Expected a 'cuda' device type for generator but found 'cpu'",
+        "called a synchronizing CUDA operation",
+    ], errors
+    assert rows["refusals"]["waits"] == 2
