@@ -155,8 +155,10 @@ def test_gaps_are_refused_by_row_or_truncated():
     rows = episode_rows([3, 2], ["open", "terminated"])
     with pytest.raises(ValueError, match=r"row 2 ends no episode.*not the `obs` of row 3 \(there are 1 such rows\)"):
         Dataset.from_tensors(rows)
-    found = all_rows(Dataset.from_tensors(rows, gaps="truncate"), n=3)
+    dataset = Dataset.from_tensors(rows, gaps="truncate")
+    found = all_rows(dataset, n=3)
     assert found["next_obs"].flatten().tolist() == [3.0, 3.0, 3.0, 102.0, 102.0]
+    assert dataset.episode_returns.tolist() == [1.0 + 2.0 + 3.0, 4.0 + 5.0]
     order = torch.tensor([4, 1, 3, 0, 2])
     shuffled = all_rows(Dataset.from_tensors({name: part[order] for name, part in rows.items()}, gaps="truncate"))
     assert shuffled["returns"].tolist() == rows["rewards"][order].tolist()

@@ -88,10 +88,10 @@ class Dataset:
         ):
             if space is not None and any(is_part(each, name) for each in rows):
                 rows |= as_elements(name, space, rows)
-        self.episode_returns = _episode_returns(rows)
-        if any(is_part(name, keys.NEXT_OBS) for name in rows):
+        if has_next := any(is_part(name, keys.NEXT_OBS) for name in rows):
             check_gaps(rows, gaps)
-        else:
+        self.episode_returns = _episode_returns(rows)
+        if not has_next:
             rows = with_next(keys.OBS, rows)
         self.transitions = rows
         self.size = len(rows[keys.REWARDS])
