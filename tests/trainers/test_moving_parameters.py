@@ -129,6 +129,19 @@ def test_a_function_that_is_not_given_again_is_one_line(tmp_path):
     assert trainer.run(env_config=curriculum, max_steps=2, progress="none")[keys.STEPS] == 2
 
 
+def test_values_that_follow_a_function_are_what_the_params_say():
+    tracker = MemoryTracker()
+    trainer = make(tracker, horizons_per_env_reset=1)
+    trainer.step(env_config={"length": 0.7})
+    trainer.step(env_config=curriculum)
+    trainer.step()  # goes on under what the function gave last
+    assert trainer.params["env_config"] == f"function {__name__}.curriculum"
+    trainer.step(env_config={"length": 0.7, "gravity": 5.0})
+    assert trainer.algorithm.env.carry["parameters"]["gravity"].unique().tolist() == [5.0]
+    assert (tracker.params["env_config.length"], tracker.params["env_config.gravity"]) == (0.7, 5.0)
+    assert "env_config" not in trainer.params
+
+
 def test_a_function_s_mistakes_show_before_the_first_step():
     trainer = make()
     for config, message in (
