@@ -244,10 +244,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         if run.film_is_due:
                             log_film(self.tracker, self.play(), self.state)
                         stats = self._finish_row(row)
-                        evaluation = self._eval_row
-                        run.judge(stats, evaluation)
-                        if self._eval_row is not evaluation:  # a condition evaluated; the best goes by that too
-                            stats.add(self._eval_row)
+                        self._judged_next = stats  # what a condition measures joins the row; the best goes by that too
+                        run.judge(stats, self._eval_row)
+                        self._judged_next = None
                         reporter.update(stats, run.total_steps(self.state))
                         stop = self._save_where_due(run, stats, signals, reporter)
                     self.stop_reason = stats.stop_reason
