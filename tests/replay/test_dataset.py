@@ -104,6 +104,19 @@ def test_without_next_obs_rows_are_left_out_of_which_it_is_not_known():
     assert two["returns"].tolist() == pytest.approx([1 + 1.8, 2 + 2.7, 3, 4 + 4.5, 5, 8])
 
 
+def test_a_saved_data_set_has_the_returns_of_rows_that_were_left_out(tmp_path):
+    rows = without_next(episode_rows([3, 3, 1, 2], ["terminated", "truncated", "truncated", "open"]))
+    dataset = Dataset.from_tensors(rows)
+    dataset.save(tmp_path / "data")
+    loaded = Dataset.load(tmp_path / "data")
+    assert loaded.episode_returns.equal(dataset.episode_returns)
+    assert loaded.normalized_score(0.0, 28.0) == dataset.normalized_score(0.0, 28.0) == pytest.approx(100 / 3)
+    assert loaded.digest == dataset.digest
+    (tmp_path / "data" / "episodes.json").write_text('{"returns"')
+    with pytest.raises(ValueError, match=r"episodes\.json does not say the returns of episodes"):
+        Dataset.load(tmp_path / "data")
+
+
 def test_where_no_row_is_known_to_lead_anywhere_it_is_refused():
     with pytest.raises(ValueError, match="no row has `next_obs`"):
         Dataset.from_tensors(without_next(episode_rows([1, 1], ["truncated", "open"])))
