@@ -85,6 +85,18 @@ def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_b
     assert last.state["best"] == {"metric": "eval/returns/mean", "mode": "max", "value": value, "steps": 3}
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_conditions_count_the_evaluations_that_another_asks_for(place):
+    trainer = make()
+    conditions = [Confirmed(HitsUpperBound(keys.STEPS, 2), evaluations=2, by=HitsUpperBound("eval/returns/mean", 1e6))]
+    conditions.insert(place, Plateau("eval/returns/mean", patience=2, rtol=1e9))
+    stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
+    # Of steps 2, 3 and 4 there is an evaluation, as the first of two does not confirm: two compare with one before.
+    assert [step for step, _ in trainer.tracker.history("eval/returns/mean")] == [64, 96, 128]
+    assert stats[keys.STEPS] == 4
+    assert stats.stop_reason.startswith("Plateau")
+
+
 def test_a_best_by_evaluations_that_nobody_makes_is_warned_of(tmp_path, recwarn):
     def run(name, callbacks=(), **options):
         trainer = make(checkpoints=Checkpoints(tmp_path / name, best="eval/returns/mean"), callbacks=callbacks)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from rl8x import keys
 from rl8x.cli.errors import UserError, users_mistakes
 from rl8x.output import say
 
@@ -99,13 +100,18 @@ def find_checkpoint(run: str, which: str | None) -> Checkpoint:
     checkpoint = find(run)
     if which != "best":
         return checkpoint
-    best = [path for path in listed(checkpoint.path.parent) if describe(path).get("is_best")]
+    paths = listed(checkpoint.path.parent)
+    described = {path: describe(path) for path in paths}
+    best = {about["counters"][keys.STEPS]: path for path, about in described.items() if about.get("is_best")}
     if not best:
         raise CheckpointError(
             f"no checkpoint in {checkpoint.path.parent} is the best of a metric: train with a metric to save by, such "
             "as checkpoints={'best': 'eval/returns/mean'}, or export the last"
         )
-    return read(best[-1])
+    # A run that has gone back to an older checkpoint has left behind what came after that.
+    newest = checkpoint if checkpoint.path.name == paths[-1].name else read(paths[-1])
+    known = newest.state["best"]
+    return read(best.get(known and known["steps"], [*best.values()][-1]))
 
 
 def log_to_run(checkpoint: Checkpoint, policy: Policy, about: dict[str, Any], tracking_uri: str | None) -> str:

@@ -60,7 +60,8 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
 
     not_traced: ClassVar[tuple[str, ...]] = (
-        *("carry", "generator", "metadata", "render_mode", "_next_config", "_known_groups", "shared_seed"),
+        *("carry", "generator", "metadata", "render_mode", "shared_seed"),
+        *("_next_config", "_known_groups", "_saved_groups"),
     )
     """Attributes that `restart` and `advance` do not read; by all others a compiled program is told from another."""
 
@@ -100,7 +101,7 @@ class Env(Dynamics, ShowsParameters, MovesParameters, DrawsItself, gymnasium.vec
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._no_noise = torch.empty(self.num_envs, 0, device=self.device)
-        self._known_groups = {}
+        self._known_groups, self._saved_groups = {}, {}
         self._config = self._resolve({})
         self._next_config = None
         self.offer_pictures()

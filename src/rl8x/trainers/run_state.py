@@ -259,8 +259,11 @@ class RunState:
 
     def judge(self, stats: TrainStats, evaluated: Collection[str]) -> None:
         """Set a row's `stop_reason` where a condition is met or `max_steps` reached; `evaluated` has been measured."""
-        # Every condition sees every row: one that counts must not miss any because another was met.
-        self.met = [condition for condition in self.conditions if condition(stats)]
+        # Every condition sees every row: one that counts must not miss any because another was met. Those that evaluate
+        # come first, as the others count what they measured.
+        ordered = sorted(self.conditions, key=lambda condition: not _confirmed_in(condition))
+        met = [condition for condition in ordered if condition(stats)]
+        self.met = [condition for condition in self.conditions if any(condition is each for each in met)]
         if self.options["steps_per_eval"] is None:
             self._check_callables(evaluated)
         reasons = [condition.reason(stats) for condition in self.met]
@@ -316,8 +319,12 @@ def _conditions(
 
 def _evaluates(conditions: Sequence[Condition]) -> bool:
     """Whether a condition evaluates by itself, before there has been an evaluation."""
-    confirmed = [part for condition in conditions for part in parts(condition) if isinstance(part, Confirmed)]
+    confirmed = [part for condition in conditions for part in _confirmed_in(condition)]
     return any(not _of_evaluations(part.awaited_names) for part in confirmed)
+
+
+def _confirmed_in(condition: Condition) -> list[Confirmed]:
+    return [part for part in parts(condition) if isinstance(part, Confirmed)]
 
 
 def _check_evaluated(condition: Condition, names: Iterable[str]) -> None:

@@ -181,10 +181,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
     def _judge(self, run: RunState, stats: TrainStats) -> None:
         """Ask the conditions, one of which may evaluate: the row takes that in, and the best goes by it too."""
-        evaluation = self.train_step.eval_row
-        run.judge(stats, evaluation)
-        if self.train_step.eval_row is not evaluation:
-            stats.add(self.train_step.eval_row)
+        self.train_step.open_row = stats
+        run.judge(stats, self.train_step.eval_row)
+        self.train_step.open_row = None
 
     @contextlib.contextmanager
     def _tracked(self, run: RunState, reporter: ProgressReporter, signals: SignalGuard) -> Iterator[None]:
