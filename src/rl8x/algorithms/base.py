@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import warnings
@@ -14,9 +15,11 @@ from torch import nn
 
 from rl8x import keys
 from rl8x.algorithms.hyperparameters import check_names, check_options, option, replaced_by_schedules, resolve_device
-from rl8x.algorithms.seeds import draw_seed, part_seed
+from rl8x.algorithms.seeds import draw_seed, part_seed, seeded
+from rl8x.distributed import ranks
 from rl8x.envs import Env
 from rl8x.execution import MODES, PRECISIONS, Execution, Mode, Precision
+from rl8x.models.validation import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Stats
 from rl8x.schedules import Schedule
@@ -188,6 +191,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
     policy: Policy
     state_reset_every: int = 0
+    _model_draws = False
 
     def __init_subclass__(cls, *, config: type[AlgorithmConfig] | None = None, **options: Any) -> None:
         """Register this class as the one that a config builds."""
@@ -244,6 +248,45 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     def _generator(self, part: str) -> torch.Generator:
         """Return a source of random numbers for a part of the run, on the device, seeded by the run's seed."""
         return torch.Generator(self.device).manual_seed(part_seed(self.seed, part))
+
+    # -- models that are of another kind while they are trained
+
+    def check_model(self, seq_len: int = 1) -> TrainingEffects:
+        """Try the policy's model; one whose training mode draws or writes is trained eagerly, on a thread of its own.
+
+        Args:
+            seq_len: Steps of the sequences that it is trained on.
+
+        Returns:
+            What the model does in training mode beside giving outputs.
+
+        Raises:
+            ValueError: As `Policy.check_model` does, or if such a model is to be compiled, or changes its buffers on
+                several ranks.
+        """
+        effects = self.policy.check_model(seq_len)
+        self._model_draws = effects.draws
+        if not any(effects):
+            return effects
+        name, execution = type(self.policy.model).__name__, self.execution
+        does = "draws random numbers (dropout)" if effects.draws else "changes its buffers (batch normalisation)"
+        if not execution.falls_back and execution.mode != "eager":
+            raise ValueError(
+                f"{name} {does} in training mode, which compiled programs cannot: use execution='eager' or 'auto'."
+            )
+        if effects.writes and ranks().size > 1:
+            raise ValueError(
+                f"{name} {does} in training mode, and each of the {ranks().size} ranks would have its own: use layers "
+                "that keep nothing, such as nn.LayerNorm, or one rank."
+            )
+        execution.fall_back()
+        return effects
+
+    def model_draws(self) -> contextlib.AbstractContextManager[None]:
+        """Have what the model draws from torch's own generators in a step follow from the run's seed and the step."""
+        if not self._model_draws:
+            return contextlib.nullcontext()
+        return seeded(part_seed(self.seed, f"model {self.counters[keys.STEPS]}"), self.device)
 
     # -- saving
 

@@ -45,7 +45,7 @@ class Teacher(Mapping[str, Any]):
         self._description = dict(description)
         self.has_weights = policy is not None
         self.policy = _built(description) if policy is None else policy
-        self.policy.requires_grad_(False)
+        self.policy.requires_grad_(False).eval()
 
     def __getitem__(self, name: str) -> Any:
         """Return a part of the description."""
