@@ -189,6 +189,9 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     of_rank: ClassVar[tuple[str, ...]] = ()
     """The parts of `learned_state` that differ between ranks, such as generators; the others are the same on all."""
 
+    trains_by_copy: ClassVar[bool] = False
+    """Whether updates do without the spread of action distributions, so that it may differ between copies."""
+
     policy: Policy
     state_reset_every: int = 0
     _model_draws = False
@@ -252,7 +255,7 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
     # -- models that are of another kind while they are trained
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Try the policy's model; one whose training mode draws or writes is trained eagerly, on a thread of its own.
+        """Try the policy; one whose model draws or writes in training mode is trained eagerly, on one thread.
 
         Args:
             seq_len: Steps of the sequences that it is trained on.
@@ -262,8 +265,15 @@ class GenericAlgorithmBase(ABC, Generic[ConfigT]):
 
         Raises:
             ValueError: As `Policy.check_model` does, or if such a model is to be compiled, or changes its buffers on
-                several ranks.
+                several ranks, or losses cannot know the action distribution of a minibatch.
         """
+        distribution = self.policy.distribution
+        if distribution.by_copy and not self.trains_by_copy:
+            raise ValueError(
+                f"{type(self).__name__} needs the distributions of actions in minibatches, and this "
+                f"{type(distribution).__name__} has another one for each copy of the environment: leave "
+                "`noise_std_min` out of `distribution_config`, or use TD3."
+            )
         effects = self.policy.check_model(seq_len)
         self._model_draws = effects.draws
         if not any(effects):
