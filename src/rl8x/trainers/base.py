@@ -140,6 +140,7 @@ class TrainerBase(Generic[AlgorithmT]):
         self._eval_row: dict[str, float] = {}
         self._row: dict[str, float] = {}
         self._judged_next: TrainStats | None = None
+        self._unseen: frozenset[str] = frozenset()  # metrics of an evaluation that no row has shown yet
         self._evaluated: dict[str, float] = {}
         self._runs = self._asked_to_save = self._calls_back = False
 
@@ -284,7 +285,7 @@ class TrainerBase(Generic[AlgorithmT]):
         """Evaluate the present policy and track the metrics under `eval/`.
 
         What `step()` has just returned takes the metrics in, as fresh: in a loop of one's own a condition that is then
-        asked about that row counts this evaluation, and once.
+        asked about that row counts this evaluation, and once. Before the first step the next row does.
 
         Args:
             env_config: Values for the environment's parameters in this evaluation; None are those under which the run
@@ -307,7 +308,9 @@ class TrainerBase(Generic[AlgorithmT]):
         own, tracked = (in_group(stats, group) for group in (name, tracked_name))
         if tracked_name is None:
             self._eval_row = own
-            if self._judged_next is not None:
+            if self._judged_next is None:
+                self._unseen = frozenset(own)
+            else:
                 self._judged_next.add(own)
         self.record.log(tracked | spent, trains=False)
         self._evaluated |= tracked | spent
@@ -443,6 +446,7 @@ class TrainerBase(Generic[AlgorithmT]):
             "evaluator": None if self.evaluator is None else self.evaluator.state_dict(),
             "eval_row": dict(self._eval_row),
             "row": dict(self._row),
+            "unseen": sorted(self._unseen),
             "compiled_since": self.algorithm.execution.compiled_since,
             "non_finite_in_a_row": self._guard.in_a_row,
         }
@@ -461,5 +465,6 @@ class TrainerBase(Generic[AlgorithmT]):
     def _load_rows(self, state: Mapping[str, Any]) -> None:
         self._eval_row = dict(state["eval_row"])
         self._row = dict(state.get("row", {}))
+        self._unseen = frozenset(state.get("unseen", ()))
         self.algorithm.execution.compiled_since = state.get("compiled_since")
         self._guard.in_a_row = state.get("non_finite_in_a_row", 0)

@@ -137,7 +137,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _finish_row(self, row: dict[str, float]) -> TrainStats:
-        stats = TrainStats({**self._eval_row, **row}, frozenset(row))
+        stats, self._unseen = TrainStats({**self._eval_row, **row}, frozenset(row), earlier=self._unseen), frozenset()
         for callback in self.callbacks:
             self._evaluated, evaluation = {}, self._eval_row
             self._calls_back = True
@@ -150,6 +150,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
             if new:
                 self.record.log(new)
             stats.add((self._eval_row if self._eval_row is not evaluation else {}) | returned)
+        self._unseen = frozenset()
         self._row = dict(stats)
         return stats
 
@@ -244,10 +245,9 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
                         if run.film_is_due:
                             log_film(self.tracker, self.play(), self.state)
                         stats = self._finish_row(row)
-                        evaluation = self._eval_row
-                        run.judge(stats, evaluation)
-                        if self._eval_row is not evaluation:  # a condition evaluated; the best goes by that too
-                            stats.add(self._eval_row)
+                        self._judged_next = stats  # what a condition measures joins it; the best goes by that too
+                        run.judge(stats, self._eval_row)
+                        self._judged_next = None
                         reporter.update(stats, run.total_steps(self.state))
                         stop = self._save_where_due(run, stats, signals, reporter)
                     self.stop_reason = stats.stop_reason
@@ -315,7 +315,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     ) -> signal.Signals | None:
         """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
         steps = self.algorithm.counters[keys.STEPS]
-        is_best = self.checkpoints.improved(stats, stats.fresh, steps)
+        is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         asked, self._asked_to_save = self._asked_to_save, False
         stop, saves = agree(stats, signals, is_best or asked or self.checkpoints.due(steps))
         if stats.stop_reason is not None:
