@@ -34,6 +34,39 @@ def test_an_evaluation_before_the_run_counts_as_its_first():
     assert stats["eval/returns/mean"] == before
 
 
+def test_an_evaluation_before_a_step_is_fresh_in_its_row_and_of_an_earlier_policy(tmp_path):
+    def started(**options):
+        trainer = make(**options)
+        trainer.eval()
+        return trainer
+
+    trainer = started()
+    rows = [trainer.step() for _ in range(2)]
+    assert ["eval/returns/mean" in row.fresh for row in rows] == [True, False]
+    trainer = started(checkpoints=Checkpoints(tmp_path, best="eval/returns/mean"))
+    trainer.save()
+    for each in (trainer, Trainer.resume(tmp_path, tracker=MemoryTracker())):
+        plateau = Plateau("eval/returns/mean", patience=1, rtol=1e9)
+        each.run(steps_per_eval=3, stop_conditions=[plateau], max_steps=5, progress="none")
+        assert each.state[keys.STEPS] == 3  # that before the run, and that after its third step
+        assert each.checkpoints.best["steps"] == 3  # no checkpoint has the policy that was evaluated first
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("counting_first", [False, True])
+def test_what_confirmations_measure_counts_for_the_other_conditions(joined, counting_first):
+    never = Confirmed(HitsUpperBound(keys.STEPS, 2), by=HitsUpperBound("eval/returns/mean", 1e9))
+    conditions = [never, Plateau("eval/returns/mean", patience=2, rtol=1e9)]
+    if counting_first:
+        conditions.reverse()
+    trainer = make()
+    conditions = [conditions[0] | conditions[1]] if joined else conditions
+    stats = trainer.run(stop_conditions=conditions, max_steps=9, progress="none")
+    # Of three evaluations, after steps 2, 3 and 4, two compare with the one before.
+    assert stats[keys.STEPS] == 4
+    assert [value for _, value in trainer.tracker.history("eval/returns/mean")][2:] == [stats["eval/returns/mean"]]
+
+
 def test_an_evaluation_in_a_loop_of_ones_own_is_counted_once_in_the_row_of_its_step():
     trainer = make()
     counted, sometimes = Plateau("eval/returns/mean", patience=2, rtol=1e9), StopsIncreasing("eval/returns/mean", 99)

@@ -343,11 +343,6 @@ class Dataset:
     # -- statistics
 
     @functools.cached_property
-    def reward_moments(self) -> Moments:
-        """Count, mean and variance of the rewards, 0-d float64."""
-        return moments(self.transitions[keys.REWARDS])
-
-    @functools.cached_property
     def obs_moments(self) -> dict[str, Moments]:
         """Count, mean and variance of each part of the observations that is of floats, by name, `[*obs]` float64."""
         parts = {name: part for name, part in self.transitions.items() if is_part(name, keys.OBS)}

@@ -178,7 +178,7 @@ class TrainerBase(Generic[AlgorithmT]):
         """Evaluate the present policy and track the metrics under `eval/`.
 
         What `step()` has just returned takes the metrics in, as fresh: in a loop of one's own a condition that is then
-        asked about that row counts this evaluation, and once.
+        asked about that row counts this evaluation, and once. Before the first step the next row does.
 
         Args:
             env_config: Values for the environment's parameters in this evaluation; None are those under which the run

@@ -23,7 +23,7 @@ from rl8x.conditions import (
     parts,
     to_spec,
 )
-from rl8x.conditions.base import FromCallable
+from rl8x.conditions.base import FromCallable, in_turn
 from rl8x.envs.env_config import function_name
 from rl8x.importing import import_named
 from rl8x.names import did_you_mean
@@ -259,11 +259,9 @@ class RunState:
 
     def judge(self, stats: TrainStats, evaluated: Collection[str]) -> None:
         """Set a row's `stop_reason` where a condition is met or `max_steps` reached; `evaluated` has been measured."""
-        # Every condition sees every row: one that counts must not miss any because another was met. Those that evaluate
-        # come first, as the others count what they measured.
-        ordered = sorted(self.conditions, key=lambda condition: not _confirmed_in(condition))
-        met = [condition for condition in ordered if condition(stats)]
-        self.met = [condition for condition in self.conditions if any(condition is each for each in met)]
+        # Every condition sees every row: one that counts must not miss any because another was met.
+        met = {id(condition) for condition in in_turn(self.conditions) if condition(stats)}
+        self.met = [condition for condition in self.conditions if id(condition) in met]
         if self.options["steps_per_eval"] is None:
             self._check_callables(evaluated)
         reasons = [condition.reason(stats) for condition in self.met]

@@ -216,7 +216,7 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
     ) -> signal.Signals | None:
         """Save where that is due; returns the signal that asks for an end, on all ranks the same."""
         steps = self.algorithm.counters[keys.STEPS]
-        is_best = self.checkpoints.improved(stats, stats.fresh, steps)
+        is_best = self.checkpoints.improved(stats, stats.fresh - stats.earlier, steps)
         asked, run.asked_to_save = run.asked_to_save, False
         stop, saves = agree(stats, signals, is_best or asked or self.checkpoints.due(steps))
         if stats.stop_reason is not None:

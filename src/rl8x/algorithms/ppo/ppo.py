@@ -24,6 +24,7 @@ from rl8x.algorithms.ppo.losses import KL_DIV, PPO_LOSS_METRICS, TOTAL, ppo_mini
 from rl8x.envs import Env
 from rl8x.functional import RunningMoments, explained_variance, generalized_advantages, running_returns
 from rl8x.functional.statistics import pooled_moments
+from rl8x.models.validation import TrainingEffects
 from rl8x.policy import Policy
 from rl8x.rollouts.statistics import Number, Stats
 from rl8x.rollouts.step import Slot, actor_critic
@@ -79,6 +80,19 @@ class PPO(OnPolicyAlgorithm[PPOConfig], config=PPOConfig):
             normalize_observations=config.normalize_observations,
             normalize_values=config.normalize_values,
         )
+
+    def check_model(self, seq_len: int = 1) -> TrainingEffects:
+        """Try the model, and warn where it is another one while it is trained; see `GenericAlgorithmBase`."""
+        effects = super().check_model(seq_len)
+        if any(effects):
+            warnings.warn(
+                f"{type(self.policy.model).__name__} gives other outputs in training mode (dropout, batch "
+                "normalisation) than in evaluation mode, in which it collects: PPO's ratios and KL divergence take the "
+                "difference for learning. Layers without modes, such as nn.LayerNorm, suit it better.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return effects
 
     @property
     def slot(self) -> Slot:
