@@ -30,7 +30,7 @@ from rl8x.tracking.runs import shown_path
 from rl8x.tracking.secrets import hide
 from rl8x.trainers import non_finite
 from rl8x.trainers.base import AlgorithmT, TrainerBase
-from rl8x.trainers.callbacks import returned_metrics
+from rl8x.trainers.callbacks import callback_name, returned_metrics
 from rl8x.trainers.films import log_film
 from rl8x.trainers.non_finite import NonFiniteError
 from rl8x.trainers.progress import Progress, ProgressReporter
@@ -345,7 +345,8 @@ class GenericTrainerBase(TrainerBase[AlgorithmT]):
 
     def _checked_run(self, options: Mapping[str, Any]) -> RunState:
         saved = self._saved_run
-        run = RunState(options, saved, trust=self.origin is not None and self.origin.trust)
+        names = list(map(callback_name, self.callbacks))
+        run = RunState(options, saved, trust=self.origin is not None and self.origin.trust, callbacks=names)
         env_config, eval_config = run.options["env_config"], run.options["eval_env_config"]
         steps = 0 if saved is None else int(saved["steps"])
         self.evaluations.check_run(run.options["steps_per_eval"], eval_config, steps=steps)
