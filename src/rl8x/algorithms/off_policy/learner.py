@@ -190,7 +190,7 @@ class Learner(GenericAlgorithmBase[LearnerConfigT]):
             if self.policy.recurrent:
                 name, model = type(self).__name__, type(self.policy.model).__name__
                 raise ValueError(f"{name} trains feedforward models; {model} is recurrent. Use PPO, or another model.")
-            self.policy.check_model()
+            self.policy.check_parts()
             self.nets = Nets(self.policy)
             self.make_nets()
 

@@ -67,7 +67,7 @@ class OnPolicyAlgorithm(OnlineAlgorithm[OnPolicyConfigT]):
         self.seq_len = config.seq_len or (4 if self.policy.recurrent else 1)
         self.state_reset_every = self._resolve_state_reset()
         self.validate()
-        self.policy.check_model(self.seq_len)
+        self.policy.check_parts(self.seq_len)
         spaces = (env.single_observation_space, env.single_action_space)
         need = config.rollout_bytes(*spaces)
         check_training(config.num_envs, config.horizon, self.device, need, policy=self.policy, seq_len=self.seq_len)
