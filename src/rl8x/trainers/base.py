@@ -17,6 +17,7 @@ from rl8x.checkpoint.find import spool_of
 from rl8x.checkpoint.ranks import RANKS, num_ranks, of_rank
 from rl8x.distributed import ranks
 from rl8x.envs import Env
+from rl8x.names import did_you_mean
 from rl8x.output import described
 from rl8x.tracking import MLflowTracker, NullTracker, Tracker
 from rl8x.tracking.secrets import logger
@@ -130,7 +131,8 @@ class TrainerBase(Generic[AlgorithmT]):
         self.checkpoints = self.record.checkpoints
         best = None if self.checkpoints.options is None else self.checkpoints.options.best
         if best is not None and best not in self.metric_names:
-            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.")
+            near = did_you_mean(best, self.metric_names)
+            raise ValueError(f"Checkpoints: `best` must be a metric of this trainer; got {best!r}.{near}")
         self.origin: Origin | None = None
         self.stop_reason: str | None = None
         self.ending: list[str] = []
