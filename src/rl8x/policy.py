@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rl8x.distributions import Distribution, make_distribution
+from rl8x.distributions.validation import check_distribution
 from rl8x.functional import RunningMoments
 from rl8x.keys import ACTION_MASK
 from rl8x.models import BUILTIN, Model, State, make_model
@@ -181,7 +182,7 @@ class Policy(Portable):
         return next(self.parameters()).device
 
     def check_model(self, seq_len: int = 1) -> TrainingEffects:
-        """Try a model that is not built-in on an observation of the space, in two copies.
+        """Try a distribution and a model that are not built-in on an observation of the space, in two copies.
 
         Args:
             seq_len: Steps of the sequences that it is trained on.
@@ -190,9 +191,13 @@ class Policy(Portable):
             What it does in training mode beside giving outputs.
 
         Raises:
-            ValueError: If its outputs have other shapes or types than a model's, or it draws random numbers or changes
-                buffers in evaluation mode.
+            ValueError: If they fail, or give what has another shape or type than it must, or the model draws random
+                numbers or changes buffers in evaluation mode.
         """
+        if not type(self.distribution).__module__.startswith("rl8x."):
+            action = copy.deepcopy(self.action_space)
+            action.seed(0)
+            check_distribution(self.distribution, to_rows(action, action.sample(), self.device)[0], self.device)
         if self.has_modes:
             space = copy.deepcopy(self.observation_space)
             space.seed(0)

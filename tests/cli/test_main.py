@@ -41,6 +41,15 @@ def test_what_a_command_imports_is_not_looked_through_for_garbage():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_an_output_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rl8x", "train", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "rl8x: error: the output could not be written: No space left on device\n"
+
+
 @pytest.fixture
 def started(monkeypatch):
     """What the process that talks to MLflow was started early for, in order, and "ended" for its end."""

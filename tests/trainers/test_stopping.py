@@ -106,6 +106,11 @@ def test_an_evaluation_under_another_name_or_in_a_run_joins_no_earlier_row():
     assert stats == before
 
 
+def test_a_best_metric_that_no_row_has_is_refused_with_the_nearest(tmp_path):
+    with pytest.raises(ValueError, match=r"got 'eval/return/mean'\. Did you mean 'eval/returns/mean'\?"):
+        make(checkpoints=Checkpoints(tmp_path, best="eval/return/mean"))
+
+
 def test_what_confirms_the_end_is_tracked_at_the_present_step_and_saved_as_the_best(tmp_path):
     trainer = make(checkpoints=Checkpoints(tmp_path, every_steps=100, best="eval/returns/mean"))
     confirmed = Confirmed(HitsUpperBound(keys.STEPS, 3), by=SOLVED)

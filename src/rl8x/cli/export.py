@@ -10,6 +10,7 @@ import click
 
 from rl8x import keys
 from rl8x.cli.errors import UserError, users_mistakes
+from rl8x.cli.options import find_modules_here
 from rl8x.output import say
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def export(
     if not Path(output).absolute().parent.is_dir():
         raise UserError(f"there is no folder {Path(output).parent} to write {Path(output).name} to: make it first.")
     with users_mistakes():
+        find_modules_here(trust)
         checkpoint = find_checkpoint(run, which)
         # Of the run's own device there may be none here.
         algorithm = build_algorithm(checkpoint.metadata["build"], {"device": "cpu"}, trust=trust, only_acts=True)
