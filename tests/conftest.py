@@ -1,15 +1,19 @@
 """What every test needs: MLflow without telemetry and the user's settings, on a database copied from a template."""
 
 import atexit
+import functools
 import gc
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import pytest
+from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking.store import MLflowStore, source_tags
 
@@ -70,15 +74,30 @@ def give_headers():
 
 @pytest.fixture(scope="session", autouse=True)
 def compilers_have_headers(give_headers):
-    """Give each compiler's process precompiled headers to begin with; each would make them, as programs are built."""
+    """Give each compiler's process precompiled headers to begin with; each would make them, as programs are built.
+
+    It is a fork of this process, which then imports what compiles once for all of them; one that shall be a Python of
+    its own is given back `Compiler._start.__wrapped__`.
+    """
     from rl8x.execution.compiler import Compiler
 
     start = Compiler._start
 
+    @functools.wraps(start)
     def start_with_headers(compiler: Compiler) -> None:
+        import torch
+
+        import rl8x.execution.lowering  # noqa: F401, what its process imports
+
         compiler.artifacts.make_folder()
         give_headers(compiler.artifacts.folder)
-        start(compiler)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # OpenMP's threads are not forked
+        try:
+            with mock.patch.object(subprocess, "Popen", ForkedPython):
+                start(compiler)
+        finally:
+            torch.set_num_threads(threads)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "_start", start_with_headers)
