@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -17,6 +18,9 @@ from benchmarks.fault_process import ForkedPython
 
 from rl8x.tracking.store import MLflowStore, source_tags
 
+# Where it is set, as in images of containers, each process would translate all of rl8x and of its tests anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A machine that is busy is no fault of what is tested.
 hypothesis.settings.register_profile("rl8x", deadline=None)
 hypothesis.settings.load_profile("rl8x")
