@@ -29,7 +29,7 @@ from typing import Any
 from rl8x.cli.errors import LOST_ROWS
 
 RECORD_BYTES = 8 << 20
-_MODULES = ("rl8x.cli.main", "benchmarks.cuda_checks", "benchmarks.limits", "benchmarks.peers.rl8x")
+_MODULES = {"rl8x.cli.main", *(f"benchmarks.{name}" for name in ("faults", "cuda_checks", "limits", "peers.rl8x"))}
 _EXECUTED = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
@@ -208,9 +208,12 @@ def _become(words: Sequence[str], given: dict[str, Any]) -> None:
             if given[name] != -1:
                 os.dup2(given[name], number)
         kept = {0, 1, 2, *given["pass_fds"]}
-        for descriptor in set(range(256)) - kept:
+        # The numbers stay taken: what is inherited and thrown away later closes them, and not a file of this process.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in set(range(256)) - kept - {nothing}:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                os.fstat(descriptor)
+                os.dup2(nothing, descriptor)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
