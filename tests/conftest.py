@@ -37,6 +37,12 @@ for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", 
     os.environ.pop(_name, None)
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of each search for garbage, such as that of a refusal for want of memory."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def mlflow_template(tmp_path_factory) -> Path:
     """An empty MLflow database, made once for all pytest-xdist workers: MLflow takes seconds for it."""
