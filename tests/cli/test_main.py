@@ -31,12 +31,13 @@ def test_a_command_imports_neither_mlflow_nor_what_compiles(tmp_path):
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_what_a_command_imports_is_not_looked_through_for_garbage():
+def test_what_a_command_imports_is_not_looked_through_for_garbage_and_has_no_tracking():
     code = (
-        "import gc\nfrom rl8x.cli.main import main\nbefore = gc.get_stats()[2]['collections']\n"
+        "import gc, sys\nfrom rl8x.cli.main import main\nbefore = gc.get_stats()[2]['collections']\n"
         "assert main(['train', '--help']) == 0\n"
         "assert gc.get_stats()[2]['collections'] == before\n"
-        "assert gc.isenabled() and gc.get_freeze_count() > 100_000"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000\n"
+        "assert 'rl8x.cli.train' in sys.modules and 'rl8x.tracking' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
