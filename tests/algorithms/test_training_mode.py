@@ -11,6 +11,7 @@ from rl8x import NullTracker, PPOConfig, Trainer
 from rl8x.algorithms import BCConfig, DistillationConfig, DQNConfig, IQLConfig
 from rl8x.envs import CartPole
 from rl8x.execution import threads
+from rl8x.export import export_policy
 from rl8x.models import Model
 from rl8x.policy import Policy
 
@@ -160,6 +161,31 @@ def test_a_file_and_a_student_act_in_evaluation_mode(tmp_path):
         Policy(*(algorithm.policy.observation_space, algorithm.policy.action_space), model=Dropping),
     ):
         assert not any(module.training for module in policy.modules())
+
+
+class Doubting(Policy):
+    """A policy of one's own with a layer that has modes."""
+
+    def __init__(self, *spaces, **options):
+        super().__init__(*spaces, **options)
+        self.doubt = nn.Dropout(0.5)
+
+    @property
+    def form(self):
+        return Doubting, super().form[1]
+
+    def model_inputs(self, obs):
+        obs, mask = super().model_inputs(obs)
+        return self.doubt(obs), mask
+
+
+def test_what_leaves_a_training_loop_of_ones_own_acts_in_evaluation_mode(tmp_path):
+    env = CartPole(1)
+    policy = Doubting(env.single_observation_space, env.single_action_space).train()
+    found = export_policy(policy, tmp_path / "policy.pt2")
+    assert found.difference < 1e-5
+    assert policy.training
+    assert not Policy.load(policy.save(tmp_path / "policy.safetensors"), trust=True).doubt.training
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ class Execution:
             error: Why.
 
         Raises:
-            ProgramError: This one, unless the mode is `auto`.
+            RuntimeError: The error that was given, unless the mode is `auto`.
         """
         if not self.falls_back:
             raise error
